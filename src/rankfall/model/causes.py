@@ -1,0 +1,57 @@
+"""The catalogue of causes: a public contract, like an error code. The table is ``causes.csv`` beside this file."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Family = Literal["user", "data", "memory", "gpu", "network", "storage", "platform", "control", "unknown"]
+Role = Literal["primary", "secondary", "context"]
+Retry = Literal["no", "yes", "once", "elsewhere"]
+NodeAction = Literal["none", "suspect", "taint"]
+
+
+class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the catalogue.
+
+    Attributes:
+        slug: the stable name; never renamed or reused.
+        role: what evidence of this slug is by default; a signature may say otherwise.
+        retry: the default answer without other knowledge.
+        node_action: the most that is done to the node by default.
+    """
+
+    slug: str
+    family: Family
+    title: str
+    role: Role
+    retry: Retry
+    node_action: NodeAction
+
+
+@cache
+def catalogue() -> Mapping[str, CauseInfo]:
+    """All causes by slug, read once from the packaged table."""
+    text = resources.files(__package__).joinpath("causes.csv").read_text("utf-8")
+    rows = (
+        msgspec.convert(
+            {k: row[k] for k in ("slug", "family", "title", "retry", "node_action")} | {"role": row["default_role"]},
+            CauseInfo,
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+    return MappingProxyType({row.slug: row for row in rows})
+
+
+def cause_info(slug: str) -> CauseInfo:
+    """The row of ``slug``; the row ``unknown`` when a newer or older version wrote a slug this one does not know."""
+    table = catalogue()
+    return table.get(slug, table["unknown"])

@@ -1,0 +1,149 @@
+"""Evidence and the case it belongs to: the whole input of ``diagnose``.
+
+Times are integer nanoseconds since the epoch; an unknown time is None and is never treated as early.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rankfall.model.causes import Role
+
+Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
+# Who could have written it. ``job``: text of the job, which may say anything; ``inside``: our hook in the rank;
+# ``launcher``: torchrun's own report (still job text); ``wrapper``: our process 1, which saw it with its own eyes;
+# ``supervisor``; ``kernel``; ``platform``.
+Trust = Literal["job", "inside", "launcher", "wrapper", "supervisor", "kernel", "platform"]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One classified observation with a pointer to the bytes that prove it.
+
+    Attributes:
+        id: content identity; two pieces with the same id are one piece.
+        specificity: a more specific slug proven on the same rank beats a general one (0 lowest, 100 highest).
+        at: nanoseconds since the epoch, with ``uncertainty`` seconds on each side; None = unknown.
+        order: position inside its own stream (byte offset), usable only between pieces of the same ``stream``.
+        fingerprint: cause + normalised text + top user frame; no rank, node, time, pointer or port.
+        peers: ranks that the text names as missing, closed or lagging.
+        mark: the user's own word about retry, on the root's exception only.
+        pid: process that it speaks of.
+        attempt, round: None = unknown, taken as the present ones.
+    """
+
+    id: str
+    source: Source
+    slug: str
+    role: Role
+    trust: Trust
+    rank: int | None = None
+    slot: int | None = None
+    node: str | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    at: int | None = None
+    uncertainty: float | None = None
+    stream: str | None = None
+    order: int | None = None
+    where: str = ""
+    line: str = ""
+    signature: str | None = None
+    specificity: int = 0
+    fingerprint: str | None = None
+    peers: tuple[int, ...] = ()
+    peer_hosts: tuple[str, ...] = ()
+    mark: Literal["retryable", "final"] | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    gpu: str | None = None
+    phase: str | None = None
+    step: int | None = None
+    attempt: int | None = None
+    round: int | None = None
+    teardown: bool = False
+    detail: str | None = None
+
+
+class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is definitely known of one rank of one round.
+
+    Attributes:
+        state: ``expected`` (nobody saw it start), ``running``, ``ended``, ``unknown``.
+        exit_code, signal: how it ended; both None with state ``ended`` = nobody could read it.
+        killed_by: ``wrapper`` (Rankfall's own stop), ``agent`` (torchrun's own teardown), ``foreign`` or None = not known.
+        ended_at: nanoseconds since the epoch, with ``ended_uncertainty`` seconds.
+        hook: ``loaded`` or ``absent``.
+        last_seq: last collective of torch's flight recorder, when there is one.
+    """
+
+    rank: int
+    slot: int | None = None
+    node: str | None = None
+    role: str | None = None
+    local_rank: int | None = None
+    group_rank: int | None = None
+    pod: str | None = None
+    pid: int | None = None
+    round: int | None = None
+    state: Literal["expected", "running", "ended", "unknown"] = "unknown"
+    exit_code: int | None = None
+    signal: int | None = None
+    killed_by: Literal["wrapper", "agent", "foreign"] | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    ended_uncertainty: float | None = None
+    hook: Literal["loaded", "absent"] | None = None
+    phase: str | None = None
+    step: int | None = None
+    last_line_at: int | None = None
+    last_seq: int | None = None
+    where: str = ""
+
+
+class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is definitely known of one slot (one node-level process). ``launcher`` is torchrun, plain or exec."""
+
+    slot: int
+    node: str | None = None
+    role: str | None = None
+    pod: str | None = None
+    launcher: Literal["torchrun", "plain", "exec"] | None = None
+    state: Literal["expected", "running", "ended", "lost", "unknown"] = "unknown"
+    exit_code: int | None = None
+    signal: int | None = None
+    killed_by: Literal["wrapper", "foreign"] | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    oom_kills: int | None = None
+    where: str = ""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything a verdict is made from.
+
+    Attributes:
+        world_size: expected number of ranks; None offline.
+        ended: the attempt is over (all slots ended); false = a hang or a live look.
+        succeeded: every slot ended with 0.
+        cancelled: by whom, when the user asked for the end.
+        hung: the supervisor found no progress for the set time.
+        missing: what could not be had, in words (unreadable record, absent stream, damaged file).
+    """
+
+    run: str | None = None
+    attempt: int | None = None
+    backend: str | None = None
+    role: str | None = None
+    world_size: int | None = None
+    nnodes: int | None = None
+    ended: bool = True
+    succeeded: bool = False
+    cancelled: str | None = None
+    hung: bool = False
+    hook_expected: bool = False
+    ranks: tuple[RankFacts, ...] = ()
+    slots: tuple[SlotFacts, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    missing: tuple[str, ...] = ()

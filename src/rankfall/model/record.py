@@ -1,0 +1,130 @@
+"""What the recorder inside the training process (or its wrapper) writes about one rank: ``rankfall.record/1``.
+
+A record is written once, under a name nobody else uses, and never rewritten. The writer is standard-library Python
+(``rankfall_inside``), so this module is the reading side only: it accepts what older and newer writers leave out or add.
+All times are integers of nanoseconds; ``at_ns`` is wall clock since the epoch, ``mono_ns`` the monotonic clock of the boot.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = "rankfall.record/1"
+
+RecordKind = Literal["start", "error", "end", "stacks", "slot_start", "slot_end", "kill", "gap"]
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stack frame: file, line and function as Python names them; ``user`` is false for library code."""
+
+    file: str
+    line: int = 0
+    func: str = ""
+    user: bool = False
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The exception that ended a rank.
+
+    Attributes:
+        types: qualified type names, the raised one first, then the chain of causes and contexts down to the first.
+        message: text of the raised exception, bounded and redacted.
+        chain: text of each exception of ``types``, in the same order.
+        frames: innermost last; library frames are kept, marked as not ``user``.
+        traceback: the text Python would print; head and tail are kept when it is cut.
+        mark: ``retryable`` or ``final`` when the user marked this exception or one of its chain.
+        raised_ns: when it was raised (or the time it carries itself), never when it was written.
+        thread: name of the thread, when it was not the main one.
+        exit_code: the code a SystemExit asks for.
+    """
+
+    types: tuple[str, ...] = ()
+    message: str = ""
+    chain: tuple[str, ...] = ()
+    frames: tuple[Frame, ...] = ()
+    traceback: str = ""
+    mark: Literal["retryable", "final"] | None = None
+    marked_by: str | None = None
+    raised_ns: int | None = None
+    thread: str | None = None
+    exit_code: int | None = None
+    handled: bool = False
+
+
+class ExitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a process ended.
+
+    Attributes:
+        code: exit code 0-255, or None when a signal ended it or nobody could read it.
+        signal: the signal that ended it.
+        how: who read it: ``wait`` (parent), ``pidfd``, ``proc`` (zombie in /proc), ``hook`` (the process itself),
+            ``gone`` (it is gone and nobody could read its status).
+        sender_pid: who sent the signal, where the kernel told.
+        ours: the wrapper sent this signal itself and had marked it before.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    how: str = "wait"
+    sender_pid: int | None = None
+    sender: str | None = None
+    ours: bool = False
+    reason: str | None = None
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One record. Unknown fields of newer writers are ignored; missing ones are None, never a guess.
+
+    Attributes:
+        id: unique; the same record read through two channels is one record.
+        writer: ``hook`` (in the rank) or ``wrapper``.
+        ordinal: process ordinal in its slot and instance; names the stream files ``<ordinal>.out.log``.
+        rank_source: where the rank was read: ``env:RANK``, ``env:OMPI_COMM_WORLD_RANK``, ``proc:RANK``, ``launcher``, ...
+        phase: import, rendezvous, init, step, checkpoint, teardown; None where nobody said.
+        oom_kills: growth of the cgroup's oom_kill counter since the slot started.
+        trust: not in the file; set by the reader from the channel.
+    """
+
+    schema: str = SCHEMA
+    id: str
+    kind: RecordKind
+    writer: Literal["hook", "wrapper"] = "hook"
+    run: str | None = None
+    attempt: int | None = None
+    role: str | None = None
+    slot: int | None = None
+    instance: str | None = None
+    round: int | None = None
+    node: str | None = None
+    host: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
+    boot_id: str | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    group_rank: int | None = None
+    world_size: int | None = None
+    local_world_size: int | None = None
+    restart_count: int | None = None
+    rank_source: str | None = None
+    ordinal: int | None = None
+    pid: int | None = None
+    ppid: int | None = None
+    start_ticks: int | None = None
+    argv: tuple[str, ...] = ()
+    python: str | None = None
+    streams: bool | None = None
+    at_ns: int | None = None
+    mono_ns: int | None = None
+    phase: str | None = None
+    step: int | None = None
+    step_ns: int | None = None
+    error: ErrorInfo | None = None
+    exit: ExitInfo | None = None
+    oom_kills: int | None = None
+    stacks: str | None = None
+    truncated: bool = False
+    redacted: bool = False
+    notes: tuple[str, ...] = ()
