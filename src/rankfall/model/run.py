@@ -1,0 +1,110 @@
+"""What ``ps`` and ``status`` show: ``rankfall.runs/1`` and ``rankfall.status/1``. Read from the run directory, never kept apart."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rankfall.model.verdict import ExitOrigin, RunState, Verdict
+
+RUNS_SCHEMA = "rankfall.runs/1"
+STATUS_SCHEMA = "rankfall.status/1"
+FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "deleted"})
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as ``ps`` lists it; times RFC 3339; ``cause``, ``rank`` and ``node`` of the newest verdict."""
+
+    run: str
+    name: str
+    backend: str
+    state: RunState
+    attempts: int = 0
+    started: str | None = None
+    ended: str | None = None
+    cause: str | None = None
+    rank: int | None = None
+    node: str | None = None
+
+
+class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """``rankfall ps -o json``; newest first."""
+
+    schema: str = RUNS_SCHEMA
+    runs: tuple[RunSummary, ...] = ()
+
+
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot of the newest attempt."""
+
+    slot: int
+    role: str
+    state: str
+    node: str | None = None
+    pid: int | None = None
+    launcher: str | None = None
+    exit: str | None = None
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the newest round; ``exit`` as people write it (``0``, ``1``, ``SIGKILL``); ``line_age_s`` seconds since its last line."""
+
+    rank: int
+    state: str
+    slot: int | None = None
+    local_rank: int | None = None
+    node: str | None = None
+    pid: int | None = None
+    hook: str | None = None
+    step: int | None = None
+    exit: str | None = None
+    line_age_s: float | None = None
+
+
+class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """``rankfall status -o json``: the run's fields plus slots and ranks of the newest attempt."""
+
+    schema: str = STATUS_SCHEMA
+    run: str
+    name: str
+    backend: str
+    state: RunState
+    attempts: int = 0
+    started: str | None = None
+    ended: str | None = None
+    cause: str | None = None
+    rank: int | None = None
+    node: str | None = None
+    reason: str | None = None
+    supervised: bool = False
+    incomplete: tuple[str, ...] = ()
+    slots: tuple[SlotStatus, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended.
+
+    Attributes:
+        code: exit code that ``run`` and ``wait`` end with.
+        exit_origin: whether ``code`` is the root-cause rank's own or Rankfall's.
+    """
+
+    run: str
+    state: RunState
+    code: int
+    exit_origin: ExitOrigin
+    attempts: int
+    verdict: Verdict | None = None
+
+    def raise_for_status(self) -> Outcome:
+        """This outcome, when the run succeeded.
+
+        Raises:
+            JobFailed: the run failed or was cancelled.
+        """
+        from rankfall.model.errors import JobFailed  # noqa: PLC0415 - keeps this module free of the tree until needed
+
+        if self.state == "succeeded":
+            return self
+        cause = f"{self.verdict.cause.slug}, rank {self.verdict.rank}" if self.verdict else "no verdict"
+        raise JobFailed(f"run {self.run} {self.state}: {cause}", code=self.code, hint=f"rankfall why {self.run}")

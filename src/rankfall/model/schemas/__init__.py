@@ -1,0 +1,34 @@
+"""JSON schemas of the public documents; generated from the structs by ``python -m rankfall.model.schemas``, and compared by a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rankfall.model.record import Record
+from rankfall.model.run import RunsDocument, StatusDocument
+from rankfall.model.spec import JobSpec
+from rankfall.model.verdict import Verdict
+
+DOCUMENTS: dict[str, type[msgspec.Struct]] = {
+    "rankfall.job-1": JobSpec,
+    "rankfall.record-1": Record,
+    "rankfall.runs-1": RunsDocument,
+    "rankfall.status-1": StatusDocument,
+    "rankfall.verdict-1": Verdict,
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a document, by its file name without ending.
+
+    Printed documents leave no field out, so every field of them is required; in what people and recorders write (job, record)
+    only the fields without a default are.
+    """
+    schema = msgspec.json.schema(DOCUMENTS[name])
+    if name.split(".")[1].split("-")[0] in {"runs", "status", "verdict"}:
+        for part in schema.get("$defs", {}).values():
+            if "properties" in part:
+                part["required"] = list(part["properties"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name.replace("-", "/"), **schema}
