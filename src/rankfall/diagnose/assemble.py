@@ -1,0 +1,299 @@
+"""From a root to the document: fields, proof, consequences, rejected alternatives, and what is missing. Sizes are bounded here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankfall.diagnose.candidates import Candidate
+from rankfall.diagnose.roots import Root
+from rankfall.diagnose.rules import NEAREST
+from rankfall.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.diagnose.times import rfc3339
+from rankfall.model import (
+    Alternative,
+    Case,
+    Cause,
+    Confidence,
+    Consequence,
+    Decisive,
+    Diagnosis,
+    Evidence,
+    NodeAction,
+    Proof,
+    Retry,
+    RunState,
+    Scope,
+    Time,
+    Verdict,
+    cause_info,
+)
+from rankfall.model.exit_codes import shell_code
+
+MAX_PROOF: Final = 40
+MAX_ALTERNATIVES: Final = 20
+MAX_LINE: Final = 2000
+
+
+def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
+    """The diagnosis of a fall whose root was looked for."""
+    if root.chosen is not None:
+        return _of_candidate(case, subjects, root, root.chosen)
+    return _of_consequences(case, subjects, root)
+
+
+def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate) -> Diagnosis:
+    subject = chosen.subject
+    facts = subject.rank
+    everywhere = root.everywhere
+    scope: Scope = (
+        "all" if everywhere else "rank" if facts else "slot" if subject.slot_number is not None else "external"
+    )
+    confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
+    info = cause_info(chosen.slug)
+    shown = [subject, *chosen.same]
+    one_slot = len({s.slot_number for s in shown}) == 1
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=_state(case),
+        exit_origin="rank" if _code(subject) is not None else "rankfall",
+        cause=Cause.of(chosen.slug, confidence=confidence),
+        scope=scope,
+        rank=None if everywhere else subject.rank_number,
+        local_rank=None if everywhere or facts is None else facts.local_rank,
+        role=(facts.role if facts else None) or case.role,
+        slot=subject.slot_number if not everywhere or one_slot else None,
+        pod=None if everywhere else (facts.pod if facts else None),
+        node=subject.node if not everywhere or one_slot else None,
+        gpu=chosen.gpu,
+        time=_time(chosen.at, chosen.uncertainty),
+        decisive=_decisive(chosen),
+        evidence=_proof(subjects, chosen),
+        consequences=_consequences(subjects, {s.key for s in shown}, chosen),
+        alternatives=_alternatives(root),
+        missing=_missing(case, subjects, chosen),
+        retry=_retry(info.retry, chosen, case),
+        node_action=_node_action(info.node_action, chosen, everywhere=everywhere),
+    )
+    return Diagnosis(
+        verdict=verdict,
+        fingerprint=chosen.fingerprint,
+        exit_code=_code(subject),
+        mark=chosen.best.mark if chosen.best else None,
+    )
+
+
+def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
+    """Nobody spoke of a cause: a consequence at most suspected, or ``unknown``."""
+    missing = list(_missing(case, subjects, None))
+    if root.suspects:
+        missing.insert(0, f"a word from the suspected peer{_numbers('rank', root.suspects)}: it never said why it left")
+    if root.suspect_slots:
+        missing.insert(0, f"any rank of{_numbers('slot', root.suspect_slots)}: it never joined")
+    subject, piece = root.nearest or (None, None)
+    slug = piece.slug if piece else "unknown"
+    named = piece is not None and slug == "external_signal"
+    rank = root.suspects[0] if not named and len(root.suspects) == 1 else None
+    at_subject = named and subject is not None
+    suspect = subjects.ranks.get(rank) if rank is not None else None
+    info = cause_info(slug)
+    confidence: Confidence = "unknown" if piece is None else "likely" if named else "suspected"
+    if at_subject and subject is not None:
+        slot, node, rank = subject.slot_number, subject.node, subject.rank_number
+    else:
+        slot, node = (suspect.slot, suspect.node) if suspect else (None, None)
+        if slot is None and len(root.suspect_slots) == 1:
+            slot = root.suspect_slots[0]
+            node = subjects.slots[slot].node if slot in subjects.slots else None
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=_state(case),
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence=confidence),
+        scope="rank" if rank is not None else "slot" if slot is not None else None,
+        rank=rank,
+        local_rank=suspect.local_rank if suspect else None,
+        role=case.role,
+        slot=slot,
+        node=node,
+        time=_time(piece.at, piece.uncertainty or 0.0) if piece else Time(),
+        decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
+        evidence=tuple(_as_proof(e) for e in _ordered(subjects)[:MAX_PROOF]),
+        consequences=_consequences(subjects, {subject.key} if at_subject and subject else set(), None),
+        missing=tuple(missing) or ("anything that says why the job ended",),
+        retry=info.retry,
+        node_action="none",
+    )
+    fingerprint = (piece.fingerprint if piece else None) or slug
+    code = _code(subject) if at_subject and subject is not None else None
+    return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
+
+
+def no_failure(case: Case) -> Diagnosis:
+    """The diagnosis of an attempt that did not fall: succeeded, cancelled, or still running."""
+    state = _state(case)
+    slug = "cancelled" if case.cancelled else "unknown"
+    confidence: Confidence = "proven" if case.cancelled else "unknown"
+    missing = () if case.cancelled or case.succeeded else ("a failure: nothing has failed so far",)
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=state,
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence=confidence),
+        scope="external" if case.cancelled else None,
+        role=case.role,
+        decisive=Decisive(source="event", where="cancel request", line=case.cancelled) if case.cancelled else None,
+        missing=missing,
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=slug)
+
+
+def _state(case: Case) -> RunState:
+    if case.cancelled:
+        return "cancelled"
+    if case.succeeded:
+        return "succeeded"
+    return "failed" if case.ended or case.hung else "running"
+
+
+def _code(subject: Subject) -> int | None:
+    facts = subject.rank or subject.slot
+    code = shell_code(code=facts.exit_code, signal=facts.signal) if facts else None
+    return code or None
+
+
+def _tied(confidence: Confidence) -> Confidence:
+    return "likely" if confidence == "proven" else "suspected"
+
+
+def _time(at: int | None, uncertainty: float) -> Time:
+    return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
+
+
+def _decisive(chosen: Candidate) -> Decisive | None:
+    if chosen.best is not None:
+        best = chosen.best
+        return Decisive(source=best.source, where=best.where, line=best.line[:MAX_LINE])
+    facts = chosen.subject.rank or chosen.subject.slot
+    return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
+
+
+def _proof(subjects: Subjects, chosen: Candidate) -> tuple[Proof, ...]:
+    """The chosen one's own pieces first, then what supports it elsewhere, then the others' words."""
+    own = sorted(
+        {e.id: e for s in (chosen.subject, *chosen.same[:8]) for e in s.evidence}.values(),
+        key=lambda e: (e is not chosen.best, e.slug != chosen.slug, e.role != "primary", e.at or 0, e.where, e.id),
+    )
+    taken = {e.id for e in own}
+    rest = [e for e in _ordered(subjects) if e.id not in taken]
+    return tuple(_as_proof(e) for e in (own + rest)[:MAX_PROOF])
+
+
+def _ordered(subjects: Subjects) -> list[Evidence]:
+    pieces = [e for s in subjects.all.values() for e in s.evidence]
+    rank = {"primary": 0, "secondary": 1, "context": 2}
+    return sorted(
+        pieces,
+        key=lambda e: (rank[e.role], NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.where, e.id),
+    )
+
+
+def _as_proof(e: Evidence) -> Proof:
+    return Proof(
+        id=e.id,
+        source=e.source,
+        slug=e.slug,
+        role=e.role,
+        rank=e.rank,
+        slot=e.slot,
+        node=e.node,
+        at=rfc3339(e.at),
+        uncertainty_s=e.uncertainty,
+        where=e.where,
+        line=e.line[:MAX_LINE],
+        trust=e.trust,
+    )
+
+
+def _consequences(subjects: Subjects, struck: set[object], chosen: Candidate | None) -> tuple[Consequence, ...]:
+    found = []
+    for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
+        subject = subjects.all[key]
+        if key in struck or subject.rank is None:
+            continue
+        because = _why_victim(subject, chosen)
+        if because is not None:
+            found.append(Consequence(rank=subject.rank_number, slug=because[0], because=because[1]))
+    return tuple(found)
+
+
+def _why_victim(subject: Subject, chosen: Candidate | None) -> tuple[str, str] | None:
+    facts = subject.rank
+    words = [e for e in subject.evidence if e.role == "secondary" and e.source != "exit"]
+    if words:
+        word = min(words, key=lambda e: (NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
+        return word.slug, word.line[:200]
+    if facts is None:
+        return None
+    if facts.killed_by == "agent":
+        return "peer_teardown", "its own agent stopped it after another rank had failed"
+    if facts.killed_by == "wrapper":
+        return "peer_teardown", "Rankfall stopped it after another rank had failed"
+    if own_failure(facts) and chosen is not None:
+        return "peer_lost", "it fell after the root; see alternatives"
+    return None
+
+
+def _alternatives(root: Root) -> tuple[Alternative, ...]:
+    rows = sorted(root.rejected, key=lambda row: (-row[0].tier, row[0].order))
+    return tuple(
+        Alternative(slug=c.slug, rank=c.subject.rank_number, rejected=reason) for c, reason in rows[:MAX_ALTERNATIVES]
+    )
+
+
+def _missing(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[str, ...]:
+    found = list(case.missing)
+    if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
+        found.append("who sent the signal: the kernel does not tell, and nobody of Rankfall's did")
+    if chosen is not None and chosen.slug == "user_exit":
+        found.append("a word of the program itself: it ended with a code and without an exception")
+    if case.world_size is not None:
+        unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
+        if unseen:
+            found.append(f"a start of{_numbers('rank', tuple(unseen))}")
+        unread = tuple(
+            r.rank
+            for r in subjects.ranks.values()
+            if r.state == "ended" and r.exit_code is None and r.signal is None and r.killed_by is None
+        )
+        if unread:
+            found.append(f"the exit status of{_numbers('rank', unread)}: nobody could read it")
+    return tuple(dict.fromkeys(found))[:20]
+
+
+def _numbers(word: str, numbers: tuple[int, ...]) -> str:
+    shown = ", ".join(str(n) for n in numbers[:16])
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - as many as are shown
+    return f" {word}{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+def _retry(default: Retry, chosen: Candidate, case: Case) -> Retry:
+    """The catalogue's word, bent only by what the evidence itself says."""
+    mark = chosen.best.mark if chosen.best else None
+    if mark is not None:
+        return "yes" if mark == "retryable" else "no"
+    if default == "no" and chosen.confidence in {"suspected", "unknown"} and not case.hung:
+        return "once"
+    return default
+
+
+def _node_action(most: NodeAction, chosen: Candidate, *, everywhere: bool) -> NodeAction:
+    """A node is marked only for what a job cannot forge; everywhere at once points away from any node."""
+    if everywhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
+        return "none"
+    if most == "taint" and not (chosen.best and chosen.best.trust in {"kernel", "platform"}):
+        return "suspect"
+    return most

@@ -1,0 +1,227 @@
+"""What may have started the fall: for each subject the one best explanation that it offers itself, or none.
+
+Tiers (errors.md section 5, step 10); a higher one wins before any clock is looked at:
+
+    5  platform, kernel or hardware fact on that very subject, from a source that a job cannot forge
+    4  silent death with a confirmation (a counter, a kernel line)
+    3  an explicit failure of its own: exception, message, a crash signal
+    2  silent death without confirmation: a foreign signal, a bare exit code, a lost slot
+    1  a hang: the odd one out of stacks, the missing rank of a collective
+    0  left early with success while the others waited
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankfall.diagnose.rules import (
+    NEVER_CAUSE,
+    OWN_FAULT_SIGNALS,
+    TERMINAL_WINDOW_S,
+    TRUSTED,
+    WEAK_PRIMARIES,
+    YIELDS_TO,
+    exit_slug,
+    signal_slug,
+)
+from rankfall.diagnose.subjects import Subject
+from rankfall.model import Confidence, Evidence, cause_info
+
+PLATFORM: Final = 5
+CONFIRMED: Final = 4
+EXPLICIT: Final = 3
+SILENT: Final = 2
+HANG: Final = 1
+
+_NS = 1_000_000_000
+_SIGKILL = 9
+_SIGBUS = 7
+
+
+class Candidate(msgspec.Struct, kw_only=True):
+    """One subject's explanation of the fall.
+
+    Attributes:
+        best: the piece that speaks; None for what only the facts say.
+        at: begin of the fall in nanoseconds, with ``uncertainty`` seconds; None = unknown.
+        support: how many pieces say the same.
+        same: further subjects with the same fingerprint that were merged into this one.
+    """
+
+    subject: Subject
+    slug: str
+    tier: int
+    confidence: Confidence
+    best: Evidence | None = None
+    at: int | None = None
+    uncertainty: float = 0.0
+    fingerprint: str
+    support: int = 1
+    weak: bool = False
+    because: str = ""
+    gpu: str | None = None
+    same: list[Subject] = msgspec.field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Place for determinism: node, rank, then the subject's key."""
+        rank = self.subject.rank_number
+        return (self.subject.node or "~", rank if rank is not None else 1 << 62, str(self.subject.key))
+
+    def before(self, other: Candidate) -> bool:
+        """Whether this one fell surely before the other: the uncertainty intervals do not overlap."""
+        if self.at is None or other.at is None:
+            return False
+        slack = round((self.uncertainty + other.uncertainty) * _NS)
+        return self.at + slack < other.at
+
+
+def candidate_of(subject: Subject, *, teardown: bool = False) -> Candidate | None:
+    """The best explanation that this subject offers itself; None when it is a bystander, a victim or fine.
+
+    Args:
+        subject: one rank, slot or stream with all that speaks of it.
+        teardown: also take what was said after the work was done; asked for when nobody else offers anything.
+    """
+    pieces = _terminal(
+        subject,
+        [
+            e
+            for e in subject.evidence
+            if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE and (teardown or not e.teardown)
+        ],
+    )
+    best = _best(pieces)
+    silent = _silent_end(subject, explained=best is not None)
+    if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
+        return silent
+    if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
+        return None
+    return _from_piece(subject, best, pieces)
+
+
+def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Candidate:
+    trusted = _trusted(best)
+    if trusted and cause_info(best.slug).family in {"gpu", "platform", "storage", "network", "memory"}:
+        tier = PLATFORM
+    elif best.slug in {"rank_stuck", "slow_rank_timeout", "collective_mismatch"} and best.source == "recorder":
+        tier = HANG
+    else:
+        tier = EXPLICIT
+    confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"
+    if best.id in subject.by_elimination:
+        confidence = "likely"
+    if best.slug in WEAK_PRIMARIES or tier == HANG:
+        confidence = "suspected" if best.source == "recorder" else "likely"
+    return Candidate(
+        subject=subject,
+        slug=best.slug,
+        tier=tier,
+        confidence=confidence,
+        best=best,
+        at=best.at,
+        uncertainty=best.uncertainty or 0.0,
+        fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
+        support=sum(1 for e in pieces if e.slug == best.slug),
+        weak=best.slug in WEAK_PRIMARIES,
+        gpu=best.gpu,
+        because="its rank was found by elimination" if best.id in subject.by_elimination else "",
+    )
+
+
+def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
+    """A death that left no word of its own: what wait status, counters and the wrapper saw."""
+    facts = subject.rank or subject.slot
+    if facts is None or facts.killed_by in {"wrapper", "agent"}:
+        return None
+    if facts.state == "lost":
+        return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper is gone without a word")
+    if facts.state != "ended":
+        return None
+    if subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain":
+        return None  # the slot's code is that of its first failing rank
+    victim = any(e.role == "secondary" and e.source != "exit" for e in subject.evidence)
+    if facts.signal is not None:
+        return _killed(subject, facts.signal, victim=victim)
+    if facts.exit_code and not explained and not victim and subject.rank is not None:
+        slug = exit_slug(facts.exit_code)
+        return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} and no word of why")
+    return None
+
+
+def _killed(subject: Subject, signal: int, *, victim: bool) -> Candidate | None:
+    """An end by a signal that nobody of ours sent."""
+    if signal == _SIGKILL:
+        oom = [e for e in subject.evidence if e.slug in {"host_oom", "node_oom"} and e.trust in TRUSTED]
+        if oom:
+            return _fact(subject, oom[0].slug, CONFIRMED, "proven", "killed while the OOM counter rose", piece=oom[0])
+    slug = signal_slug(signal)
+    own = signal in OWN_FAULT_SIGNALS
+    if victim and own:
+        return None  # a watchdog's abort or a crash while falling: the victim's words say why
+    confidence: Confidence = "suspected" if victim or signal == _SIGBUS else "likely"
+    return _fact(subject, slug, EXPLICIT if own else SILENT, confidence, f"ended by signal {signal}")
+
+
+def _fact(
+    subject: Subject, slug: str, tier: int, confidence: Confidence, because: str, *, piece: Evidence | None = None
+) -> Candidate:
+    facts = subject.rank or subject.slot
+    piece = piece or next((e for e in subject.evidence if e.source == "exit"), None)
+    return Candidate(
+        subject=subject,
+        slug=slug,
+        tier=tier,
+        confidence=confidence,
+        best=piece,
+        at=facts.ended_at if facts else None,
+        uncertainty=(subject.rank.ended_uncertainty or 0.0) if subject.rank else 0.0,
+        fingerprint=f"{slug}:{facts.signal if facts else None}:{facts.exit_code if facts else None}",
+        because=because,
+    )
+
+
+def _best(pieces: list[Evidence]) -> Evidence | None:
+    """The piece to believe: what a job cannot forge, then the more specific, then the more trusted, then the earlier."""
+    slugs = {e.slug for e in pieces}
+
+    def yields(piece: Evidence) -> bool:
+        to = YIELDS_TO.get(piece.slug, frozenset())
+        rivals = slugs - {piece.slug}
+        return bool(rivals if "*" in to else rivals & to)
+
+    return min([e for e in pieces if not yields(e)] or pieces, key=_preference, default=None)
+
+
+def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, str]:
+    trust = {"kernel": 0, "platform": 0, "wrapper": 1, "supervisor": 1, "inside": 2, "launcher": 3, "job": 4}[
+        piece.trust
+    ]
+    at = piece.at if piece.at is not None else 1 << 62
+    return (not _trusted(piece), -piece.specificity, trust, at, piece.fingerprint or "", piece.line)
+
+
+def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Drop lines that the subject lived on after: an error that was retried and passed is no cause.
+
+    The subject's own last words (a record, a traceback, an exit) always stand; a bare line stands only near the end.
+    """
+    facts = subject.rank or subject.slot
+    last = max((e.at for e in pieces if e.source == "record" and e.at is not None), default=None)
+    if last is None and facts is not None and not _killed_by_ours(subject):
+        last = facts.ended_at
+    if last is None:
+        return pieces
+    floor = last - round(TERMINAL_WINDOW_S * _NS)
+    return [e for e in pieces if e.source != "log" or e.at is None or e.at >= floor]
+
+
+def _trusted(piece: Evidence) -> bool:
+    return piece.trust in TRUSTED and piece.source != "exit"
+
+
+def _killed_by_ours(subject: Subject) -> bool:
+    facts = subject.rank or subject.slot
+    return facts is not None and facts.killed_by in {"wrapper", "agent"}

@@ -1,0 +1,196 @@
+"""Which candidate is the root: cause before time, the same fault on many ranks is one fault, and consequences never win."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, candidate_of
+from rankfall.diagnose.rules import NEAREST
+from rankfall.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.model import Case, Evidence
+
+# An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
+_GENERIC_SPECIFICITY = 30
+
+
+class Root(msgspec.Struct, kw_only=True):
+    """The chosen candidate, whether it struck everywhere, and what was set aside for which reason.
+
+    ``chosen`` is None when only consequences speak; ``nearest`` is then the one nearest the origin, and ``suspects`` the peers
+    that the consequences name or that never spoke.
+    """
+
+    chosen: Candidate | None = None
+    everywhere: bool = False
+    tied: bool = False
+    rejected: list[tuple[Candidate, str]] = msgspec.field(default_factory=list)
+    nearest: tuple[Subject, Evidence] | None = None
+    suspects: tuple[int, ...] = ()
+    suspect_slots: tuple[int, ...] = ()
+
+
+def find_root(case: Case, subjects: Subjects) -> Root:
+    """The root of this case."""
+    candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
+    if not candidates:
+        candidates = [c for c in (_left_early(case, subjects),) if c is not None]
+    if not candidates:
+        candidates = [c for s in subjects.all.values() if (c := candidate_of(s, teardown=True)) is not None]
+    if not candidates:
+        return _only_consequences(case, subjects)
+    root = Root()
+    strong = [c for c in candidates if not c.weak]
+    if strong:
+        root.rejected += [(c, "bystanders say this too when something else fell") for c in candidates if c.weak]
+        candidates = strong
+    candidates = _merge(candidates)
+    candidates = _drop_generic_after_death(candidates, root)
+    candidates.sort(key=lambda c: (-c.tier, c.order))
+    tier = candidates[0].tier
+    first = [c for c in candidates if c.tier == tier]
+    root.rejected += [(c, _weaker(candidates[0], c)) for c in candidates if c.tier < tier]
+    earliest = [c for c in first if not any(o.before(c) for o in first)]
+    root.rejected += [(c, "fell later, by more than the clocks' uncertainty") for c in first if c not in earliest]
+    earliest.sort(key=lambda c: (-_specificity(c), -c.support, c.order))
+    chosen = earliest[0]
+    root.tied = len(earliest) > 1
+    root.rejected += [
+        (c, "fell at the same time as far as the clocks tell; shown beside the chosen one") for c in earliest[1:]
+    ]
+    root.chosen = chosen
+    root.everywhere = _everywhere(case, subjects, chosen)
+    return root
+
+
+def _specificity(candidate: Candidate) -> int:
+    return candidate.best.specificity if candidate.best else 0
+
+
+def _weaker(chosen: Candidate, other: Candidate) -> str:
+    if chosen.tier > EXPLICIT:
+        return "a fact that the job cannot forge outweighs it"
+    if other.tier == HANG:
+        return "a rank that fell outweighs one that only stood still"
+    return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
+
+
+def _merge(candidates: list[Candidate]) -> list[Candidate]:
+    """One candidate a fingerprint: the same fault on many ranks is one fault."""
+    groups: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        mergeable = candidate.tier == EXPLICIT or candidate.slug == "user_exit"
+        key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
+        groups[key].append(candidate)
+    merged = []
+    for group in groups.values():
+        group.sort(key=lambda c: c.order)
+        surely_first = [c for c in group if all(c is o or c.before(o) for o in group)]
+        head = surely_first[0] if surely_first else group[0]
+        head.same = [c.subject for c in group if c is not head]
+        merged.append(head)
+    return merged
+
+
+def _drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """A nameless exception that surely came after another rank's death is that death's echo."""
+    deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
+    kept = []
+    for candidate in candidates:
+        echo = (
+            candidate.tier == EXPLICIT
+            and candidate.slug == "user_code_exception"
+            and _specificity(candidate) <= _GENERIC_SPECIFICITY
+            and any(d.before(candidate) for d in deaths)
+        )
+        if echo:
+            root.rejected.append((candidate, "raised after another rank had died; nothing in it says more"))
+        else:
+            kept.append(candidate)
+    return kept or candidates
+
+
+def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
+    """Whether the fault struck all ranks: each rank has it, or was stopped by us or by its agent before it could."""
+    if not chosen.same:
+        return False
+    struck = {s.key for s in (chosen.subject, *chosen.same)}
+    if case.world_size is None:
+        return not any(
+            s.key not in struck and any(e.role == "secondary" and e.source != "exit" for e in s.evidence)
+            for s in subjects.all.values()
+        )
+    for number in range(case.world_size):
+        if ("rank", number) in struck:
+            continue
+        facts = subjects.ranks.get(number)
+        slot_struck = facts is not None and ("slot", facts.slot) in struck
+        if slot_struck or facts is None or facts.killed_by in {"wrapper", "agent"}:
+            continue
+        return False
+    return True
+
+
+def _left_early(case: Case, subjects: Subjects) -> Candidate | None:
+    """A rank that ended with 0 while others only complain of a lost partner left the loop early (uneven data)."""
+    left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
+    fell = [
+        s
+        for s in subjects.all.values()
+        if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
+    ]
+    complaints = {e.slug for s in fell for e in s.evidence if e.role == "secondary" and e.source != "exit"}
+    if not left or not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
+        return None
+    if complaints & {"external_signal"}:
+        return None
+    left.sort(key=lambda r: (r.ended_at is None, r.ended_at or 0, r.rank))
+    first = left[0]
+    sure = len(left) == 1
+    return Candidate(
+        subject=subjects.all["rank", first.rank],
+        slug="uneven_data",
+        tier=0,
+        confidence="likely" if sure else "suspected",
+        at=first.ended_at,
+        uncertainty=first.ended_uncertainty or 0.0,
+        fingerprint="uneven_data",
+        because="it ended with 0 while the others still waited for it"
+        if sure
+        else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
+    )
+
+
+def _only_consequences(case: Case, subjects: Subjects) -> Root:
+    """Nobody has a cause of its own: name the consequence nearest the origin and the peers it points at."""
+    spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
+    named: set[int] = set()
+    complained: set[int] = set()
+    for subject in subjects.all.values():
+        for piece in subject.evidence:
+            if piece.role != "secondary" or piece.source == "exit" or piece.slug not in NEAREST:
+                continue
+            named.update(piece.peers)
+            if subject.rank_number is not None:
+                complained.add(subject.rank_number)
+            at = piece.at if piece.at is not None else 1 << 62
+            spoken.append((NEAREST[piece.slug], piece.at is None, at, piece.id, subject, piece))
+    silent = {
+        number
+        for number in range(case.world_size or 0)
+        if number not in complained and (number not in subjects.ranks or subjects.ranks[number].killed_by is None)
+    }
+    suspects = tuple(sorted(named)) or (tuple(sorted(silent)) if len(silent) < max(1, (case.world_size or 0)) else ())
+    quiet_slots = tuple(
+        sorted(
+            s.slot
+            for s in case.slots
+            if not any(r.slot == s.slot for r in subjects.ranks.values()) and s.state in {"expected", "running", "lost"}
+        )
+    )
+    if not spoken:
+        return Root(suspects=suspects, suspect_slots=quiet_slots)
+    spoken.sort(key=lambda row: (row[0], row[1], row[2], row[4].node or "~", str(row[4].key), row[5].line))
+    _, _, _, _, subject, piece = spoken[0]
+    return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)

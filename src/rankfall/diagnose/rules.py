@@ -1,0 +1,88 @@
+"""Tables of the reducer: what yields to what, and what a bare end of a process says. Facts: errors.md sections 4 and 5.
+
+Kept as data so that a change of mind is one line here and no new branch in the code.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+# Primary slugs that are also what bystanders print when something else took their partner away. They are the cause
+# only when no other subject has a cause of its own.
+WEAK_PRIMARIES: Final = frozenset(
+    {
+        "rdzv_unreachable",
+        "nccl_network_unreachable",
+        "nccl_system_error",
+        "nccl_ib_error",
+        "hostname_resolution",
+        "rank_stuck",
+        "slow_rank_timeout",
+    }
+)
+
+# A general slug and the specific ones that it yields to when they are proven on the same subject (causes.md, rules).
+YIELDS_TO: Final = MappingProxyType(
+    {
+        "user_exit": frozenset({"*"}),
+        "killed_unknown": frozenset({"*"}),
+        "unknown": frozenset({"*"}),
+        "user_code_exception": frozenset({"*"}),
+        "dataloader_died": frozenset({"host_oom", "shm_exhausted", "bad_sample", "segfault", "node_oom"}),
+        "nccl_system_error": frozenset({"nic_down", "shm_exhausted", "nccl_network_unreachable"}),
+        "external_signal": frozenset({"preempted", "node_lost", "walltime_or_requeue", "cancelled"}),
+        "native_abort": frozenset({"host_alloc_failed", "gpu_oom", "collective_timeout", "cuda_device_assert"}),
+    }
+)
+
+# Among consequences only, which one stands nearest the origin (0 = nearest); causes.md, first rule.
+NEAREST: Final = MappingProxyType(
+    {
+        "external_signal": 0,
+        "dataloader_died": 1,
+        "peer_lost": 2,
+        "collective_timeout": 3,
+        "rdzv_closed": 4,
+        "peer_teardown": 8,
+        "controller_verdict": 9,
+    }
+)
+
+# These words of a controller, and own kills, are never the cause of a run.
+NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
+
+# What a signal says when nobody of ours sent it and nothing else explains it. Everything else: external_signal.
+SIGNAL_SLUGS: Final = MappingProxyType(
+    {
+        4: "native_abort",  # SIGILL
+        6: "native_abort",  # SIGABRT
+        7: "shm_exhausted",  # SIGBUS: suspected only
+        8: "native_abort",  # SIGFPE
+        9: "killed_unknown",
+        11: "segfault",
+        31: "native_abort",  # SIGSYS
+    }
+)
+
+# The same for an exit code without a record or a line that explains it.
+EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
+
+# Ends that a process brings on itself, whatever else was going on: as good as a message.
+OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 31})
+
+# Sources that a job cannot forge.
+TRUSTED: Final = frozenset({"kernel", "platform", "wrapper", "supervisor"})
+
+# How long before its subject's end a line may stand and still speak of that end, seconds.
+TERMINAL_WINDOW_S: Final = 30.0
+
+
+def signal_slug(number: int) -> str:
+    """Slug of an end by a foreign signal."""
+    return SIGNAL_SLUGS.get(number, "external_signal")
+
+
+def exit_slug(code: int) -> str:
+    """Slug of an end by a bare exit code other than 0."""
+    return EXIT_SLUGS.get(code, "user_exit")

@@ -1,0 +1,161 @@
+"""Who an observation speaks of: evidence grouped by rank, by slot where the rank is unknown, by stream where even that is.
+
+A rank is never guessed. It is taken from the evidence itself, from a process id or a local rank that the facts map to one rank, or by
+elimination when exactly one rank of a slot can have written it; the last is marked, because it costs certainty.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from rankfall.model import Case, Evidence, RankFacts, SlotFacts
+
+SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
+
+
+class Subject(msgspec.Struct, kw_only=True):
+    """One rank, slot or stream with all that speaks of it.
+
+    Attributes:
+        by_elimination: ids of evidence whose rank was found by elimination.
+    """
+
+    key: SubjectKey
+    rank: RankFacts | None = None
+    slot: SlotFacts | None = None
+    evidence: list[Evidence] = msgspec.field(default_factory=list)
+    by_elimination: set[str] = msgspec.field(default_factory=set)
+
+    @property
+    def rank_number(self) -> int | None:
+        """Global rank, when known."""
+        return self.rank.rank if self.rank else None
+
+    @property
+    def slot_number(self) -> int | None:
+        """Slot, from the rank's facts, the slot's own, or the evidence."""
+        if self.rank and self.rank.slot is not None:
+            return self.rank.slot
+        if self.slot:
+            return self.slot.slot
+        return next((e.slot for e in self.evidence if e.slot is not None), None)
+
+    @property
+    def node(self) -> str | None:
+        """Node name, from facts first."""
+        for facts in (self.rank, self.slot):
+            if facts and facts.node:
+                return facts.node
+        return next((e.node for e in self.evidence if e.node), None)
+
+
+def own_failure(facts: RankFacts) -> bool:
+    """Whether this rank ended badly and nobody of ours or of its agent ended it."""
+    if facts.state != "ended" or facts.killed_by in {"wrapper", "agent"}:
+        return False
+    return facts.signal is not None or facts.exit_code not in {0, None}
+
+
+class Subjects:
+    """All subjects of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self._newest_round: dict[int | None, int] = {}
+        for facts in case.ranks:
+            if facts.round is not None:
+                self._newest_round[facts.slot] = max(facts.round, self._newest_round.get(facts.slot, 0))
+        self.ranks = {r.rank: r for r in _latest_facts(case.ranks)}
+        self.slots = {s.slot: s for s in case.slots}
+        self._by_pid = {(r.slot, r.pid): r.rank for r in case.ranks if r.pid is not None}
+        self._by_local = {(r.slot, r.local_rank): r.rank for r in self.ranks.values() if r.local_rank is not None}
+        self._failed_in_slot: dict[int | None, list[int]] = defaultdict(list)
+        for facts in self.ranks.values():
+            if own_failure(facts):
+                self._failed_in_slot[facts.slot].append(facts.rank)
+        self.all: dict[SubjectKey, Subject] = {}
+        for number in self.ranks:
+            self._subject(("rank", number))
+        for number in self.slots:
+            self._subject(("slot", number))
+        seen: set[str] = set()
+        for piece in sorted(case.evidence, key=lambda e: e.id):
+            if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):
+                seen.add(piece.id)
+                self._place(piece)
+
+    def anything_wrong(self) -> bool:
+        """Whether any rank or slot failed or any piece speaks of a failure."""
+        facts: list[RankFacts | SlotFacts] = [*self.ranks.values(), *self.slots.values()]
+        return any(f.state == "lost" or f.signal is not None or f.exit_code for f in facts) or any(
+            e.role != "context" for s in self.all.values() for e in s.evidence
+        )
+
+    def _of_earlier_round(self, piece: Evidence) -> bool:
+        """Evidence of a round that a restart inside the attempt has left behind is history, never the verdict."""
+        return piece.round is not None and piece.round < self._newest_round.get(piece.slot, 0)
+
+    def _subject(self, key: SubjectKey) -> Subject:
+        subject = self.all.get(key)
+        if subject is None:
+            kind, number = key
+            rank = self.ranks.get(number) if kind == "rank" and isinstance(number, int) else None
+            if kind == "rank" and rank is None and isinstance(number, int):
+                rank = RankFacts(rank=number)
+            slot_number = rank.slot if rank else number if kind == "slot" else None
+            slot = self.slots.get(slot_number) if isinstance(slot_number, int) else None
+            if kind == "slot" and slot is None and isinstance(number, int):
+                slot = SlotFacts(slot=number)
+            subject = self.all[key] = Subject(key=key, rank=rank, slot=slot)
+        return subject
+
+    def _place(self, piece: Evidence) -> None:
+        rank, eliminated = self._rank_of(piece)
+        if rank is not None:
+            key: SubjectKey = ("rank", rank)
+        elif piece.slot is not None:
+            key = ("slot", piece.slot)
+        elif piece.stream is not None:
+            key = ("stream", piece.stream)
+        else:
+            key = ("job", "")
+        subject = self._subject(key)
+        subject.evidence.append(piece)
+        if eliminated:
+            subject.by_elimination.add(piece.id)
+
+    def _rank_of(self, piece: Evidence) -> tuple[int | None, bool]:
+        if piece.rank is not None:
+            return piece.rank, False
+        if piece.slot is None:
+            return None, False
+        if piece.pid is not None and (piece.slot, piece.pid) in self._by_pid:
+            return self._by_pid[piece.slot, piece.pid], False
+        if piece.local_rank is not None and (piece.slot, piece.local_rank) in self._by_local:
+            return self._by_local[piece.slot, piece.local_rank], False
+        failed = self._failed_in_slot.get(piece.slot, [])
+        if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
+            return failed[0], True
+        return None, False
+
+
+def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
+    """One fact sheet a rank: of the newest round that rank took part in."""
+    newest: dict[int, RankFacts] = {}
+    for facts in ranks:
+        held = newest.get(facts.rank)
+        if held is None or (facts.round or 0, facts.ended_at or 0, facts.pid or 0) > (
+            held.round or 0,
+            held.ended_at or 0,
+            held.pid or 0,
+        ):
+            newest[facts.rank] = facts
+    return newest.values()
+
+
+def _in_scope(piece: Evidence, case: Case) -> bool:
+    """Only this attempt's evidence counts; pieces that know no attempt are taken as of this one."""
+    return piece.attempt is None or case.attempt is None or piece.attempt == case.attempt
