@@ -1,0 +1,126 @@
+"""Finds signatures in text: one fast automaton over whole chunks, exact patterns only on the few lines it stops at.
+
+The matcher looks at bytes as they came: colour codes, prefixes of launchers and carriage returns stay where they are, because
+patterns are not anchored. It refuses one kind of line: source code that a traceback echoes is never evidence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from rankfall.signatures import engine
+from rankfall.signatures.table import Signature, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+#: Longest text of a group that is kept, in bytes; text from jobs has no bound of its own.
+MAX_GROUP: Final = 512
+
+# A line of source echoed by a traceback, after any prefix: indented by at least two spaces, then the beginning of a statement.
+_ECHO: Final = (
+    r"""(?:^|[\]>:|] ?)[ \t]{2,}(?:raise |assert |return |if |elif |except\b|with |warnings\.warn\(|"""
+    r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]?['"#][^']|File "[^"]*", line \d+(?:, in .*)?$)"""
+)
+_ROLE_ORDER: Final = {"primary": 0, "secondary": 1, "context": 2}
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """One signature found in one line.
+
+    Attributes:
+        signature: what was found.
+        start, end: bytes of the match in the scanned data.
+        line_start, line_end: bytes of the line, without its newline.
+        groups: named groups that took part, decoded, each at most 512 bytes.
+    """
+
+    signature: Signature
+    start: int
+    end: int
+    line_start: int
+    line_end: int
+    groups: dict[str, str]
+
+
+class Matcher:
+    """All signatures of one kind of text, compiled on first use.
+
+    Args:
+        signatures: those that are tried; their order is the order of hits within a line.
+    """
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        self.signatures = tuple(signatures)
+        self._union: Any = None
+        self._set: Any = None
+        self._echo: Any = None
+        self._one: dict[str, Any] = {}
+
+    def scan(self, data: bytes) -> Iterator[Hit]:
+        """Yield the hits of all lines in order; ``data`` consists of whole lines (the last newline may be absent)."""
+        if not self.signatures:
+            return
+        if self._union is None:
+            self._union = engine.compile_union([each.pattern for each in self.signatures])
+        position, size = 0, len(data)
+        while position < size:
+            match = self._union.search(data, position)
+            if match is None:
+                return
+            at = match.start()
+            start = data.rfind(b"\n", position, at) + 1 or position
+            end = data.find(b"\n", at)
+            end = size if end < 0 else end
+            yield from self._line(data[start:end], start)
+            position = end + 1
+
+    def match_line(self, line: bytes) -> list[Hit]:
+        """The hits of one line, which holds no newline (one at its end is allowed)."""
+        return list(self._line(line.removesuffix(b"\n"), 0)) if self.signatures else []
+
+    def _line(self, line: bytes, offset: int) -> Iterator[Hit]:
+        if self._set is None:
+            self._set = engine.compile_set([each.pattern for each in self.signatures])
+            self._echo = engine.compile_one(_ECHO)
+        found = self._set.Match(line)
+        if not found or self._echo.search(line):
+            return
+        for index in sorted(found):
+            signature = self.signatures[index]
+            if signature.unless is not None and self._compiled(signature.unless).search(line):
+                continue
+            match = self._compiled(signature.pattern).search(line)
+            if match is not None:
+                groups = {
+                    name.decode(): value[:MAX_GROUP].decode("utf-8", "replace")
+                    for name, value in match.groupdict().items()
+                    if value is not None
+                }
+                yield Hit(signature, offset + match.start(), offset + match.end(), offset, offset + len(line), groups)
+
+    def _compiled(self, pattern: str) -> Any:
+        compiled = self._one.get(pattern)
+        if compiled is None:
+            compiled = self._one[pattern] = engine.compile_one(pattern)
+        return compiled
+
+
+def best(hits: Iterable[Hit]) -> Hit | None:
+    """The hit that says most: highest specificity, then primary before secondary before context, then the id."""
+    return min(hits, key=_weight, default=None)
+
+
+def _weight(hit: Hit) -> tuple[int, int, str]:
+    signature = hit.signature
+    return -signature.specificity, _ROLE_ORDER[signature.role], signature.id
+
+
+def kinds(where: Where | Iterable[Where]) -> frozenset[Where]:
+    """The kinds of ``where`` as a set; a launcher's report is a line too, so ``line`` brings ``launcher`` along."""
+    chosen: set[Where] = {where} if isinstance(where, str) else set(where)
+    if "line" in chosen:
+        chosen.add("launcher")
+    return frozenset(chosen)
