@@ -60,7 +60,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         cause=Cause.of(chosen.slug, confidence=confidence),
         scope=scope,
         rank=None if everywhere else subject.rank_number,
-        local_rank=None if everywhere or facts is None else facts.local_rank,
+        local_rank=None if everywhere else _local_rank(chosen),
         role=(facts.role if facts else None) or case.role,
         slot=subject.slot_number if not everywhere or one_slot else None,
         pod=None if everywhere else (facts.pod if facts else None),
@@ -149,6 +149,12 @@ def no_failure(case: Case) -> Diagnosis:
         retry="no",
     )
     return Diagnosis(verdict=verdict, fingerprint=slug)
+
+
+def _local_rank(chosen: Candidate) -> int | None:
+    if chosen.subject.rank is not None and chosen.subject.rank.local_rank is not None:
+        return chosen.subject.rank.local_rank
+    return chosen.best.local_rank if chosen.best else None
 
 
 def _state(case: Case) -> RunState:

@@ -36,6 +36,8 @@ SILENT: Final = 2
 HANG: Final = 1
 
 _NS = 1_000_000_000
+# What a launcher's line about an end says, and no more than that.
+_BARE = frozenset({"killed_unknown", "user_exit", "unknown"})
 _SIGKILL = 9
 _SIGBUS = 7
 
@@ -108,6 +110,8 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
         tier = PLATFORM
     elif best.slug in {"rank_stuck", "slow_rank_timeout", "collective_mismatch"} and best.source == "recorder":
         tier = HANG
+    elif best.slug in _BARE:
+        tier = SILENT
     else:
         tier = EXPLICIT
     confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"

@@ -70,12 +70,12 @@ class Subjects:
                 self._newest_round[facts.slot] = max(facts.round, self._newest_round.get(facts.slot, 0))
         self.ranks = {r.rank: r for r in _latest_facts(case.ranks)}
         self.slots = {s.slot: s for s in case.slots}
-        self._by_pid = {(r.slot, r.pid): r.rank for r in case.ranks if r.pid is not None}
-        self._by_local = {(r.slot, r.local_rank): r.rank for r in self.ranks.values() if r.local_rank is not None}
-        self._failed_in_slot: dict[int | None, list[int]] = defaultdict(list)
+        self._by_pid = {(_speaker(r), r.pid): r.rank for r in case.ranks if r.pid is not None}
+        self._by_local = {(_speaker(r), r.local_rank): r.rank for r in self.ranks.values() if r.local_rank is not None}
+        self._failed_at: dict[int | str | None, list[int]] = defaultdict(list)
         for facts in self.ranks.values():
             if own_failure(facts):
-                self._failed_in_slot[facts.slot].append(facts.rank)
+                self._failed_at[_speaker(facts)].append(facts.rank)
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
             self._subject(("rank", number))
@@ -130,16 +130,22 @@ class Subjects:
     def _rank_of(self, piece: Evidence) -> tuple[int | None, bool]:
         if piece.rank is not None:
             return piece.rank, False
-        if piece.slot is None:
+        speaker = _speaker(piece)
+        if speaker is None:
             return None, False
-        if piece.pid is not None and (piece.slot, piece.pid) in self._by_pid:
-            return self._by_pid[piece.slot, piece.pid], False
-        if piece.local_rank is not None and (piece.slot, piece.local_rank) in self._by_local:
-            return self._by_local[piece.slot, piece.local_rank], False
-        failed = self._failed_in_slot.get(piece.slot, [])
+        if piece.pid is not None and (speaker, piece.pid) in self._by_pid:
+            return self._by_pid[speaker, piece.pid], False
+        if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
+            return self._by_local[speaker, piece.local_rank], False
+        failed = self._failed_at.get(speaker, [])
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return failed[0], True
         return None, False
+
+
+def _speaker(about: RankFacts | Evidence) -> int | str | None:
+    """Whose launcher it was: the slot, or the stream of a launcher whose slot is not known."""
+    return about.slot if about.slot is not None else about.stream
 
 
 def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:

@@ -1,1 +1,57 @@
-"""Layer explain."""
+"""Target -> sources -> store -> diagnose. Never decides. Used by ``why``, by the supervisor and by the node health part alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from rankfall.diagnose import diagnose
+from rankfall.model import Diagnosis, NotFound
+from rankfall.observe.attempt import AttemptObserver
+from rankfall.observe.files import case_of_files, case_of_stream
+from rankfall.store import RunDir
+
+__all__ = ["explain_files", "explain_run", "explain_stream"]
+
+
+def explain_run(run_dir: RunDir, *, attempt: int | None = None, fresh: bool = False) -> Diagnosis:
+    """The diagnosis of one attempt of a run.
+
+    Args:
+        run_dir: the run.
+        attempt: counted from 1; the newest by default.
+        fresh: make it anew from the evidence in the directory, whatever verdict is stored.
+
+    Raises:
+        NotFound: the run has no such attempt.
+    """
+    with run_dir.reader() as reader:
+        rows = reader.attempts()
+        numbers = [row.attempt for row in rows]
+        stored = reader.diagnosis(attempt) if not fresh else None
+    if attempt is not None and attempt not in numbers:
+        known = f"attempts 1-{max(numbers)}" if numbers else "no attempt yet"
+        raise NotFound(f"run {run_dir.id} has no attempt {attempt}", hint=f"it has {known}")
+    if stored is not None:
+        return stored
+    number = attempt if attempt is not None else max(numbers, default=1)
+    observer = AttemptObserver(run_dir, spec=run_dir.spec, attempt=number)
+    observer.poll(time.time_ns())
+    return diagnose(observer.case())
+
+
+def explain_files(paths: Sequence[Path]) -> Diagnosis:
+    """The diagnosis of any pile of log files and folders, offline; run and attempt are null.
+
+    Raises:
+        NotFound: a path does not exist.
+        UsageError: nothing of it can be read.
+    """
+    return diagnose(case_of_files(paths))
+
+
+def explain_stream(file: BinaryIO, *, name: str = "-") -> Diagnosis:
+    """The diagnosis of text from a pipe, read to its end."""
+    return diagnose(case_of_stream(file, name=name))

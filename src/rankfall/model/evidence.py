@@ -76,6 +76,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ended_at: nanoseconds since the epoch, with ``ended_uncertainty`` seconds.
         hook: ``loaded`` or ``absent``.
         last_seq: last collective of torch's flight recorder, when there is one.
+        stream: where a launcher reported it, when its slot is not known.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | None = None
     last_line_at: int | None = None
     last_seq: int | None = None
+    stream: str | None = None
     where: str = ""
 
 

@@ -60,7 +60,7 @@ class ExitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         code: exit code 0-255, or None when a signal ended it or nobody could read it.
         signal: the signal that ended it.
         how: who read it: ``wait`` (parent), ``pidfd``, ``proc`` (zombie in /proc), ``hook`` (the process itself),
-            ``gone`` (it is gone and nobody could read its status).
+            ``gone`` (it is gone and nobody could read its status), ``agent`` (torchrun reported it).
         sender_pid: who sent the signal, where the kernel told.
         ours: the wrapper sent this signal itself and had marked it before.
     """

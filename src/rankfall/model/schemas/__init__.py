@@ -27,7 +27,7 @@ def schema_of(name: str) -> dict[str, Any]:
     only the fields without a default are.
     """
     schema = msgspec.json.schema(DOCUMENTS[name])
-    if name.split(".")[1].split("-")[0] in {"runs", "status", "verdict"}:
+    if name.split(".")[1].split("-", maxsplit=1)[0] in {"runs", "status", "verdict"}:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
                 part["required"] = list(part["properties"])

@@ -1,0 +1,221 @@
+"""From observations to evidence: one function a kind of observation, with identity, time and pointer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankfall.model import Evidence, RankFacts, Record, SlotFacts
+from rankfall.observe.classify import exception_meaning
+from rankfall.observe.kernel import KernelLine
+from rankfall.observe.scan import Finding
+from rankfall.observe.text import digest
+from rankfall.signatures.catalogue import Catalogue
+
+_SIGKILL: Final = 9
+# An exception while the work was done already is noise unless nothing else is there.
+_TEARDOWN: Final = "teardown"
+_LINE_MS: Final = 0.05
+
+
+def of_error(record: Record, *, name: str, catalogue: Catalogue, uncertainty: float, rank: int | None) -> Evidence:
+    """The exception that a rank recorded itself."""
+    error = record.error
+    types = error.types if error else ()
+    chain = error.chain if error else ()
+    pairs = [(kind, chain[i] if i < len(chain) else "") for i, kind in enumerate(types)]
+    if pairs and error is not None and not pairs[0][1]:
+        pairs[0] = (pairs[0][0], error.message)
+    frame = ""
+    if error is not None:
+        top = next((f for f in reversed(error.frames) if f.user), error.frames[-1] if error.frames else None)
+        frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
+    mark = error.mark if error else None
+    meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
+    at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
+    return Evidence(
+        id=digest("record", record.id),
+        source="record",
+        slug=meaning.slug,
+        role=meaning.role,
+        trust="inside",
+        rank=rank,
+        slot=record.slot,
+        node=record.node,
+        local_rank=record.local_rank,
+        pid=record.pid,
+        at=at,
+        uncertainty=uncertainty + 0.001,
+        where=name,
+        line=meaning.text[:2000],
+        signature=meaning.signature,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
+        mark=mark,
+        exit_code=error.exit_code if error else None,
+        gpu=meaning.gpu,
+        phase=record.phase,
+        step=record.step,
+        attempt=record.attempt,
+        round=record.round,
+        teardown=record.phase == _TEARDOWN,
+    )
+
+
+def of_finding(
+    finding: Finding,
+    *,
+    stream: str,
+    byte: int,
+    where: str,
+    at: int | None,
+    rank: int | None,
+    slot: int | None,
+    node: str | None,
+    attempt: int | None,
+    round_number: int | None = None,
+) -> Evidence:
+    """A line or traceback of a stream. A rank named by the stream's owner beats one that the line claims."""
+    meaning, prefix = finding.meaning, finding.prefix
+    claimed = prefix.rank if prefix.rank is not None else _number(finding.groups.get("rank"))
+    return Evidence(
+        id=digest("log", stream, byte, meaning.slug),
+        source="log",
+        slug=meaning.slug,
+        role=meaning.role,
+        trust="job",
+        rank=rank if rank is not None else claimed,
+        slot=slot,
+        node=node,
+        local_rank=prefix.local_rank if prefix.local_rank is not None else _number(finding.groups.get("local_rank")),
+        pid=meaning.pid,
+        at=at,
+        uncertainty=_LINE_MS if at is not None else None,
+        stream=stream,
+        order=byte,
+        where=where,
+        line=finding.line,
+        signature=meaning.signature,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
+        exit_code=_number(finding.groups.get("exit")),
+        gpu=meaning.gpu,
+        attempt=attempt,
+        round=round_number,
+    )
+
+
+def of_rank_end(facts: RankFacts, *, attempt: int | None) -> Evidence | None:
+    """The end of a rank's process, when it was not a plain success."""
+    if facts.state != "ended" or (facts.exit_code == 0 and facts.signal is None):
+        return None
+    if facts.exit_code is None and facts.signal is None:
+        return None
+    ours = facts.killed_by in {"wrapper", "agent"}
+    words = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
+    by = {"wrapper": ", sent by Rankfall", "agent": ", sent by its own agent", "foreign": ", sender not known"}
+    said = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{by.get(facts.killed_by or '', '')}"
+    return Evidence(
+        id=digest("exit", attempt, facts.rank, facts.slot, facts.pid, facts.round),
+        source="exit",
+        slug="peer_teardown" if ours else "user_exit" if facts.signal is None else "killed_unknown",
+        role="secondary" if ours else "context",
+        trust="wrapper",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        local_rank=facts.local_rank,
+        pid=facts.pid,
+        at=facts.ended_at,
+        uncertainty=facts.ended_uncertainty,
+        where=facts.where,
+        line=said,
+        exit_code=facts.exit_code,
+        signal=facts.signal,
+        attempt=attempt,
+        round=facts.round,
+    )
+
+
+def of_slot_signal(record: Record, *, name: str, uncertainty: float) -> Evidence | None:
+    """A signal that somebody else sent to the slot's wrapper: terminated from outside."""
+    info = record.exit
+    if info is None or info.sender is None or info.ours:
+        return None
+    return Evidence(
+        id=digest("slot_signal", record.id),
+        source="recorder",
+        slug="external_signal",
+        role="secondary",
+        trust="wrapper",
+        slot=record.slot,
+        node=record.node,
+        at=record.at_ns,
+        uncertainty=uncertainty + 0.01,
+        where=name,
+        line=f"slot {record.slot} was told to stop from outside: {info.sender}",
+        specificity=70,
+        fingerprint="external_signal:slot",
+        attempt=record.attempt,
+    )
+
+
+def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where: str, attempt: int | None) -> Evidence:
+    """The cgroup's OOM counter rose while this rank (or a process of this slot) was killed."""
+    place = facts or slot
+    number = slot.slot if slot else facts.slot if facts else None
+    return Evidence(
+        id=digest("oom", attempt, number, facts.rank if facts else None),
+        source="kernel",
+        slug="host_oom",
+        role="primary",
+        trust="wrapper",
+        rank=facts.rank if facts else None,
+        slot=number,
+        node=place.node if place else None,
+        pid=facts.pid if facts else None,
+        at=place.ended_at if place else None,
+        uncertainty=0.5,
+        where=where,
+        line=f"the cgroup's oom_kill counter rose by {kills} during the attempt",
+        specificity=85,
+        fingerprint="host_oom:cgroup",
+        attempt=attempt,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def of_kernel(line: KernelLine, facts: RankFacts, *, attempt: int | None) -> Evidence:
+    """A line of the kernel that names a rank's process."""
+    signature = line.hit.signature
+    return Evidence(
+        id=digest("kernel", line.at // 1000, line.text),
+        source="kernel",
+        slug=signature.slug,
+        role=signature.role,
+        trust="kernel",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        pid=facts.pid,
+        at=line.at,
+        uncertainty=1.0,
+        where="/dev/kmsg",
+        line=line.text,
+        signature=signature.id,
+        specificity=max(signature.specificity, 80),
+        fingerprint=f"{signature.slug}:{signature.id}",
+        gpu=line.hit.groups.get("gpu"),
+        attempt=attempt,
+    )

@@ -1,0 +1,236 @@
+"""What is definitely known of ranks and slots, built up from records as they come, in any order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.model import ExitInfo, RankFacts, Record, SlotFacts
+from rankfall.observe.records import Found
+from rankfall.observe.torchrun import Reported
+
+# A clock that is off by less than this is as good as this machine's own, seconds.
+GOOD_CLOCK_S: Final = 0.5
+_NS: Final = 1_000_000_000
+_STOP_SIGNALS: Final = frozenset({9, 15})
+
+Process = tuple[int | None, int | None]  # slot, pid
+
+
+class Facts:
+    """Facts of one attempt.
+
+    Args:
+        slots: the slots of the plan: number -> (node, role, launcher).
+    """
+
+    def __init__(self, slots: dict[int, SlotFacts]) -> None:
+        self.slots = dict(slots)
+        self._starts: dict[Process, tuple[Record, str]] = {}
+        self._ends: dict[Process, tuple[Record, str]] = {}
+        self._errors: dict[Process, Record] = {}
+        self._rounds: dict[tuple[int | None, int], list[Process]] = defaultdict(list)
+        self._agent_stopped: set[Process] = set()
+        self._reported: dict[Process, tuple[Reported, str]] = {}
+        self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
+        self._offsets: dict[int | None, int] = {}
+        self._steps: dict[Process, tuple[int, str | None]] = {}
+        self._last_lines: dict[tuple[int | None, int], int] = {}
+        self._sheets: tuple[RankFacts, ...] | None = None
+
+    def add(self, found: Found) -> None:
+        """Take one record."""
+        self._sheets = None
+        record = found.record
+        key = (record.slot, record.pid)
+        self._clock(found)
+        if record.kind == "start" and record.rank is not None:
+            held = self._starts.get(key)
+            if held is None or (held[0].writer, record.writer) == ("wrapper", "hook"):
+                if held is None:
+                    self._rounds[record.slot, record.rank].append(key)
+                self._starts[key] = (record, found.name)
+        elif record.kind == "end":
+            self._ends[key] = (record, found.name)
+        elif record.kind == "error":
+            self._errors[key] = record
+        elif record.kind in {"slot_start", "slot_end"} and record.slot is not None:
+            self._slot(record, found.name)
+
+    def add_report(self, reported: Reported, *, slot: int | None, where: str) -> None:
+        """Take one statement of torchrun about a process of its slot."""
+        self._sheets = None
+        key = (slot, reported.pid)
+        if reported.kind == "stopped":
+            self._agent_stopped.add(key)
+        elif reported.kind == "exit":
+            self._reported[key] = (reported, where)
+            if reported.rank is not None:
+                self._reported_ranks[reported.rank] = (reported, slot, where)
+
+    def add_step(self, process: Process, step: int, phase: str | None) -> None:
+        """Take the last step that a process reported."""
+        if self._steps.get(process) != (step, phase):
+            self._steps[process] = (step, phase)
+            self._sheets = None
+
+    def add_line_time(self, *, slot: int, ordinal: int, at: int) -> None:
+        """Take when the last bytes of a process came."""
+        self._last_lines[slot, ordinal] = at
+        self._sheets = None
+
+    def uncertainty(self, slot: int | None) -> float:
+        """Seconds that a stamp of this slot's own clock may be off from this machine's."""
+        off = abs(self._offsets.get(slot, 0)) / _NS
+        return off if off > GOOD_CLOCK_S else 0.0
+
+    def rank_of(self, slot: int | None, pid: int | None) -> int | None:
+        """Global rank of a process, when a start record told."""
+        held = self._starts.get((slot, pid))
+        return held[0].rank if held else None
+
+    def start_of(self, slot: int | None, pid: int | None) -> Record | None:
+        """The start record of a process."""
+        held = self._starts.get((slot, pid))
+        return held[0] if held else None
+
+    def error_of(self, slot: int | None, pid: int | None) -> Record | None:
+        """The error record of a process."""
+        return self._errors.get((slot, pid))
+
+    def was_stopped_by_agent(self, slot: int | None, pid: int | None) -> bool:
+        """Whether torchrun said that it stopped this process itself."""
+        return (slot, pid) in self._agent_stopped
+
+    def ranks(self) -> tuple[RankFacts, ...]:
+        """One fact sheet a process that was a rank, older rounds included, in order of rank and round."""
+        if self._sheets is None:
+            self._sheets = self._all_sheets()
+        return self._sheets
+
+    def _all_sheets(self) -> tuple[RankFacts, ...]:
+        sheets = [self._sheet(key, record, name) for key, (record, name) in self._starts.items()]
+        known = {sheet.rank for sheet in sheets}
+        for rank, (reported, slot, where) in sorted(self._reported_ranks.items()):
+            if rank not in known and self.rank_of(slot, reported.pid) is None:
+                sheets.append(self._reported_sheet(rank, reported, slot, where))
+        return tuple(sorted(sheets, key=lambda r: (r.rank, r.round or 0, r.started_at or 0, r.pid or 0)))
+
+    def _sheet(self, key: Process, start: Record, name: str) -> RankFacts:
+        slot, pid = key
+        end = self._ends.get(key)
+        error = self._errors.get(key)
+        exit_info = end[0].exit if end else None
+        if (exit_info is None or exit_info.how == "gone") and key in self._reported:
+            exit_info = _reported_exit(self._reported[key][0])
+        rank = start.rank if start.rank is not None else -1
+        place = self.slots.get(slot) if slot is not None else None
+        ended = end is not None or key in self._reported
+        step = error.step if error and error.step is not None else self._steps.get(key, (None, None))[0]
+        phase = (
+            (error.phase if error else None) or (end[0].phase if end else None) or self._steps.get(key, (0, None))[1]
+        )
+        uncertainty = self.uncertainty(slot)
+        how = exit_info.how if exit_info else None
+        return RankFacts(
+            rank=rank,
+            slot=slot,
+            node=start.node or (place.node if place else None),
+            role=start.role or (place.role if place else None),
+            local_rank=_local_rank(start),
+            group_rank=start.group_rank,
+            pod=start.pod,
+            pid=pid,
+            round=start.round if start.round is not None else self._rounds[slot, rank].index(key),
+            state="ended" if ended else "running",
+            exit_code=exit_info.code if exit_info else None,
+            signal=exit_info.signal if exit_info else None,
+            killed_by=self._killer(key, exit_info),
+            started_at=start.at_ns,
+            ended_at=end[0].at_ns if end else None,
+            ended_uncertainty=uncertainty + (0.05 if how in {"wait", "pidfd"} else 0.5),
+            hook="loaded" if start.writer == "hook" else "absent",
+            phase=phase,
+            step=step,
+            last_line_at=self._last_lines.get((slot, start.ordinal if start.ordinal is not None else -1)),
+            where=end[1] if end else name,
+        )
+
+    def _reported_sheet(self, rank: int, reported: Reported, slot: int | None, where: str) -> RankFacts:
+        place = self.slots.get(slot) if slot is not None else None
+        info = _reported_exit(reported)
+        return RankFacts(
+            rank=rank,
+            slot=slot,
+            node=place.node if place else None,
+            role=place.role if place else None,
+            local_rank=reported.local_rank,
+            pid=reported.pid,
+            state="ended",
+            exit_code=info.code,
+            signal=info.signal,
+            killed_by=self._killer((slot, reported.pid), info),
+            hook="absent",
+            where=where,
+        )
+
+    def _killer(self, key: Process, info: ExitInfo | None) -> Literal["wrapper", "agent", "foreign"] | None:
+        if info is None or info.signal is None:
+            return None
+        if info.ours:
+            return "wrapper"
+        if key in self._agent_stopped and info.signal in _STOP_SIGNALS:
+            return "agent"
+        return "foreign"
+
+    def _slot(self, record: Record, name: str) -> None:
+        slot = record.slot if record.slot is not None else -1
+        held = self.slots.get(slot) or SlotFacts(slot=slot)
+        info = record.exit or ExitInfo()
+        if record.kind == "slot_start":
+            if held.state in {"expected", "unknown"}:
+                held = msgspec.structs.replace(held, state="running")
+            held = msgspec.structs.replace(
+                held,
+                node=record.node or held.node,
+                role=record.role or held.role,
+                pod=record.pod,
+                started_at=record.at_ns,
+            )
+        else:
+            held = msgspec.structs.replace(
+                held,
+                state="ended",
+                exit_code=info.code,
+                signal=info.signal,
+                killed_by="wrapper" if info.ours else "foreign" if info.signal is not None else None,
+                ended_at=record.at_ns,
+                oom_kills=record.oom_kills,
+                where=name,
+            )
+        self.slots[slot] = held
+
+    def _clock(self, found: Found) -> None:
+        """How far this slot's clock is off: our writer stamps a record right before the file system does."""
+        record = found.record
+        if record.at_ns is not None and record.kind in {"slot_start", "start"}:
+            offset = record.at_ns - found.mtime
+            if abs(offset) > abs(self._offsets.get(record.slot, 0)):
+                self._offsets[record.slot] = offset
+
+
+def _local_rank(start: Record) -> int | None:
+    """The local rank as torchrun counts it; with virtual local ranks every worker is told 0, so it is derived."""
+    per_node, group, rank = start.local_world_size, start.group_rank, start.rank
+    if per_node and group is not None and rank is not None and 0 <= rank - group * per_node < per_node:
+        return rank - group * per_node
+    return start.local_rank
+
+
+def _reported_exit(reported: Reported) -> ExitInfo:
+    code = reported.code
+    if code is None:
+        return ExitInfo(how="gone")
+    return ExitInfo(signal=-code, how="agent") if code < 0 else ExitInfo(code=code, how="agent")

@@ -1,0 +1,228 @@
+"""Any pile of log files as one case: one file a rank, one a node, one mixed; torchrun's log folder; text from a pipe.
+
+Nothing is guessed from the order or the names of files. A name is used in two cases only, where it is a documented layout: torchrun's
+``attempt_N/<local rank>/`` folders, and ``rank-N`` files such as our own; a rank that the lines themselves carry beats it.
+Files are read in chunks, so their size does not matter; binary ones are read like any other and say nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from rankfall.model import Case, Evidence, NotFound, RankFacts, UsageError
+from rankfall.observe import evidence as make
+from rankfall.observe.elastic import error_file_evidence
+from rankfall.observe.scan import Finding, scan
+from rankfall.observe.streams import KEEP_FIRST
+from rankfall.observe.text import digest
+from rankfall.observe.torchrun import Reported
+from rankfall.signatures.catalogue import Catalogue, default_catalogue
+
+CHUNK: Final = 4 << 20
+MAX_FILES: Final = 20_000
+MAX_PARTIAL: Final = 1 << 20
+_NO_LOGS: Final = frozenset(
+    {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
+)
+_ELASTIC: Final = re.compile(r"attempt_(\d{1,4})/(\d{1,4})/[^/]+$")
+_RANK_FILE: Final = re.compile(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?:[^0-9]|$)", re.IGNORECASE)
+
+
+class _Source(msgspec.Struct, kw_only=True):
+    """One file as a speaker: what its place says of it, and what its lines say."""
+
+    name: str
+    group: str
+    attempt: int | None = None
+    local_rank: int | None = None
+    rank: int | None = None
+    found: list[Evidence] = msgspec.field(default_factory=list)
+    reported: list[tuple[Reported, int]] = msgspec.field(default_factory=list)
+    kept: dict[tuple[str, int | None], int] = msgspec.field(default_factory=dict)
+    prefixed: set[int] = msgspec.field(default_factory=set)
+
+
+def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) -> Case:
+    """The case that these files and folders tell.
+
+    Raises:
+        NotFound: a path does not exist.
+        UsageError: a path cannot be read at all, or there are too many files.
+    """
+    catalogue = catalogue or default_catalogue()
+    sources: list[_Source] = []
+    problems: list[str] = []
+    for path in paths:
+        if not path.exists():
+            raise NotFound(
+                f"{path} does not exist", hint="name a log file, a folder of logs, a run id, or - for text from a pipe"
+            )
+        for file in _files(path, problems):
+            source = _place(file)
+            try:
+                if file.name == "error.json":
+                    _error_file(file, source, catalogue, problems)
+                else:
+                    with file.open("rb", buffering=0) as opened:
+                        _read(opened, source, catalogue)
+            except OSError as error:
+                problems.append(f"{file} cannot be read: {error.strerror}")
+                continue
+            sources.append(source)
+    if not sources and problems:
+        raise UsageError(problems[0], hint="check the permissions, or pipe the text: ... | rankfall why -")
+    if not sources:
+        problems.append("any log file: the folder holds none")
+    return _case(sources, problems)
+
+
+def case_of_stream(file: BinaryIO, *, name: str, catalogue: Catalogue | None = None) -> Case:
+    """The case that one stream of text tells; it is read to its end."""
+    source = _Source(name=name, group=name)
+    _read(file, source, catalogue or default_catalogue())
+    return _case([source], [])
+
+
+def _files(path: Path, problems: list[str]) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    count = 0
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{error.filename} cannot be read: {error.strerror}")
+
+    for folder, folders, names in os.walk(path, onerror=unreadable):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(folder, name)
+            if file.suffix in _NO_LOGS or not file.is_file():
+                continue
+            count += 1
+            if count > MAX_FILES:
+                raise UsageError(f"{path} holds more than {MAX_FILES} files", hint="name the folder of one job's logs")
+            yield file
+
+
+def _place(file: Path) -> _Source:
+    name = str(file)
+    elastic = _ELASTIC.search(name)
+    if elastic:
+        return _Source(
+            name=name, group=str(file.parent), attempt=int(elastic.group(1)), local_rank=int(elastic.group(2))
+        )
+    rank = _RANK_FILE.search(file.name)
+    return _Source(name=name, group=name, rank=int(rank.group(1)) if rank else None)
+
+
+def _read(file: BinaryIO, source: _Source, catalogue: Catalogue) -> None:
+    carry = b""
+    base = lines = 0
+    while True:
+        data = file.read(CHUNK)
+        final = not data
+        text = carry + data if carry else data
+        cut = len(text) if final else text.rfind(b"\n") + 1
+        if not cut and len(text) > MAX_PARTIAL:
+            cut = len(text)
+        result = scan(text[:cut] if cut < len(text) else text, catalogue, final=final)
+        for finding in result.found:
+            line = lines + text.count(b"\n", 0, finding.start) + 1
+            _keep(source, finding, byte=base + finding.start, line=line)
+        for reported in result.reported:
+            source.reported.append((reported, lines + text.count(b"\n", 0, reported.at) + 1))
+        lines += text.count(b"\n", 0, result.consumed)
+        carry = text[result.consumed :]
+        base += result.consumed
+        if final:
+            return
+
+
+def _keep(source: _Source, finding: Finding, *, byte: int, line: int) -> None:
+    prefix = finding.prefix
+    if prefix.rank is not None:
+        source.prefixed.add(prefix.rank)
+    kind = (finding.meaning.signature or finding.meaning.fingerprint, prefix.rank)
+    count = source.kept[kind] = source.kept.get(kind, 0) + 1
+    piece = make.of_finding(
+        finding,
+        stream=source.group,
+        byte=byte,
+        where=f"{source.name}:{line}",
+        at=None,
+        rank=None,
+        slot=prefix.slot,
+        node=None,
+        attempt=source.attempt,
+    )
+    if count > KEEP_FIRST:
+        piece = msgspec.structs.replace(piece, id=digest("last", source.name, *kind))
+        source.found = [e for e in source.found if e.id != piece.id]
+    source.found.append(piece)
+
+
+def _error_file(file: Path, source: _Source, catalogue: Catalogue, problems: list[str]) -> None:
+    with file.open("rb") as opened:
+        data = opened.read((1 << 20) + 1)
+    piece = error_file_evidence(data, name=str(file), stream=source.group, catalogue=catalogue)
+    if isinstance(piece, str):
+        problems.append(piece)
+    else:
+        source.found.append(msgspec.structs.replace(piece, attempt=source.attempt, local_rank=source.local_rank))
+
+
+def _case(sources: list[_Source], problems: list[str]) -> Case:
+    attempt = max((s.attempt for s in sources if s.attempt is not None), default=None)
+    groups: dict[str, set[int]] = {}
+    for source in sources:
+        groups.setdefault(source.group, set()).update(source.prefixed)
+    found: list[Evidence] = []
+    facts: dict[int, RankFacts] = {}
+    for source in sources:
+        if attempt is not None and source.attempt not in {None, attempt}:
+            continue
+        speaks = groups[source.group]
+        # One speaker: its prefixed lines all carry the same rank, so its bare lines are that rank's too.
+        owner = (
+            next(iter(speaks))
+            if len(speaks) == 1 and source.local_rank is not None
+            else source.rank
+            if not speaks
+            else None
+        )
+        for piece in source.found:
+            local = piece.local_rank if piece.local_rank is not None else source.local_rank
+            rank = piece.rank if piece.rank is not None else owner
+            found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
+        for sheet in _reported_facts(source):
+            facts[sheet.rank] = sheet
+    return Case(ended=True, ranks=tuple(facts.values()), evidence=tuple(found), missing=tuple(dict.fromkeys(problems)))
+
+
+def _reported_facts(source: _Source) -> Iterator[RankFacts]:
+    """Fact sheets from torchrun's report block: who ended how on this node, and whom it stopped itself."""
+    stopped = {r.pid for r, _ in source.reported if r.kind == "stopped"}
+    rows: dict[int, tuple[Reported, int]] = {
+        r.rank: (r, line) for r, line in source.reported if r.kind == "exit" and r.rank is not None
+    }
+    own_fault = any(r.code not in {None, 0, -15} and r.pid not in stopped for r, _ in rows.values())
+    for rank, (row, line) in rows.items():
+        code = row.code or 0
+        by_agent = code < 0 and (row.pid in stopped or (code == -15 and own_fault))  # noqa: PLR2004 - SIGTERM
+        yield RankFacts(
+            rank=rank,
+            local_rank=row.local_rank,
+            pid=row.pid,
+            state="ended",
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            killed_by="agent" if by_agent else "foreign" if code < 0 else None,
+            stream=source.group,
+            where=f"{source.name}:{line}",
+        )

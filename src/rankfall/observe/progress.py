@@ -1,0 +1,57 @@
+"""Signs of life of a slot's ranks: step files of the hook, CPU time from /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """The last step that a rank reported; ``at`` nanoseconds since the epoch (by the file's time)."""
+
+    ordinal: int
+    step: int | None = None
+    phase: str | None = None
+    at: int = 0
+
+
+class _File(msgspec.Struct):
+    step: int | None = None
+    phase: str | None = None
+
+
+def read_steps(slot_dir: Path) -> list[Step]:
+    """The newest step of each process ordinal of a slot; damaged files are passed over, the next one comes soon."""
+    found = []
+    try:
+        entries = list(os.scandir(slot_dir / "progress"))
+    except OSError:
+        return []
+    for entry in entries:
+        stem = entry.name.removesuffix(".json")
+        if not stem.isdecimal() or stem == entry.name:
+            continue
+        try:
+            data = Path(entry.path).read_bytes()[:65536]
+            at = entry.stat().st_mtime_ns
+            item = msgspec.json.decode(data, type=_File)
+        except (OSError, msgspec.DecodeError):
+            continue
+        found.append(Step(ordinal=int(stem), step=item.step, phase=item.phase, at=at))
+    return found
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time of a process with all its threads, seconds; None when it is gone."""
+    try:
+        data = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = data.rpartition(b")")[2].split()
+    try:
+        ticks = int(fields[11]) + int(fields[12])
+    except (IndexError, ValueError):
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")

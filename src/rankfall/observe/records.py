@@ -1,0 +1,91 @@
+"""Read the records of one attempt as they appear: bounded, tolerant of damage, never of another run's or attempt's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Record
+
+# A record is at most 256 KiB when our writer made it; anything much larger is none of ours and is read by its head only.
+MAX_RECORD: Final = 1 << 20
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A record with its file name and the file's own time.
+
+    Attributes:
+        mtime: nanoseconds since the epoch by this machine's clock, which tells how far the writer's clock is off.
+    """
+
+    record: Record
+    name: str
+    mtime: int
+
+
+class RecordFolder:
+    """Incremental reader of a records folder.
+
+    Args:
+        folder: need not exist yet.
+        run, attempt: only records of these are taken; a record that names none is taken, its place being the proof.
+    """
+
+    def __init__(self, folder: Path, *, run: str, attempt: int) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
+        self._run = run
+        self._attempt = attempt
+        self._seen: set[str] = set()
+        self._ids: set[str] = set()
+        self._decoder = msgspec.json.Decoder(Record)
+
+    def poll(self) -> list[Found]:
+        """Records that came since, in order of their names."""
+        try:
+            with os.scandir(self.folder) as entries:
+                names = sorted(e.name for e in entries if e.name.endswith(".json") and e.name not in self._seen)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._problem(f"records folder {self.folder.name} cannot be read: {error.strerror}")
+            return []
+        found = []
+        for name in names:
+            self._seen.add(name)
+            item = self._read(name)
+            if item is not None and item.record.id not in self._ids:
+                self._ids.add(item.record.id)
+                found.append(item)
+        return found
+
+    def _read(self, name: str) -> Found | None:
+        path = self.folder / name
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_RECORD + 1)
+                mtime = os.fstat(file.fileno()).st_mtime_ns
+        except OSError as error:
+            self._problem(f"record {name} cannot be read: {error.strerror}")
+            return None
+        if not data.strip():
+            self._problem(f"record {name} is empty")
+            return None
+        if len(data) > MAX_RECORD:
+            self._problem(f"record {name} is larger than {MAX_RECORD} bytes and was not used")
+            return None
+        try:
+            record = self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._problem(f"record {name} is damaged: {str(error)[:200]}")
+            return None
+        if record.run not in {None, self._run} or record.attempt not in {None, self._attempt}:
+            return None
+        return Found(record=record, name=name, mtime=mtime)
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems and len(self.problems) < 50:  # noqa: PLR2004 - as many as anyone reads
+            self.problems.append(text)

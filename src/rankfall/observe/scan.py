@@ -1,0 +1,127 @@
+"""One chunk of text -> findings: signatures, whole tracebacks, torchrun's reports. The work is per chunk, not per line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from rankfall.observe.classify import Meaning, exception_meaning, numbers
+from rankfall.observe.prefixes import Prefix, parse_prefix
+from rankfall.observe.text import decode, digest, normalise
+from rankfall.observe.torchrun import Reported, read_reports
+from rankfall.observe.tracebacks import Incomplete, TracebackText, find_tracebacks
+from rankfall.signatures.catalogue import Catalogue
+from rankfall.signatures.matcher import Hit, best
+
+# A traceback longer than this is taken as it is; nothing waits for its end.
+MAX_HELD: Final = 1 << 18
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One classified line or traceback.
+
+    Attributes:
+        start, end: bytes in the scanned data of the line that speaks.
+        meaning: what it says.
+        prefix: what stood before it.
+        explicit: a whole traceback: the last word of a process, not one line among many.
+        groups: named parts of the text: exit, signal, rank, local_rank, pid, ...
+    """
+
+    start: int
+    end: int
+    line: str
+    meaning: Meaning
+    prefix: Prefix
+    explicit: bool = False
+    groups: dict[str, str] = {}
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings of a chunk.
+
+    Attributes:
+        consumed: bytes that are done with; the rest belongs to a traceback that goes on in the next chunk.
+    """
+
+    found: tuple[Finding, ...]
+    reported: tuple[Reported, ...]
+    consumed: int
+
+
+def scan(data: bytes, catalogue: Catalogue, *, final: bool) -> Findings:
+    """Findings of ``data``, which consists of whole lines (the very last may lack its newline when ``final``)."""
+    consumed = len(data)
+    tracebacks: list[TracebackText] = []
+    for item in find_tracebacks(data, final=final):
+        if isinstance(item, Incomplete):
+            if len(data) - item.start < MAX_HELD:
+                consumed = item.start
+            break
+        tracebacks.append(item)
+    if consumed < len(data):
+        tracebacks = [t for t in tracebacks if t.end <= consumed]
+    text = data if consumed == len(data) else data[:consumed]
+    inside = {span for t in tracebacks for span in t.spans}
+    found = [f for f in (_of_traceback(text, t, catalogue) for t in tracebacks) if f is not None]
+    found += _of_lines(text, catalogue, inside)
+    found.sort(key=lambda f: f.start)
+    return Findings(found=tuple(found), reported=tuple(read_reports(text)), consumed=consumed)
+
+
+def _of_traceback(data: bytes, item: TracebackText, catalogue: Catalogue) -> Finding | None:
+    meaning = exception_meaning(catalogue, item.chain, frame=item.frame)
+    line = data[item.final_start : item.final_end]
+    return Finding(
+        start=item.final_start,
+        end=item.final_end,
+        line=decode(line),
+        meaning=meaning,
+        prefix=item.prefix,
+        explicit=True,
+    )
+
+
+def _of_lines(data: bytes, catalogue: Catalogue, inside: set[tuple[int, int]]) -> Iterator[Finding]:
+    group: list[Hit] = []
+    for hit in catalogue.scan(data, where=("line", "launcher", "kernel")):
+        if group and hit.line_start != group[0].line_start:
+            yield from _line(data, group, inside)
+            group = []
+        group.append(hit)
+    if group:
+        yield from _line(data, group, inside)
+
+
+def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterator[Finding]:
+    start, end = hits[0].line_start, hits[0].line_end
+    if (start, end) in inside:
+        return
+    hit = best(hits)
+    if hit is None:
+        return
+    raw = data[start:end]
+    prefix = parse_prefix(raw)
+    signature, groups = hit.signature, hit.groups
+    line = decode(raw)
+    meaning = Meaning(
+        slug=signature.slug,
+        role=signature.role,
+        specificity=signature.specificity,
+        text=line,
+        fingerprint=f"{signature.slug}:{signature.id}:{normalise(decode(data[hit.start : hit.end]))}",
+        signature=signature.id,
+        peers=numbers(groups.get("peers") or groups.get("peer_rank") or ""),
+        hosts=(groups["host"],) if "host" in groups else (),
+        gpu=groups.get("gpu"),
+        pid=next(iter(numbers(groups.get("pid", ""))), None),
+    )
+    merged = {key: value for each in hits for key, value in each.groups.items()} | groups
+    yield Finding(start=start, end=end, line=line, meaning=meaning, prefix=prefix, groups=merged)
+
+
+def identity(finding: Finding, *, stream: str, at: int) -> str:
+    """Identity of a finding: its place and its words, so that the same bytes read twice are one piece."""
+    return digest(stream, at, finding.meaning.slug, finding.line)

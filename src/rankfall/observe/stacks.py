@@ -1,0 +1,136 @@
+"""Stacks of all ranks at a standstill: group them, name the odd ones out, and say what a mismatch looks like.
+
+The healthy ranks of a hang stand in one and the same collective; who stands elsewhere holds them up. Ranks that all stand in
+collectives, but in different ones, disagree about the order of calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Evidence, RankFacts, Record
+from rankfall.observe.text import digest
+
+_THREAD: Final = re.compile(
+    r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?:", re.MULTILINE
+)
+_FRAME: Final = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+?)\s*$', re.MULTILINE)
+_COLLECTIVES: Final = re.compile(
+    r"^(?:all_reduce|_?all_gather\w*|_?reduce_scatter\w*|broadcast\w*|barrier|monitored_barrier|all_to_all\w*|reduce|gather\w*"
+    r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$"
+)
+_COMM_FILE: Final = re.compile(
+    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/"
+)
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank stands.
+
+    Attributes:
+        collective: name of the collective it waits in, or None.
+        place: ``file:function:line`` of the user's innermost frame.
+        top: ``file:function`` of the innermost frame at all.
+    """
+
+    rank: int
+    collective: str | None
+    place: str
+    top: str
+
+
+def stand(rank: int, text: str) -> Standing | None:
+    """Where a rank's main thread stands, from faulthandler's text; None when there is no stack in it."""
+    blocks = _THREAD.split(text)
+    main = blocks[-1] if len(blocks) > 1 else ""
+    current = re.search(r"^Current thread[^\n]*\n((?:\s+File [^\n]*\n?)+)", text, re.MULTILINE)
+    frames = _FRAME.findall(current.group(1) if current else main)
+    if not frames:
+        return None
+    collective = None
+    place = ""
+    for file, line, function in frames:
+        in_comm = bool(_COMM_FILE.search(file))
+        if in_comm and _COLLECTIVES.match(function):
+            collective = function
+        if not in_comm and not place and "site-packages" not in file and not file.startswith("<frozen"):
+            place = f"{file.rpartition('/')[2]}:{function}:{line}"
+    file, line, function = frames[0]
+    return Standing(rank=rank, collective=collective, place=place, top=f"{file.rpartition('/')[2]}:{function}")
+
+
+def stack_evidence(
+    records: Sequence[tuple[str, Record]], *, ranks: Iterable[RankFacts], attempt: int | None
+) -> list[Evidence]:
+    """Evidence from the newest stacks of each rank: the odd ones out, or a mismatch between collectives."""
+    known = {(r.slot, r.pid): r for r in ranks}
+    newest: dict[int, tuple[int, str, Record, RankFacts]] = {}
+    for name, record in records:
+        facts = known.get((record.slot, record.pid))
+        rank = facts.rank if facts else record.rank
+        if rank is None or facts is None or record.stacks is None:
+            continue
+        at = record.at_ns or 0
+        if rank not in newest or at >= newest[rank][0]:
+            newest[rank] = (at, name, record, facts)
+    standings = {rank: s for rank, row in newest.items() if (s := stand(rank, row[2].stacks or "")) is not None}
+    if len(standings) < 2:  # noqa: PLR2004 - one stack alone has nobody to differ from
+        return []
+    odd, slug, words = _odd_ones(standings)
+    found = []
+    for rank in odd:
+        at, name, record, facts = newest[rank]
+        found.append(
+            Evidence(
+                id=digest("stacks", attempt, rank, record.id),
+                source="recorder",
+                slug=slug,
+                role="primary",
+                trust="inside",
+                rank=rank,
+                slot=facts.slot,
+                node=facts.node,
+                pid=facts.pid,
+                at=at or None,
+                uncertainty=1.0,
+                where=f"records/{name}",
+                line=words(standings[rank]),
+                specificity=60,
+                fingerprint=f"{slug}:{standings[rank].place or standings[rank].top}",
+                attempt=attempt,
+            )
+        )
+    return found
+
+
+def _odd_ones(standings: dict[int, Standing]) -> tuple[list[int], str, Callable[[Standing], str]]:
+    waiting = {rank: s for rank, s in standings.items() if s.collective is not None}
+    elsewhere = sorted(set(standings) - set(waiting))
+    if waiting and elsewhere:
+        names = sorted({s.collective or "" for s in waiting.values()})
+
+        def away(s: Standing) -> str:
+            return f"rank {s.rank} stands at {s.place or s.top} while {len(waiting)} others wait in {', '.join(names)}"
+
+        return elsewhere, "rank_stuck", away
+    groups: dict[tuple[str | None, str], list[int]] = defaultdict(list)
+    for rank, s in waiting.items():
+        groups[s.collective, s.place].append(rank)
+    if len(groups) > 1:
+        sizes = sorted(groups.values(), key=len)
+        fewest = sizes[0] if len(sizes[0]) < len(sizes[-1]) else []
+
+        def differs(s: Standing) -> str:
+            others = sorted(
+                {t.collective or "" for t in waiting.values() if (t.collective, t.place) != (s.collective, s.place)}
+            )
+            return f"rank {s.rank} waits in {s.collective} at {s.place} while others wait in {', '.join(others)}"
+
+        different = len({collective for collective, _ in groups}) > 1
+        return sorted(fewest), "collective_mismatch" if different else "rank_stuck", differs
+    return [], "rank_stuck", lambda s: s.top
