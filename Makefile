@@ -1,0 +1,34 @@
+# Everything a person or CI types. Each target sets up what it needs (scripts/setup); nothing else is installed by hand.
+# PYTHON=/path/to/python3.11 chooses the interpreter for .venv.
+
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all bench lint lock clean
+
+help: ## Show what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+
+setup: ## Make .venv with Rankfall, torch and the test tools (stamped: at once when nothing changed)
+	@scripts/setup
+
+demo: setup ## Train the example on 2 nodes x 2 ranks, let a rank fall, watch Rankfall explain, retry and resume
+	@$(PY) scripts/demo.py
+
+test: setup ## Everything CI runs: lint, tests, coverage of the changed lines, a covering part of the fault matrix
+	@$(PY) scripts/check.py test
+
+test-all: setup ## As test, with the whole fault matrix; writes docs/results/faults.md (about an hour)
+	@$(PY) scripts/check.py test-all
+
+bench: setup ## Measure speed and memory side by side with plain tools; prints a table
+	@$(PY) bench
+
+lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
+	@$(PY) scripts/check.py lint
+
+lock: setup ## Write constraints.txt anew: the newest versions that fit
+	@scripts/lock
+
+clean: ## Remove what the targets above made (not the run directories)
+	rm -rf .venv build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,123 @@
+"""Runs the stages of ``make test``, ``make test-all`` and ``make lint`` and prints how long each took.
+
+Every stage runs even when an earlier one failed, so that one run shows all that is wrong; the exit code is 1 when any failed. A test stage
+that ran no test counts as failed (pytest's exit code 5 is not 0). Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+REPORTS = ROOT / "build" / "reports"
+CHANGED_LINES_COVERED = 95
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the time table: a name and the commands that all must succeed."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def tool(name: str, *arguments: str) -> tuple[str, ...]:
+    """A command of the project's own virtual environment."""
+    return (str(BIN / name), *arguments)
+
+
+def pytest(*arguments: str) -> tuple[str, ...]:
+    """Pytest with branch coverage that later stages add up."""
+    return (sys.executable, "-m", "pytest", "-q", "--cov", "--cov-append", "--cov-report=", *arguments)
+
+
+LINT = Stage(
+    "lint",
+    (
+        tool("ruff", "check", "."),
+        tool("ruff", "format", "--check", "."),
+        tool("mypy"),
+        tool("mypy", "--no-incremental", "tests/faults", "scripts", "examples"),
+        tool("lint-imports"),
+        tool("vermin", "--target=3.8-", "--no-tips", "--violations", "--eval-annotations", "src/rankfall_inside"),
+    ),
+)
+# The tests that start torch come in a stage of their own, one after the other: two torchruns at once on two cores would
+# measure the machine and not the product.
+UNIT = Stage("unit tests", (pytest("-n", "2", "-m", "not faults and not torch", "tests"),))
+TORCH = Stage("torchrun tests", (pytest("-m", "torch and not faults", "tests"),))
+FAULTS = Stage("faults, covering part", (pytest("-m", "faults and not full", "tests/faults"),))
+FAULTS_ALL = Stage(
+    "faults, all", (pytest("-m", "faults", "tests/faults"),), {"RANKFALL_FAULTS_REPORT": "docs/results/faults.md"}
+)
+COVERAGE = Stage(
+    "coverage",
+    (
+        tool("coverage", "report", "--sort=cover"),
+        tool("coverage", "xml", "-q", "-o", str(REPORTS / "coverage.xml")),
+        (sys.executable, "scripts/diff_base.py", str(REPORTS / "changed.diff")),
+        tool(
+            "diff-cover",
+            str(REPORTS / "coverage.xml"),
+            "--diff-file",
+            str(REPORTS / "changed.diff"),
+            f"--fail-under={CHANGED_LINES_COVERED}",
+        ),
+    ),
+)
+PLANS = {
+    "lint": (LINT,),
+    "test": (LINT, UNIT, TORCH, FAULTS, COVERAGE),
+    "test-all": (LINT, UNIT, TORCH, FAULTS_ALL, COVERAGE),
+}
+
+
+def run(stage: Stage) -> bool:
+    """Whether every command of the stage succeeded; all are run."""
+    good = True
+    for command in stage.commands:
+        shown = " ".join(Path(part).name if part.startswith(str(BIN)) else part for part in command)
+        print(f"\n== {stage.name}: {shown}", flush=True)
+        code = subprocess.run(command, cwd=ROOT, env=os.environ | stage.env, check=False).returncode
+        if code:
+            print(f"== {stage.name}: exit {code}: {shown}", flush=True)
+            good = False
+    return good
+
+
+def setup_seconds() -> float:
+    """How long scripts/setup took just now; 0 when its stamp was fresh."""
+    try:
+        return float((ROOT / "build" / "setup-seconds").read_text())
+    except (OSError, ValueError):
+        return 0.0
+
+
+def main(plan: str) -> int:
+    """Run the stages of ``plan`` and print the time table."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for old in ROOT.glob(".coverage*"):
+        old.unlink()
+    rows: list[tuple[str, float, str]] = [("setup", setup_seconds(), "ok")]
+    for stage in PLANS[plan]:
+        began = time.monotonic()
+        good = run(stage)
+        rows.append((stage.name, time.monotonic() - began, "ok" if good else "FAILED"))
+    print(f"\n{'stage':<24}{'seconds':>9}  result")
+    for name, seconds, result in rows:
+        print(f"{name:<24}{seconds:>9.1f}  {result}")
+    print(f"{'all':<24}{sum(row[1] for row in rows):>9.1f}", flush=True)
+    return 0 if all(row[2] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PLANS:  # noqa: PLR2004 - the program and one plan
+        sys.exit(f"usage: check.py {'|'.join(PLANS)}")
+    sys.exit(main(sys.argv[1]))
