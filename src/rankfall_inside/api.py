@@ -1,0 +1,100 @@
+"""What a training script may call: ``progress``, ``record``, and the marks ``Retryable`` and ``Final``.
+
+Everything works, and does nothing, where no wrapper is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rankfall_inside import hook
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+_state = hook.state
+_monotonic = time.monotonic
+_time_ns = time.time_ns
+# Between two writes of the progress file.
+_EVERY_S = 1.0
+
+
+class _Marked(Exception):  # noqa: N818 - a base for two words of the product
+    """An exception that carries the user's word about retrying; an exception given as first argument becomes its cause."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if args and isinstance(args[0], BaseException):
+            self.__cause__ = args[0]
+
+
+class Retryable(_Marked):  # noqa: N818 - the product's word
+    """Raise or wrap with it: the same attempt may succeed when it is repeated."""
+
+    rankfall_mark = "retryable"
+
+
+class Final(_Marked):  # noqa: N818 - the product's word
+    """Raise or wrap with it: repeating cannot help."""
+
+    rankfall_mark = "final"
+
+
+def progress(step: int, phase: str | None = None) -> None:
+    """Say that ``step`` is done. Cheap enough for every step; stored at most once a second.
+
+    Args:
+        step: number of the step, counted by the caller.
+        phase: ``import``, ``rendezvous``, ``init``, ``step``, ``checkpoint``, ``teardown``; ``step`` when left out.
+    """
+    _state.step = step
+    _state.step_ns = _time_ns()
+    _state.phase = phase or "step"
+    if _monotonic() >= _state.progress_due:
+        _store()
+
+
+def flush() -> None:
+    """Store the last progress now, when there is some that is not stored."""
+    if _state.step is not None:
+        _store()
+
+
+def _store() -> None:
+    _state.progress_due = _monotonic() + _EVERY_S
+    if not hook.claim_quietly() or os.getpid() != _state.pid:
+        return
+    from rankfall_inside import tinyjson
+
+    path = os.path.join(_state.slot_dir, "progress", f"{_state.ordinal}.json")
+    try:
+        data = {"step": int(_state.step or 0), "phase": _state.phase, "at_ns": _state.step_ns, "pid": _state.pid}
+        fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, tinyjson.dumps(data).encode("ascii"))
+        finally:
+            os.close(fd)
+        os.rename(path + ".tmp", path)
+    except (OSError, TypeError, ValueError):
+        return
+
+
+def record(function: F) -> F:
+    """Decorator for a main function: an exception that leaves it is recorded, also where a caller catches it, and goes on unchanged."""
+    import functools
+
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            from rankfall_inside import watch
+
+            watch.saw(error)
+            raise
+
+    return recorded  # type: ignore[return-value]

@@ -1,0 +1,240 @@
+"""The hook: makes a process that is a rank say so, and say why it ended.
+
+``install`` runs in every Python of a job, so it is cheap where there is no rank. In a rank it claims an ordinal, moves fd 1 and 2 onto
+the wrapper's pipes, writes the start record and stays to see exceptions. Everything it does may fail; then the job goes on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rankfall_inside import identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NAMES = frozenset(source[0] for source in identity.SOURCES) | {"TF_CONFIG"}
+
+
+class State:
+    """What this process knows of itself. One process has at most one rank."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.slot_dir = ""
+        self.claimed = False
+        # A child of a rank, or a process whose claim was refused: it stays silent.
+        self.silent = False
+        # RANK was set in this process after it started; it is claimed at the next sign of life.
+        self.pending = False
+        self.fields: dict[str, Any] = {}
+        self.ordinal: int | None = None
+        self.notes: list[str] = []
+        self.step: int | None = None
+        self.step_ns: int | None = None
+        self.phase: str | None = None
+        self.progress_due = 0.0
+        self.exit_code: int | None = None
+
+
+state = State()
+
+
+def install() -> None:
+    """Start the hook in this process. Called by sitecustomize, at most once."""
+    environ = os.environ
+    state.slot_dir = environ["RANKFALL_SLOT_DIR"]
+    holder = environ.get("RANKFALL_CLAIMED", "").partition(":")[0]
+    if holder and holder != str(os.getpid()):
+        # A child of a rank, started by exec.
+        state.silent = True
+        return
+    if identity.has_rank(environ):
+        claim()
+    if state.claimed or state.silent:
+        return
+    _watch_environment()
+    os.register_at_fork(after_in_child=_forked)
+    if "multiprocessing" in " ".join(_orig_argv()):
+        from rankfall_inside import children
+
+        children.watch()
+
+
+def _orig_argv() -> list[str]:
+    found = getattr(sys, "orig_argv", None)  # from 3.10
+    if found is not None:
+        return list(found)
+    from rankfall_inside import procfs
+
+    return list(procfs.cmdline(os.getpid()))
+
+
+def _watch_environment() -> None:
+    """Notice that RANK is set later (function launch): os.environ raises an audit event for each putenv."""
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.putenv":
+            if not state.claimed and not state.silent and os.fsdecode(args[0]) in _NAMES:
+                state.pending = True
+        elif state.pending and not state.claimed and not state.silent and _may_claim_late():
+            # The first thing that happens after the launcher has set its variables, all of them by now.
+            state.pending = False
+            claim_quietly()
+
+    sys.addaudithook(audit)
+
+
+def _may_claim_late() -> bool:
+    """Only a multiprocessing child becomes a rank as soon as it has RANK; another process may set it for children that it starts."""
+    process = sys.modules.get("multiprocessing.process")
+    parent = getattr(process, "parent_process", None)
+    return parent is not None and parent() is not None
+
+
+def _forked() -> None:
+    if state.claimed:
+        state.silent = True
+        state.pid = os.getpid()
+        return
+    state.pid = os.getpid()
+    if "multiprocessing.util" in sys.modules:
+        from rankfall_inside import children
+
+        children.watch()
+
+
+def claim_quietly() -> bool:
+    """Claim when this process has a rank and has not claimed yet; whether it is a rank. Never raises."""
+    if not state.claimed and not state.silent and state.slot_dir and identity.has_rank(os.environ):
+        try:
+            claim()
+        except Exception:
+            state.silent = True
+    return state.claimed and not state.silent
+
+
+def claim() -> None:
+    """Become a rank, or find that an ancestor is the rank already.
+
+    Raises:
+        OSError: the slot directory cannot be used.
+    """
+    from rankfall_inside import claims, procfs, records
+
+    environ = os.environ
+    found = identity.read(environ)
+    if found is None:
+        return
+    argv = tuple(_orig_argv())
+    if found["local_rank"] is None and identity.is_launcher(argv):
+        return
+    pid = os.getpid()
+    own = procfs.stat(pid)
+    start = own.start if own else 0
+    holder, _, before = environ.get("RANKFALL_CLAIMED", "").partition(":")
+    again = holder == str(pid) and before.isdigit()
+    if again:
+        # The rank has replaced itself with exec: same process, same streams, its start is recorded already.
+        ordinal: int | None = int(before)
+    else:
+        root = claims.find_root(pid, environ, records.whole(environ, "RANKFALL_WRAPPER") or 0)
+        text = claims.text_of(pid=pid, start=start, root=root, found=found)
+        given = records.whole(environ, "RANKFALL_ORDINAL")
+        ordinal = claims.claim(os.path.join(state.slot_dir, "claims"), text=text, root=root, ordinal=given)
+    if ordinal is None:
+        state.silent = True
+        return
+    state.claimed = True
+    state.pid = pid
+    state.ordinal = ordinal
+    state.fields = records.place(environ)
+    state.fields.update(found, ordinal=ordinal, pid=pid, ppid=os.getppid(), start_ticks=start, boot_id=procfs.boot_id())
+    if not again:
+        environ["RANKFALL_CLAIMED"] = f"{pid}:{ordinal}"
+        _notify(ordinal)
+        moved = True if given is not None else _move_streams(ordinal)
+        started = dict(state.fields, argv=records.safe_argv(argv), python=sys.version.split()[0], streams=moved)
+        write("start", dict(started, notes=state.notes), sync=False)
+    from rankfall_inside import watch
+
+    watch.install()
+
+
+def _notify(ordinal: int) -> None:
+    """Wake the wrapper: it opens a pidfd of this process and new pipes for the next ones."""
+    try:
+        fd = os.open(os.path.join(state.slot_dir, "notify"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"claim %d\n" % ordinal)
+        finally:
+            os.close(fd)
+    except OSError:
+        state.notes.append("the wrapper was not reached")
+
+
+def _move_streams(ordinal: int) -> bool:
+    """Put fd 1 and 2 onto the wrapper's pipes, where they still are the slot's own; a redirect of the user stays."""
+    slot = os.environ.get("RANKFALL_PIPES", "").split(":")
+    out, err = _inode(1), _inode(2)
+    moved = 0
+    for fd, inode, kind in ((1, out, "out"), (2, err, "out" if err == out else "err")):
+        if inode not in slot:
+            state.notes.append(f"fd {fd} was redirected before and stays")
+            continue
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                continue
+        pipe = _open_pipe(os.path.join(state.slot_dir, "pipes", f"{ordinal}.{kind}"))
+        if pipe is None:
+            state.notes.append(f"no pipe for fd {fd}")
+            continue
+        os.set_blocking(pipe, True)
+        os.dup2(pipe, fd)
+        os.close(pipe)
+        moved += 1
+    return moved == 2  # noqa: PLR2004 - both
+
+
+def _inode(fd: int) -> str:
+    try:
+        return str(os.fstat(fd).st_ino)
+    except OSError:
+        return "closed"
+
+
+def _open_pipe(path: str) -> int | None:
+    import time
+
+    for _ in range(20):
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # Many ranks began at once; the wrapper makes more pipes as soon as it is told.
+            time.sleep(0.005)
+        except OSError:
+            return None
+    return None
+
+
+def write(kind: str, fields: dict[str, Any], *, sync: bool) -> bool:
+    """Write one record of this rank; an error record that no disk takes goes out on the log channel."""
+    from rankfall_inside import records
+
+    record = records.new(kind, writer="hook", fields=fields)
+    if records.write(
+        record, os.environ.get("RANKFALL_RECORD_DIR") or os.path.join(state.slot_dir, "records"), sync=sync
+    ):
+        return True
+    token = os.environ.get("RANKFALL_TOKEN")
+    if kind != "error" or not token:
+        return False
+    try:
+        os.write(2, records.line(record, token))
+    except OSError:
+        return False
+    return True

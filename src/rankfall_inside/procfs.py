@@ -1,0 +1,179 @@
+"""What /proc says about processes: parents, state, exit status, environment, wait channels.
+
+Children are found by scanning parents in ``/proc/*/stat``: ``/proc/PID/task/TID/children`` is missing on many kernels. A process is
+named by pid and start time together, because pids are used again. Whatever cannot be read is None, never an exception.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Environment and command line of a foreign process are text of the job: bounded.
+_MAX_ENVIRON = 1 << 20
+_MAX_CMDLINE = 1 << 16
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+class Stat:
+    """One line of ``/proc/PID/stat``; ``start`` in clock ticks since boot, ``cpu_s`` in seconds, ``exit_status`` as of wait(2)."""
+
+    __slots__ = ("comm", "cpu_s", "exit_status", "pid", "ppid", "start", "state")
+
+    def __init__(
+        self, *, pid: int, comm: str, state: str, ppid: int, cpu_s: float, start: int, exit_status: int
+    ) -> None:
+        self.pid = pid
+        self.comm = comm
+        self.state = state
+        self.ppid = ppid
+        self.cpu_s = cpu_s
+        self.start = start
+        self.exit_status = exit_status
+
+
+def read_bounded(path: str, limit: int) -> bytes | None:
+    """The first ``limit`` bytes of a file, or None when it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts: list[bytes] = []
+        while limit > 0:
+            part = os.read(fd, min(limit, 1 << 16))
+            if not part:
+                break
+            parts.append(part)
+            limit -= len(part)
+        return b"".join(parts)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _parse(data: bytes | None, pid: int) -> Stat | None:
+    if not data:
+        return None
+    # The name stands in parentheses and may hold spaces and parentheses itself.
+    left, right = data.find(b"("), data.rfind(b")")
+    fields = data[right + 2 :].split()
+    try:
+        return Stat(
+            pid=pid,
+            comm=data[left + 1 : right].decode("utf-8", "replace"),
+            state=fields[0].decode("ascii"),
+            ppid=int(fields[1]),
+            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            start=int(fields[19]),
+            exit_status=int(fields[49]),
+        )
+    except (IndexError, ValueError):
+        return None
+
+
+def stat(pid: int) -> Stat | None:
+    """The state of process ``pid``, also of a zombie; None when it is gone."""
+    return _parse(read_bounded(f"/proc/{pid}/stat", 4096), pid)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of ``pid`` in clock ticks since boot."""
+    found = stat(pid)
+    return None if found is None else found.start
+
+
+def snapshot() -> dict[int, Stat]:
+    """All processes that can be seen, by pid."""
+    found: dict[int, Stat] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return found
+    for name in names:
+        if name.isdigit():
+            one = stat(int(name))
+            if one is not None:
+                found[one.pid] = one
+    return found
+
+
+def descendants(root: int, processes: dict[int, Stat] | None = None) -> list[Stat]:
+    """All processes below ``root`` (not itself), parents before children."""
+    table = snapshot() if processes is None else processes
+    children: dict[int, list[Stat]] = {}
+    for one in table.values():
+        children.setdefault(one.ppid, []).append(one)
+    found: list[Stat] = []
+    seen: set[int] = {root}
+    queue = [root]
+    while queue:
+        for one in children.get(queue.pop(0), ()):
+            if one.pid not in seen:
+                seen.add(one.pid)
+                found.append(one)
+                queue.append(one.pid)
+    return found
+
+
+def environ(pid: int) -> dict[str, str] | None:
+    """The environment that ``pid`` was started with (later changes do not show), or None when it may not be read."""
+    data = read_bounded(f"/proc/{pid}/environ", _MAX_ENVIRON)
+    if data is None:
+        return None
+    found: dict[str, str] = {}
+    for item in data.split(b"\0"):
+        name, equals, value = item.partition(b"=")
+        if equals:
+            found[os.fsdecode(name)] = os.fsdecode(value)
+    return found
+
+
+def cmdline(pid: int) -> tuple[str, ...]:
+    """The words of the command line, empty for kernel threads, zombies and what may not be read."""
+    data = read_bounded(f"/proc/{pid}/cmdline", _MAX_CMDLINE) or b""
+    return tuple(os.fsdecode(word) for word in data.split(b"\0")[:-1])
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether ``pid`` has a handler for ``signum`` (SigCgt): only then may a signal that kills by default be sent."""
+    for line in (read_bounded(f"/proc/{pid}/status", 1 << 14) or b"").splitlines():
+        if line.startswith(b"SigCgt:"):
+            try:
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+            except (IndexError, ValueError):
+                return False
+    return False
+
+
+def boot_id() -> str | None:
+    """The kernel's id of this boot, or None."""
+    data = read_bounded("/proc/sys/kernel/random/boot_id", 64)
+    return data.decode("ascii", "replace").strip() or None if data else None
+
+
+def threads(pid: int) -> list[dict[str, str]]:
+    """State of each thread: ``tid``, ``comm``, ``state``, ``cpu_s``, ``wchan``, ``syscall`` (as text, at most 256 threads)."""
+    try:
+        names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:256]
+    except (OSError, ValueError):
+        return []
+    found = []
+    for name in names:
+        base = f"/proc/{pid}/task/{name}/"
+        one = _parse(read_bounded(base + "stat", 4096), int(name))
+        if one is None:
+            continue
+        wchan = (read_bounded(base + "wchan", 128) or b"").decode("ascii", "replace").strip()
+        syscall = (read_bounded(base + "syscall", 256) or b"").decode("ascii", "replace").strip()
+        found.append(
+            {
+                "tid": name,
+                "comm": one.comm,
+                "state": one.state,
+                "cpu_s": f"{one.cpu_s:.2f}",
+                "wchan": wchan,
+                "syscall": syscall,
+            }
+        )
+    return found

@@ -1,0 +1,243 @@
+"""The ranks of a slot as the wrapper sees them: claimed by a hook, found in /proc, or started by the plain launcher.
+
+Each rank gets one end record, from whoever could read its exit status; where the hook is absent the wrapper writes the start record too.
+A process is never called a rank twice: claims decide (see :mod:`rankfall_inside.claims`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from rankfall_inside import claims, identity, pidfd, procfs, records
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+
+class Rank:
+    """One process that is a rank. ``identity`` holds the record's fields of that name; ``hook`` whether the hook claimed it."""
+
+    def __init__(self, *, ordinal: int, pid: int, start: int, identity: dict[str, Any], hook: bool) -> None:
+        self.ordinal = ordinal
+        self.pid = pid
+        self.start = start
+        self.identity = identity
+        self.hook = hook
+        self.pidfd: int | None = None
+        self.ended = False
+
+    def fields(self) -> dict[str, Any]:
+        """What every record about this rank says."""
+        return dict(self.identity, ordinal=self.ordinal, pid=self.pid, start_ticks=self.start)
+
+
+class Ranks:
+    """All ranks of one wrapper, by ordinal.
+
+    Args:
+        slot_dir: of the contract in docs/architecture.md.
+        write: writes a record: ``write(kind, fields, sync)``.
+        watch: called with (pidfd, rank) for each rank whose end must be noticed.
+    """
+
+    def __init__(
+        self,
+        slot_dir: str,
+        *,
+        write: Callable[[str, dict[str, Any], bool], None],
+        watch: Callable[[int, Rank], None],
+    ) -> None:
+        self._claims = os.path.join(slot_dir, "claims")
+        self._progress = os.path.join(slot_dir, "progress")
+        self._write = write
+        self._watch = watch
+        self._next = 0
+        # Processes with RANK that no hook has claimed yet: (pid, start) -> identity; a second look makes them ranks.
+        self._candidates: dict[tuple[int, int], tuple[dict[str, Any], int | None]] = {}
+        self._no_rank: set[tuple[int, int]] = set()
+        self.by_ordinal: dict[int, Rank] = {}
+
+    @property
+    def claimed(self) -> int:
+        """How many ordinals are taken."""
+        return self._next
+
+    def live(self) -> list[Rank]:
+        """Ranks that have not ended."""
+        return [rank for rank in self.by_ordinal.values() if not rank.ended]
+
+    def find(self, pid: int) -> Rank | None:
+        """The live rank with this pid."""
+        for rank in self.by_ordinal.values():
+            if rank.pid == pid and not rank.ended:
+                return rank
+        return None
+
+    def read_claims(self) -> list[Rank]:
+        """Take in claims that hooks made since the last call; the new ranks."""
+        fresh = []
+        while True:
+            numbers = claims.read(os.path.join(self._claims, f"o{self._next}"))
+            if numbers is None or len(numbers) < 4 + len(claims.IDENTITY):
+                # Absent, or its writer has not finished the line: next time.
+                return fresh
+            ordinal, self._next = self._next, self._next + 1
+            if ordinal in self.by_ordinal:
+                continue
+            named = {name: None if value < 0 else value for name, value in zip(claims.IDENTITY, numbers[4:])}
+            rank = Rank(ordinal=ordinal, pid=numbers[0], start=numbers[1], identity=named, hook=True)
+            self.by_ordinal[ordinal] = rank
+            self._begin(rank)
+            fresh.append(rank)
+
+    def add_own(self, pid: int, ordinal: int, named: dict[str, Any]) -> None:
+        """A rank that the plain launcher started: it has its ordinal from the beginning; its hook, when there is one, says so later."""
+        start = procfs.start_ticks(pid) or 0
+        claims.take(self._claims, ordinal, claims.text_of(pid=pid, start=start, root=(pid, start), found=named))
+        self.by_ordinal[ordinal] = Rank(ordinal=ordinal, pid=pid, start=start, identity=named, hook=False)
+        self._next = max(self._next, ordinal + 1)
+        self._candidates[(pid, start)] = (named, ordinal)
+
+    def _begin(self, rank: Rank) -> None:
+        fd = pidfd.open_pid(rank.pid)
+        if fd is not None and procfs.start_ticks(rank.pid) in (rank.start, None):
+            rank.pidfd = fd
+            self._watch(fd, rank)
+            return
+        if fd is not None:
+            os.close(fd)
+        if procfs.start_ticks(rank.pid) != rank.start:
+            self.ended(rank, None, "gone", {})
+
+    def scan(self, root: int, processes: dict[int, procfs.Stat]) -> None:
+        """Look below ``root`` for processes that have RANK and no hook, and notice ends where no pidfd could be had."""
+        for one in procfs.descendants(root, processes):
+            ident = (one.pid, one.start)
+            if one.state == "Z" or ident in self._candidates or ident in self._no_rank:
+                continue
+            self._look(one, root)
+        for ident in list(self._candidates):
+            self._decide(ident, gone=ident[0] not in processes or processes[ident[0]].start != ident[1])
+        self._no_rank = {ident for ident in self._no_rank if ident[0] in processes}
+        for rank in self.live():
+            seen = processes.get(rank.pid)
+            if rank.pidfd is None and (seen is None or seen.start != rank.start):
+                self.ended(rank, None, "gone", {})
+
+    def _look(self, one: procfs.Stat, root: int) -> None:
+        ident = (one.pid, one.start)
+        environ = procfs.environ(one.pid)
+        if environ is None:
+            return
+        found = identity.read(environ) if identity.has_rank(environ) else None
+        argv = procfs.cmdline(one.pid)
+        if found is None:
+            # Between fork and exec a child looks like its parent: it is asked again while it is young.
+            return
+        if identity.is_launcher(argv) or claims.find_root(one.pid, environ, root) != ident:
+            self._no_rank.add(ident)
+            return
+        found["rank_source"] = str(found["rank_source"]).replace("env:", "proc:")
+        self._candidates[ident] = (found, None)
+        fd = pidfd.open_pid(one.pid)
+        if fd is not None:
+            # Kept until the second look, so that the exit status of a short life can be read.
+            self._candidates[ident] = (dict(found, _pidfd=fd), None)
+
+    def _decide(self, ident: tuple[int, int], *, gone: bool) -> None:
+        pid, start = ident
+        found, ordinal = self._candidates[ident]
+        looks = int(found.get("_looks", 0)) + 1
+        claimed = os.path.exists(os.path.join(self._claims, f"r{pid}-{start}.0"))
+        if not claimed and not gone and looks < 3:  # noqa: PLR2004 - the third look is half a second after the first
+            self._candidates[ident] = (dict(found, _looks=looks), ordinal)
+            return
+        del self._candidates[ident]
+        fd = found.pop("_pidfd", None)
+        found.pop("_looks", None)
+        if claimed:
+            self._no_rank.add(ident)
+            if fd is not None:
+                os.close(fd)
+            if ordinal is not None:
+                self.by_ordinal[ordinal].hook = True
+            return
+        if ordinal is None:
+            rank = self._adopt(pid, start, found)
+            if rank is None:
+                return
+            if fd is not None:
+                rank.pidfd = fd
+                self._watch(fd, rank)
+        else:
+            rank = self.by_ordinal[ordinal]
+        self._no_rank.add(ident)
+        argv = records.safe_argv(procfs.cmdline(pid))
+        notes = ["hook absent"]
+        self._write("start", dict(rank.fields(), argv=argv, streams=ordinal is not None, notes=notes), False)
+
+    def _adopt(self, pid: int, start: int, found: dict[str, Any]) -> Rank | None:
+        text = claims.text_of(pid=pid, start=start, root=(pid, start), found=found)
+        try:
+            # The root's claim too, so that a hook that loads late becomes no second rank.
+            ordinal = claims.claim(self._claims, text=text, root=(pid, start))
+        except OSError:
+            return None
+        if ordinal is None:
+            return None
+        rank = Rank(ordinal=ordinal, pid=pid, start=start, identity=found, hook=False)
+        self.by_ordinal[ordinal] = rank
+        return rank
+
+    def settle(self) -> None:
+        """At the slot's end: what is still a candidate had no hook."""
+        for ident in list(self._candidates):
+            self._decide(ident, gone=True)
+
+    def exit_of(self, rank: Rank) -> tuple[int | None, str]:
+        """Exit status of a rank whose pidfd is readable, and who read it."""
+        return pidfd.exit_status(rank.pid, rank.start, rank.pidfd)
+
+    def ended(self, rank: Rank, status: int | None, how: str, extra: dict[str, Any]) -> None:
+        """Write the end record of ``rank``, once."""
+        if rank.ended:
+            return
+        rank.ended = True
+        for ident in list(self._candidates):
+            if ident == (rank.pid, rank.start):
+                self._decide(ident, gone=True)
+        fields = rank.fields()
+        fields.update(self._last_progress(rank.ordinal))
+        exit_info = extra.pop("exit", {})
+        exit_info.update(exit_fields(status), how=how)
+        fields.update(extra, exit=exit_info)
+        if not rank.hook:
+            fields["notes"] = ["hook absent"]
+        self._write("end", fields, True)
+
+    def _last_progress(self, ordinal: int) -> dict[str, Any]:
+        data = procfs.read_bounded(os.path.join(self._progress, f"{ordinal}.json"), 4096)
+        if not data:
+            return {}
+        import json
+
+        try:
+            found = json.loads(data)
+            step, at_ns, phase = found.get("step"), found.get("at_ns"), found.get("phase")
+        except (ValueError, AttributeError):
+            return {}
+        return {
+            "step": step if isinstance(step, int) else None,
+            "step_ns": at_ns if isinstance(at_ns, int) else None,
+            "phase": phase[:64] if isinstance(phase, str) else None,
+        }
+
+
+def exit_fields(status: int | None) -> dict[str, Any]:
+    """``code`` or ``signal`` of a wait(2) status; nothing when it is unknown."""
+    if status is None:
+        return {}
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status)}
+    return {"code": os.WEXITSTATUS(status)}

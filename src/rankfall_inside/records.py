@@ -1,0 +1,199 @@
+"""Builds, bounds and writes records: ``rankfall.record/1``, one JSON file each, written once under a name nobody else uses.
+
+A record is never rewritten and never half there: it is written under a temporary name and linked to its own. Where the folder cannot
+be written, an error record goes out as one line of the log channel instead. Nothing here raises towards the job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rankfall_inside import tinyjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping
+
+SCHEMA = "rankfall.record/1"
+# One record: enough for a long trace, small enough that a thousand of them are read at once.
+MAX_RECORD = 256 * 1024
+# One message (also an item of ``chain``).
+MAX_MESSAGE = 16 * 1024
+MAX_TRACEBACK = 96 * 1024
+# One line of the log channel: log drivers cut longer ones.
+MAX_LINE = 8 * 1024
+_MAX_ARGS = 64
+_MAX_ARG = 512
+_SECRET_WORDS = (
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "api-key",
+    "api_key",
+    "apikey",
+    "credential",
+    "access-key",
+    "access_key",
+)
+
+
+def cut(text: str, limit: int) -> tuple[str, bool]:
+    """``text`` within ``limit`` characters, head and tail kept, and whether something was left out."""
+    if len(text) <= limit:
+        return text, False
+    mark = f"\n... {len(text) - limit} characters left out ...\n"
+    head = max(0, (limit - len(mark)) // 2)
+    tail = max(0, limit - len(mark) - head)
+    return text[:head] + mark + text[len(text) - tail :], True
+
+
+def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
+    """A command line for a record: bounded, values of options that sound like secrets replaced."""
+    found: list[str] = []
+    hide = False
+    for arg in argv[:_MAX_ARGS]:
+        name, equals, _ = arg.partition("=")
+        sounds = any(word in name.lower() for word in _SECRET_WORDS) and (name.startswith("-") or bool(equals))
+        if hide and not arg.startswith("-"):
+            found.append("***")
+        elif sounds and equals:
+            found.append(name + "=***")
+        elif "://" in arg and "@" in arg:
+            found.append(arg.partition("://")[0] + "://***@" + arg.rpartition("@")[2])
+        else:
+            found.append(cut(arg, _MAX_ARG)[0])
+        hide = sounds and not equals
+    return found
+
+
+def whole(environ: Mapping[str, str], name: str) -> int | None:
+    """The non-negative number in the variable ``name``, or None."""
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() and len(text) < 10 else None  # noqa: PLR2004 - fits 32 bit
+
+
+def place(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Where this process is: run, attempt, role, slot, node and so on, as fields of a record."""
+    return {
+        "run": environ.get("RANKFALL_RUN"),
+        "attempt": whole(environ, "RANKFALL_ATTEMPT"),
+        "role": environ.get("RANKFALL_ROLE"),
+        "slot": whole(environ, "RANKFALL_SLOT"),
+        "instance": environ.get("RANKFALL_INSTANCE"),
+        "node": environ.get("RANKFALL_NODE"),
+        "host": os.uname().nodename,
+        "pod": environ.get("RANKFALL_POD"),
+        "pod_uid": environ.get("RANKFALL_POD_UID"),
+    }
+
+
+def new(kind: str, *, writer: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of ``kind``, stamped now; fields that are None are left out."""
+    record: dict[str, Any] = {"schema": SCHEMA, "id": os.urandom(16).hex(), "kind": kind, "writer": writer}
+    record["at_ns"] = time.time_ns()
+    record["mono_ns"] = time.monotonic_ns()
+    for name, value in fields.items():
+        if value is not None and value not in ((), []):
+            record[name] = value
+    return record
+
+
+def encode(record: dict[str, Any], *, limit: int = MAX_RECORD) -> bytes:
+    """JSON of ``record`` within ``limit`` bytes: long texts lose their middle first, then lists their tail."""
+    data = tinyjson.dumps(record).encode("ascii")
+    size = limit
+    while len(data) > limit:
+        # ASCII JSON may be six bytes a character, so the room for texts is halved until all fits.
+        size //= 2
+        record["truncated"] = True
+        _shrink(record, size)
+        data = tinyjson.dumps(record).encode("ascii")
+        if not size:
+            break
+    return data
+
+
+def _shrink(record: dict[str, Any], size: int) -> None:
+    error = record.get("error")
+    if isinstance(error, dict):
+        error["traceback"] = cut(error.get("traceback", ""), size // 2)[0]
+        error["message"] = cut(error.get("message", ""), size // 8)[0]
+        error["chain"] = [cut(text, size // 32)[0] for text in error.get("chain", ())][:16]
+        error["types"] = [cut(text, 256)[0] for text in error.get("types", ())][:32]
+        error["frames"] = list(error.get("frames", ()))[-max(4, size // 2048) :]
+    for name, value in list(record.items()):
+        if isinstance(value, str):
+            record[name] = cut(value, max(64, size // 2))[0]
+    for name in ("argv", "notes"):
+        if name in record:
+            record[name] = [cut(text, max(32, size // 64))[0] for text in record[name]][:8]
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    def word(value: Any) -> str:
+        text = str(value) if value is not None else "x"
+        return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)[:64]
+
+    return f"{record['kind']}-a{word(record.get('attempt'))}-{word(record.get('role'))}-{word(record.get('slot'))}-{record['id']}.json"
+
+
+def write(record: dict[str, Any], folder: str, *, sync: bool) -> bool:
+    """Write ``record`` into ``folder``; False when that cannot be done.
+
+    Args:
+        record: of :func:`new`; may be shortened.
+        folder: an existing directory.
+        sync: wait until the disk has it: for what must outlive the machine, not for starts.
+    """
+    if not folder:
+        return False
+    name = _name(record)
+    temporary = os.path.join(folder, "." + name + ".tmp")
+    try:
+        data = encode(record)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except Exception:
+        return False
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        _publish(temporary, os.path.join(folder, name))
+    except OSError:
+        _remove(temporary)
+        return False
+    return True
+
+
+def _publish(temporary: str, name: str) -> None:
+    try:
+        os.link(temporary, name)
+    except OSError:
+        # File systems without hard links; the name is random, so nothing can be overwritten.
+        os.rename(temporary, name)
+    else:
+        _remove(temporary)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def line(record: dict[str, Any], token: str) -> bytes:
+    """``record`` as one line of the log channel, at most 8 KiB, with its newline; the same id makes it the same record."""
+    import base64
+
+    head = b"\x1erankfall/1 " + token.encode("utf-8", "replace") + b" "
+    # base64 needs four bytes for three.
+    room = (MAX_LINE - len(head) - 8) * 3 // 4
+    return head + base64.urlsafe_b64encode(encode(dict(record), limit=room)) + b"\n"

@@ -1,0 +1,41 @@
+"""Loaded by every Python of a job because its directory is first on PYTHONPATH; starts the hook, then the sitecustomize that it hides.
+
+In the bundle this file lies beside the package, not in it. It must never break the user's Python.
+"""
+
+import os
+import sys
+
+
+def _hook():  # type: () -> None
+    try:
+        from rankfall_inside import hook
+
+        hook.install()
+    except BaseException:  # noqa: BLE001, S110 - whatever it is, the job's Python starts
+        pass
+
+
+def _chain():  # type: () -> None
+    """Run the next sitecustomize on sys.path (Debian ships one), as if this one were not there; its errors are site's to report."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    paths = [path for path in sys.path if os.path.abspath(path or os.curdir) != here]
+    for finder in sys.meta_path:
+        if getattr(finder, "__name__", "") != "PathFinder":
+            continue
+        spec = finder.find_spec("sitecustomize", paths)
+        if spec is None or spec.loader is None:
+            return
+        module = type(sys)("sitecustomize")
+        module.__spec__ = spec
+        module.__loader__ = spec.loader
+        module.__file__ = spec.origin
+        module.__cached__ = spec.cached
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+        return
+
+
+if "RANKFALL_WRAPPER" in os.environ and "RANKFALL_SLOT_DIR" in os.environ:
+    _hook()
+_chain()

@@ -1,0 +1,128 @@
+"""What one slot writes: its directory, lock, records, marks of own kills and its end. The contract is docs/architecture.md."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from rankfall_inside import cgroup, procfs, records, tinyjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping
+
+FOLDERS = ("claims", "pipes", "progress", "stacks", "errors")
+
+
+class SlotBusyError(Exception):
+    """Another wrapper holds this slot directory."""
+
+
+class SlotFiles:
+    """Opens the slot directory for one wrapper.
+
+    Raises:
+        OSError: it cannot be made or written.
+        SlotBusyError: another wrapper holds it.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, instance: str) -> None:
+        self.path = os.path.abspath(environ["RANKFALL_SLOT_DIR"])
+        for name in FOLDERS:
+            os.makedirs(os.path.join(self.path, name), exist_ok=True)
+        self._lock = self._take_lock()
+        self._clear()
+        self.records = environ.get("RANKFALL_RECORD_DIR") or os.path.join(self.path, "records")
+        try:
+            os.makedirs(self.records, exist_ok=True)
+        except OSError:
+            self.records = os.path.join(self.path, "records")
+            os.makedirs(self.records, exist_ok=True)
+        self._place = dict(records.place(environ), instance=instance, boot_id=procfs.boot_id())
+        self._oom_path = cgroup.counter_path()
+        self._oom_start = cgroup.read(self._oom_path)
+        self._kills = os.open(
+            os.path.join(self.path, "kills.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        self.unwritten = 0
+
+    def _take_lock(self) -> int:
+        fd = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise SlotBusyError(self.path) from error
+        os.ftruncate(fd, 0)
+        pid = os.getpid()
+        os.write(fd, f"{pid} {procfs.start_ticks(pid) or 0} {procfs.boot_id() or '-'}\n".encode("ascii"))
+        return fd
+
+    def _clear(self) -> None:
+        """An emptyDir outlives its container: claims and pipes of an earlier one would be taken for this one's."""
+        for name in FOLDERS:
+            folder = os.path.join(self.path, name)
+            for entry in os.listdir(folder):
+                os.unlink(os.path.join(folder, entry))
+        try:
+            os.unlink(os.path.join(self.path, "end.json"))
+        except OSError:
+            pass
+
+    def control(self) -> int:
+        """The read side of ``ctl``; also a writer, so that it never reports its end."""
+        path = os.path.join(self.path, "ctl")
+        try:
+            os.mkfifo(path, 0o600)
+        except FileExistsError:
+            pass
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def notices(self) -> int:
+        """The read side of ``notify``, through which hooks say that they have claimed."""
+        path = os.path.join(self.path, "notify")
+        try:
+            os.mkfifo(path, 0o600)
+        except FileExistsError:
+            pass
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def oom_kills(self) -> int | None:
+        """Growth of the cgroup's OOM counter since the start; None when it cannot be read."""
+        now = cgroup.read(self._oom_path)
+        return None if now is None or self._oom_start is None else now - self._oom_start
+
+    def write(self, kind: str, fields: Mapping[str, Any], sync: bool) -> None:  # noqa: FBT001 - passed on as a callback
+        """Write one record; what cannot be written is counted in ``unwritten``."""
+        everything = dict(self._place)
+        everything.update(fields)
+        if not records.write(records.new(kind, writer="wrapper", fields=everything), self.records, sync=sync):
+            self.unwritten += 1
+
+    def mark_kill(self, pid: int, signum: int, reason: str, fields: Mapping[str, Any]) -> None:
+        """Say, before it is sent, that the wrapper itself sends ``signum`` to ``pid``."""
+        mark = {"pid": pid, "signal": int(signum), "reason": reason, "at_ns": time.time_ns()}
+        try:
+            os.write(self._kills, tinyjson.dumps(mark).encode("ascii") + b"\n")
+        except OSError:
+            self.unwritten += 1
+        named = dict(fields, pid=pid, exit={"signal": int(signum), "how": "sent", "ours": True, "reason": reason})
+        self.write("kill", named, False)
+
+    def finish(self, fields: Mapping[str, Any]) -> None:
+        """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all."""
+        record = records.new("slot_end", writer="wrapper", fields=dict(self._place, **fields))
+        if not records.write(record, self.records, sync=True):
+            self.unwritten += 1
+        path = os.path.join(self.path, "end.json")
+        try:
+            fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(fd, records.encode(record) + b"\n")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(path + ".tmp", path)
+        except OSError:
+            return
