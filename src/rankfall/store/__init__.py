@@ -1,1 +1,26 @@
-"""Layer store."""
+"""The run directory: raw streams with their index, the sqlite tables, the lease of the one writer, derived files.
+
+Streams are never rewritten. All that others read of a run (terminal, JSON, reports) comes from here; nothing else is kept anywhere.
+"""
+
+from rankfall.store.home import default_home, home
+from rankfall.store.lease import Holder
+from rankfall.store.reader import Reader
+from rankfall.store.rows import AttemptRow, DecisionRow, RunRow, StreamRow, VerdictRow
+from rankfall.store.rundir import RunDir, list_runs
+from rankfall.store.writer import Writer
+
+__all__ = [
+    "AttemptRow",
+    "DecisionRow",
+    "Holder",
+    "Reader",
+    "RunDir",
+    "RunRow",
+    "StreamRow",
+    "VerdictRow",
+    "Writer",
+    "default_home",
+    "home",
+    "list_runs",
+]

@@ -1,0 +1,188 @@
+"""One writer a run: the lease. Held with ``flock`` (freed by the kernel when its holder dies), on network file systems with a link.
+
+The lease file says who holds it: ``{"pid", "host", "start", "boot", "at"}``. Readers look at that and at /proc and take no lock, so
+looking at a run can never get in its supervisor's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import LockHeld, StoreError
+from rankfall.store.fs import file_system
+
+_POLL_S: Final = 0.05
+_START_FIELD: Final = 19
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a lease: process, host, the process's start in clock ticks, the boot, and since when (nanoseconds)."""
+
+    pid: int
+    host: str = ""
+    start: int | None = None
+    boot: str = ""
+    at: int | None = None
+
+    def alive(self) -> bool | None:
+        """Whether the holder still lives; None on another host, where nobody here can tell."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot and self.boot != _boot():
+            return False
+        start = start_ticks(self.pid)
+        return start is not None and (self.start is None or start == self.start)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when it is gone (or a zombie, which holds no lock)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    if len(fields) <= _START_FIELD or fields[0] in "ZX":
+        return None
+    return int(fields[_START_FIELD])
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def holder(path: Path) -> Holder | None:
+    """Who the lease file names; None when nobody holds it or it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(4096)
+        return msgspec.json.decode(data, type=Holder) if data.strip() else None
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def held(path: Path) -> bool:
+    """Whether a living process holds the lease; a holder on another host counts as living."""
+    found = holder(path)
+    return found is not None and found.alive() is not False
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold the lease at ``path``.
+
+    Args:
+        path: the lease file; its folder must exist.
+        wait: how many seconds to wait for another holder to let go.
+
+    Raises:
+        LockHeld: another process holds it; names its pid and host.
+        StoreError: the file cannot be made.
+    """
+    link = file_system(path.parent).network
+    deadline = time.monotonic() + wait
+    me = Holder(
+        pid=os.getpid(), host=socket.gethostname(), start=start_ticks(os.getpid()), boot=_boot(), at=time.time_ns()
+    )
+    text = msgspec.json.encode(me)
+    take = _take_link if link else _take_flock
+    while True:
+        try:
+            release = take(path, text)
+        except OSError as error:
+            raise StoreError(
+                f"cannot take the writer lock {path}: {error.strerror or error}",
+                hint="free space, or make the run directory writable",
+            ) from error
+        if release is not None:
+            break
+        if time.monotonic() >= deadline:
+            raise _refusal(path)
+        time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+    with release:
+        yield
+
+
+def _refusal(path: Path) -> LockHeld:
+    found = holder(path)
+    who = f"process {found.pid} on {found.host}" if found else "another process"
+    return LockHeld(
+        f"run {path.parent.name} is held by {who}",
+        hint=f"watch it with: rankfall attach {path.parent.name}; or end that process first",
+    )
+
+
+def _take_flock(path: Path, text: bytes) -> contextlib.ExitStack | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        # A full disk must not keep a supervisor out: the lock itself needs no room.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, text, 0)
+        stack.callback(_clear, fd)
+        return stack.pop_all()
+
+
+def _clear(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+
+
+def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
+    """Link a file of our own to the lease's name: the one lock that NFS keeps. A dead holder of this host is cleared away."""
+    own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, text)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    try:
+        for _ in range(2):
+            with contextlib.suppress(FileExistsError):
+                os.link(own, path)
+            # The answer of link may be lost on the way; the count of links is the truth.
+            if own.stat().st_nlink == 2:  # noqa: PLR2004 - own name and lease
+                stack = contextlib.ExitStack()
+                stack.callback(_unlink_ours, path, text)
+                return stack
+            found = holder(path)
+            if found is None or found.alive() is not False:
+                return None
+            _set_aside(path, found)
+        return None
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, dead: Holder) -> None:
+    """Take a dead holder's lease away: renamed first and looked at again, so that a new holder's lease is never removed."""
+    aside = path.with_name(f".{path.name}.dead.{os.urandom(4).hex()}")
+    with contextlib.suppress(OSError):
+        path.rename(aside)
+        if holder(aside) != dead:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+def _unlink_ours(path: Path, text: bytes) -> None:
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == text:
+            path.unlink()

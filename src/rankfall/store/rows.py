@@ -1,0 +1,73 @@
+"""What the run directory's tables hold, as frozen structs. Times are integer nanoseconds since the epoch, None = unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rankfall.model import Decision, Diagnosis, RunState
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The run as a whole.
+
+    Attributes:
+        reason: why it is in this state, in words.
+        incomplete: what could not be recorded, in words; empty = the record is whole.
+    """
+
+    state: RunState = "queued"
+    reason: str | None = None
+    started: int | None = None
+    ended: int | None = None
+    incomplete: tuple[str, ...] = ()
+
+
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt. ``plan`` is what the backend wrote down to find its slots again; ``state`` is ``running`` until its end."""
+
+    attempt: int
+    started: int | None = None
+    ended: int | None = None
+    state: str = "running"
+    plan: dict[str, Any] = {}
+
+
+class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rank the bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) of a stream belong to.
+
+    Attributes:
+        stream: path of the stream relative to the run directory.
+        local: process ordinal, or ``slot`` for lines of no rank.
+        proof: where that is known from, as ``record`` or ``launcher``.
+    """
+
+    stream: str
+    attempt: int
+    round: int | None = None
+    role: str
+    slot: int
+    instance: int = 0
+    local: str
+    rank: int | None = None
+    from_byte: int = 0
+    to_byte: int | None = None
+    proof: str = ""
+
+
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision with its number; ``done_at`` is None while it is only an intent."""
+
+    id: int
+    attempt: int
+    decision: Decision
+    done_at: int | None = None
+
+
+class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an attempt's verdict."""
+
+    attempt: int
+    version: int
+    diagnosis: Diagnosis

@@ -1,0 +1,248 @@
+"""A run's directory: its paths, its spec, its lease and its readers. Making the object touches nothing and takes no lock.
+
+Layout: docs/architecture.md and DESIGN "Run directory". A run's id is ``<name>-<6 hex>``; whatever else lies in ``runs/`` is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import JobSpec, NotFound, StoreError, UsageError
+from rankfall.store import lease as leases
+from rankfall.store.fs import file_system
+from rankfall.store.home import prepare
+from rankfall.store.reader import Reader
+from rankfall.store.writer import Writer
+
+_ID: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
+_MAX_SPEC: Final = 16 << 20
+_SHOWN: Final = 5
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """``meta.json``: when the run was made (nanoseconds since the epoch) and the token of the request that made it."""
+
+    created: int
+    request_token: str | None = None
+
+
+class RunDir:
+    """One run's directory.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    @classmethod
+    def create(cls, spec: JobSpec, *, home: Path, request_token: str | None = None) -> RunDir:
+        """A new run directory; it appears under its name only when spec and folders are in it.
+
+        Args:
+            spec: the job.
+            home: Rankfall's home.
+            request_token: names the request: a second call with the same token and name gives the first call's run.
+
+        Raises:
+            StoreError: home cannot be written.
+        """
+        prepare(home)
+        meta = Meta(created=time.time_ns(), request_token=request_token)
+        fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
+        try:
+            for folder in ("logs", "records", "slots"):
+                (fresh / folder).mkdir(parents=True)
+            _write_synced(fresh / "meta.json", msgspec.json.encode(meta))
+            _write_synced(fresh / "spec.json", msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+            for number in range(1000):
+                path = home / "runs" / f"{spec.name}-{_suffix(request_token, number)}"
+                if _take_name(fresh, path):
+                    return cls(path)
+                if request_token is not None and _meta(path).request_token == request_token:
+                    return cls(path)
+            raise StoreError(f"no free id for {spec.name} in {home}/runs", hint="remove old runs or use another name")
+        except OSError as error:
+            raise StoreError(
+                f"cannot make a run directory in {home}/runs: {error.strerror or error}",
+                hint="free space there, or set RANKFALL_HOME to a folder that you can write",
+            ) from error
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    @classmethod
+    def open(cls, home: Path, run: str) -> RunDir:
+        """The run with this id, or the only one whose id begins so.
+
+        Raises:
+            NotFound: there is none; names those that look like it.
+            UsageError: several begin so; names them.
+        """
+        ids = _ids(home)
+        if run in ids:
+            return cls(home / "runs" / run)
+        found = sorted(one for one in ids if run and one.startswith(run))
+        if len(found) == 1:
+            return cls(home / "runs" / found[0])
+        if found:
+            raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more of the id")
+        near = difflib.get_close_matches(run[:100], ids, n=_SHOWN, cutoff=0.5)
+        hint = f"near it: {_list(near)}" if near else "rankfall ps lists the runs"
+        raise NotFound(f"there is no run {run[:100]!r} in {home}", hint=hint)
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """The job spec.
+
+        Raises:
+            StoreError: spec.json is missing or damaged.
+        """
+        path = self.path / "spec.json"
+        try:
+            with path.open("rb") as file:
+                return msgspec.json.decode(file.read(_MAX_SPEC), type=JobSpec)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(
+                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
+            ) from error
+
+    @cached_property
+    def created(self) -> int:
+        """When the run was made, nanoseconds since the epoch; 0 when nothing tells."""
+        return _meta(self.path).created
+
+    @property
+    def records_dir(self) -> Path:
+        """Folder of the records."""
+        return self.path / "records"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Folder of all raw streams."""
+        return self.path / "logs"
+
+    @property
+    def db_path(self) -> Path:
+        """The sqlite database."""
+        return self.path / "run.db"
+
+    @property
+    def lease_path(self) -> Path:
+        """The writer's lease."""
+        return self.path / "lease"
+
+    def slot_dir(self, attempt: int, role: str, slot: int) -> Path:
+        """Folder that supervisor and wrapper of one slot share."""
+        return self.path / "slots" / f"attempt-{attempt}" / f"{role}-{slot}"
+
+    def stream_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
+        """Folder of one instance's raw streams."""
+        return self.logs_dir / f"attempt-{attempt}" / f"{role}-{slot}" / str(instance)
+
+    @contextlib.contextmanager
+    def lease(self, *, wait: float = 0.0) -> Iterator[Writer]:
+        """Hold the run's lease and write to it.
+
+        Args:
+            wait: seconds to wait for another holder to let go.
+
+        Raises:
+            LockHeld: another process holds it.
+            StoreError: the directory cannot be written.
+        """
+        if not self.path.is_dir():
+            raise StoreError(f"{self.path} is gone", hint="rankfall ps lists the runs")
+        with leases.hold(self.lease_path, wait=wait):
+            writer = Writer(self.db_path, journal=file_system(self.path).journal)
+            try:
+                yield writer
+            finally:
+                writer.close()
+
+    def lease_holder(self) -> leases.Holder | None:
+        """The living process that holds the lease (or may, on another host); None when nobody does. Takes no lock."""
+        found = leases.holder(self.lease_path)
+        return found if found is not None and found.alive() is not False else None
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """Read the run, whether or not somebody writes it; what is damaged stands in ``Reader.problems``."""
+        with contextlib.closing(Reader(self)) as reader:
+            yield reader
+
+
+def list_runs(home: Path) -> list[RunDir]:
+    """All runs, newest first. Damaged ones are in the list too: their ``spec`` raises, their summary says ``unknown``.
+
+    Raises:
+        StoreError: the folder cannot be read.
+    """
+    return sorted((RunDir(home / "runs" / one) for one in _ids(home)), key=lambda run: (-run.created, run.id))
+
+
+def _ids(home: Path) -> list[str]:
+    try:
+        with os.scandir(home / "runs") as entries:
+            return [entry.name for entry in entries if _ID.fullmatch(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {home}/runs: {error.strerror or error}", hint="make it readable, or set RANKFALL_HOME"
+        ) from error
+
+
+def _suffix(token: str | None, number: int) -> str:
+    if token is None:
+        return os.urandom(3).hex()
+    return hashlib.sha256(f"{number}:{token}".encode()).hexdigest()[:6]
+
+
+def _take_name(fresh: Path, path: Path) -> bool:
+    try:
+        fresh.rename(path)
+    except OSError as error:
+        if error.errno in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+            return False
+        raise
+    return True
+
+
+def _meta(path: Path) -> Meta:
+    try:
+        with (path / "meta.json").open("rb") as file:
+            return msgspec.json.decode(file.read(65536), type=Meta)
+    except (OSError, msgspec.MsgspecError):
+        pass
+    try:
+        # spec.json is written once, so its age is the run's.
+        return Meta(created=(path / "spec.json").stat().st_mtime_ns)
+    except OSError:
+        return Meta(created=0)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _list(ids: list[str]) -> str:
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return ", ".join(ids[:_SHOWN]) + more

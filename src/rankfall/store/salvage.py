@@ -1,0 +1,132 @@
+"""What a run directory still tells without its database: from folder names, the slots' own files and the ranks' records.
+
+Far less than the database knows, and never a guess: a rank comes from a record that names it, a slot from its folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rankfall.model import RankFacts, Record, SlotFacts
+from rankfall.store.names import StreamName, find_streams
+from rankfall.store.rows import AttemptRow, StreamRow
+
+if TYPE_CHECKING:
+    from rankfall.store.rundir import RunDir
+
+_ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")
+_SLOT: Final = re.compile(r"(.+)-([0-9]{1,9})")
+_MAX_RECORD: Final = 1 << 20
+
+
+def attempts(run_dir: RunDir) -> list[AttemptRow]:
+    """Attempts that left a folder."""
+    numbers = {
+        int(match[1])
+        for folder in (run_dir.logs_dir, run_dir.path / "slots")
+        for name in _names(folder)
+        if (match := _ATTEMPT.fullmatch(name))
+    }
+    return [AttemptRow(attempt=number, state="unknown") for number in sorted(numbers)]
+
+
+def slots(run_dir: RunDir, attempt: int) -> list[SlotFacts]:
+    """Slots that left a folder."""
+    found = []
+    for name in _names(run_dir.path / "slots" / f"attempt-{attempt}"):
+        match = _SLOT.fullmatch(name)
+        if match:
+            found.append(SlotFacts(slot=int(match[2]), role=match[1]))
+    return sorted(found, key=lambda facts: (facts.role or "", facts.slot))
+
+
+def ranks(run_dir: RunDir, attempt: int) -> list[RankFacts]:
+    """Ranks that wrote a start record, with the end that a later record tells."""
+    found: dict[tuple[int, int], RankFacts] = {}
+    ends: dict[tuple[int, int], Record] = {}
+    for record in _records(run_dir.records_dir, attempt, kinds=("start", "end")):
+        if record.rank is None:
+            continue
+        key = (-1 if record.round is None else record.round, record.rank)
+        if record.kind == "end":
+            # The wrapper saw the end from outside; the hook's own word is only what the process meant to do.
+            if key not in ends or record.writer == "wrapper":
+                ends[key] = record
+            continue
+        found[key] = RankFacts(
+            rank=record.rank,
+            slot=record.slot,
+            node=record.node,
+            role=record.role,
+            local_rank=record.local_rank,
+            group_rank=record.group_rank,
+            pid=record.pid,
+            round=record.round,
+            started_at=record.at_ns,
+            hook="loaded" if record.writer == "hook" else "absent",
+        )
+    for key, end in ends.items():
+        if key in found:
+            code = end.exit.code if end.exit else None
+            signal = end.exit.signal if end.exit else None
+            found[key] = msgspec.structs.replace(
+                found[key], state="ended", exit_code=code, signal=signal, ended_at=end.at_ns
+            )
+    return [found[key] for key in sorted(found)]
+
+
+def streams(run_dir: RunDir, attempt: int | None = None) -> list[StreamRow]:
+    """Streams whose rank a start record names by the process ordinal."""
+    owners: dict[tuple[int | None, str | None, int | None, str], Record] = {}
+    for record in _records(run_dir.records_dir, attempt, kinds=("start",)):
+        if record.rank is not None and record.ordinal is not None:
+            owners[record.attempt, record.role, record.slot, str(record.ordinal)] = record
+    found = []
+    for name in find_streams(run_dir.logs_dir, attempt=attempt):
+        owner = owners.get((name.attempt, name.role, name.slot, name.local))
+        if owner is not None and _same_instance(owner, name):
+            found.append(
+                StreamRow(
+                    stream=name.stream,
+                    attempt=name.attempt,
+                    round=owner.round,
+                    role=name.role,
+                    slot=name.slot,
+                    instance=name.instance,
+                    local=name.local,
+                    rank=owner.rank,
+                    proof="record",
+                )
+            )
+    return found
+
+
+def _same_instance(record: Record, name: StreamName) -> bool:
+    return record.instance is None or record.instance == str(name.instance)
+
+
+def _records(folder: Path, attempt: int | None, *, kinds: tuple[str, ...]) -> Iterator[Record]:
+    """Readable records of these kinds in the order of their names; the rest is left to who explains the run."""
+    decoder = msgspec.json.Decoder(Record)
+    for name in _names(folder):
+        if not name.endswith(".json") or not name.startswith(tuple(f"{kind}-" for kind in kinds)):
+            continue
+        try:
+            with (folder / name).open("rb") as file:
+                record = decoder.decode(file.read(_MAX_RECORD))
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if record.kind in kinds and (attempt is None or record.attempt == attempt):
+            yield record
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
