@@ -31,4 +31,5 @@ def schema_of(name: str) -> dict[str, Any]:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
                 part["required"] = list(part["properties"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name.replace("-", "/"), **schema}
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))  # tuples of defaults become lists
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name.replace("-", "/"), **plain}

@@ -1,0 +1,305 @@
+"""The reducer against the scenarios of the facts (errors.md section 7) that need no real process."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import msgspec
+import pytest
+
+from cases import at, case, died, left, piece, rank, slots
+from rankfall.diagnose import diagnose
+from rankfall.model import SlotFacts
+
+
+def victims(verdict):
+    return sorted(c.rank for c in verdict.consequences)
+
+
+def test_errors_s1_the_one_that_raised_is_named_though_others_fail_too():
+    ranks = [left(0, 1, seconds=3), left(1, 1, seconds=3), left(2, 1, seconds=1), left(3, 1, seconds=2)]
+    evidence = [
+        piece("user_code_exception", 2, seconds=1),
+        *(piece("peer_lost", n, role="secondary", seconds=2) for n in (0, 1, 3)),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.node, verdict.cause.slug) == (2, "node1", "user_code_exception")
+    assert verdict.cause.confidence == "proven"
+    assert victims(verdict) == [0, 1, 3]
+
+
+def test_errors_s13_a_record_without_time_does_not_win_as_earliest():
+    ranks = [left(0, 1), left(1, 1)]
+    evidence = [
+        piece("peer_lost", 0, role="secondary", seconds=None),
+        piece("user_code_exception", 1, seconds=5),
+    ]
+    assert diagnose(case(ranks, evidence)).verdict.rank == 1
+
+
+def test_errors_s13_an_unknown_time_never_beats_a_known_one_by_time():
+    ranks = [left(0, 1), left(1, 1)]
+    evidence = [
+        piece("user_code_exception", 0, seconds=None, line="A"),
+        piece("user_code_exception", 1, seconds=5, line="B"),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert verdict.cause.confidence == "likely"
+    assert [a.rank for a in verdict.alternatives] == [1]
+
+
+def test_errors_s16_equal_times_in_any_order_give_one_verdict():
+    ranks = [left(n, 1) for n in range(4)]
+    evidence = [piece("user_code_exception", n, seconds=1, line=f"line {n}") for n in range(4)]
+    dice = random.Random(7)
+    answers = set()
+    for _ in range(50):
+        dice.shuffle(evidence)
+        answers.add(msgspec.json.encode(diagnose(case(ranks, evidence)).verdict))
+    assert len(answers) == 1
+
+
+def test_errors_s21_a_rendezvous_shutdown_error_does_not_mask_the_worker():
+    evidence = [
+        piece("user_code_exception", 1, seconds=1),
+        piece("rdzv_closed", None, role="secondary", seconds=2, slot=0),
+    ]
+    assert diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict.rank == 1
+
+
+def test_errors_s22_siblings_stopped_by_the_agent_are_victims():
+    ranks = [left(0, 1), *(died(n, 15, by="agent", seconds=2) for n in range(1, 8))]
+    verdict = diagnose(case(ranks, [piece("user_code_exception", 0)])).verdict
+    assert verdict.rank == 0
+    assert {c.slug for c in verdict.consequences} == {"peer_teardown"}
+    assert victims(verdict) == list(range(1, 8))
+    assert verdict.alternatives == ()
+
+
+def test_errors_s23_nothing_of_another_attempt_counts():
+    evidence = [
+        piece("host_oom", 0, attempt=1, trust="kernel", source="kernel"),
+        piece("user_code_exception", 1, attempt=3),
+    ]
+    verdict = diagnose(case([left(0, 1), left(1, 1)], evidence, attempt=3)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "user_code_exception")
+
+
+def test_errors_s25_a_controllers_words_are_never_the_cause():
+    evidence = [
+        piece("controller_verdict", None, role="primary", slot=0, source="event", trust="platform"),
+        piece("peer_lost", 1, role="secondary", seconds=2),
+    ]
+    verdict = diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict
+    assert verdict.cause.slug != "controller_verdict"
+
+
+def test_errors_s27_a_killed_rank_beats_the_earlier_word_of_its_victim():
+    ranks = [left(0, 1, seconds=1.2), left(1, 1, seconds=1.2), left(2, 1, seconds=1.2), died(3, 9, seconds=1.02)]
+    evidence = [piece("peer_lost", n, role="secondary", seconds=1.0) for n in (0, 1, 2)]
+    diagnosis = diagnose(case(ranks, evidence))
+    assert (diagnosis.verdict.rank, diagnosis.verdict.cause.slug) == (3, "killed_unknown")
+    assert diagnosis.exit_code == 137
+    assert victims(diagnosis.verdict) == [0, 1, 2]
+    assert diagnosis.verdict.node_action == "none"
+
+
+def test_errors_s28_the_counter_makes_it_out_of_memory_and_its_absence_does_not():
+    ranks = [left(0, 1), died(1, 9)]
+    lost = piece("peer_lost", 0, role="secondary", seconds=1)
+    assert diagnose(case(ranks, [lost])).verdict.cause.slug == "killed_unknown"
+    counter = piece("host_oom", 1, source="kernel", trust="wrapper", specificity=85)
+    verdict = diagnose(case(ranks, [lost, counter])).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (1, "host_oom", "proven")
+    assert verdict.retry == "no"
+
+
+def test_errors_s29_of_a_hang_the_odd_one_out_is_named_not_the_first_to_complain():
+    ranks = [rank(n, state="running") for n in range(6)]
+    evidence = [
+        piece("collective_timeout", 2, role="secondary", seconds=1),
+        *(piece("collective_timeout", n, role="secondary", seconds=2) for n in (0, 1, 3, 4)),
+        piece("rank_stuck", 5, source="recorder", seconds=3),
+    ]
+    verdict = diagnose(
+        case(ranks, evidence, ended=False, hung=True, slots=slots(3, state="running", exit_code=None))
+    ).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (5, "rank_stuck", "suspected")
+
+
+def test_errors_s31_the_same_error_everywhere_is_one_cause_of_nobodys_node():
+    ranks = [left(n, 1, seconds=1 + n / 20) for n in range(16)]
+    evidence = [piece("user_code_exception", n, seconds=1 + n / 20, line="ValueError: x") for n in range(16)]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.scope, verdict.node_action, verdict.retry) == (None, "all", "none", "no")
+    assert verdict.consequences == ()
+
+
+def test_errors_s31_ranks_stopped_before_they_could_raise_do_not_hide_that_it_was_everywhere():
+    ranks = [left(0, 1), died(1, 15, by="agent"), left(2, 1), died(3, 15, by="agent")]
+    evidence = [piece("import_error", n, line="ModuleNotFoundError") for n in (0, 2)]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.scope) == (None, "all")
+
+
+def test_errors_s32_an_informational_xid_does_not_beat_a_users_error():
+    evidence = [
+        piece("gpu_app_xid", 0, role="context", source="kernel", trust="kernel", seconds=0.5),
+        piece("user_code_exception", 1, seconds=1),
+    ]
+    assert diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict.cause.slug == "user_code_exception"
+
+
+def test_errors_s33_a_kernel_fact_wins_and_its_gpu_is_named():
+    evidence = [
+        piece("gpu_ecc", 1, source="kernel", trust="kernel", gpu="0000:4e:00", seconds=1),
+        piece("gpu_ecc", 1, seconds=2),
+        piece("peer_lost", 0, role="secondary", seconds=2),
+    ]
+    verdict = diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict
+    assert (verdict.rank, verdict.gpu, verdict.retry, verdict.node_action) == (1, "0000:4e:00", "elsewhere", "taint")
+
+
+def test_text_of_a_job_alone_never_taints():
+    evidence = [piece("gpu_ecc", 1, source="log", trust="job")]
+    assert diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict.node_action == "suspect"
+
+
+def test_errors_s34_no_evidence_is_unknown_with_what_is_missing():
+    verdict = diagnose(case([], [], world_size=4)).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence) == ("unknown", "unknown")
+    assert any("ranks 0, 1, 2, 3" in text for text in verdict.missing)
+    assert (verdict.node_action, verdict.retry) == ("none", "once")
+
+
+def test_errors_s38_the_lower_cause_of_a_dead_data_worker_wins():
+    evidence = [
+        piece("dataloader_died", 0, role="secondary", specificity=60, seconds=1),
+        piece("shm_exhausted", 0, source="log", trust="job", specificity=80, seconds=0.9),
+    ]
+    assert diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict.cause.slug == "shm_exhausted"
+
+
+def test_errors_s40_a_cancelled_run_is_cancelled_whatever_the_ranks_say():
+    verdict = diagnose(case([died(0, 15)], [], cancelled="cancelled by the user")).verdict
+    assert (verdict.state, verdict.cause.slug, verdict.retry) == ("cancelled", "cancelled", "no")
+
+
+def test_uneven_data_names_the_rank_that_left_with_success():
+    ranks = [left(0, 1, seconds=3), left(1, 0, seconds=1), left(2, 1, seconds=3), left(3, 1, seconds=3)]
+    evidence = [piece("peer_lost", n, role="secondary", seconds=2) for n in (0, 2, 3)]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "uneven_data")
+
+
+def test_a_watchdogs_abort_is_a_victims_end():
+    ranks = [died(0, 6), died(1, 6)]
+    evidence = [piece("collective_timeout", n, role="secondary", peers=(1,)) for n in (0,)]
+    ranks = [died(0, 6), rank(1, state="running")]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert verdict.cause.slug == "collective_timeout"
+    assert verdict.rank == 1
+    assert verdict.cause.confidence == "suspected"
+
+
+def test_a_killed_agent_is_a_fault_of_its_slot():
+    ranks = [left(0, 1), left(1, 1), died(2, 9, by="wrapper", seconds=2), died(3, 9, by="wrapper", seconds=2)]
+    agents = (
+        SlotFacts(slot=0, node="node0", launcher="torchrun", state="ended", exit_code=1),
+        SlotFacts(
+            slot=1, node="node1", launcher="torchrun", state="ended", signal=9, killed_by="foreign", ended_at=at(1)
+        ),
+    )
+    evidence = [piece("peer_lost", n, role="secondary", seconds=1.5) for n in (0, 1)]
+    verdict = diagnose(case(ranks, evidence, slots=agents)).verdict
+    assert (verdict.scope, verdict.slot, verdict.node, verdict.rank) == ("slot", 1, "node1", None)
+    assert verdict.cause.slug == "killed_unknown"
+
+
+def test_a_signal_to_one_agent_is_named_at_its_slot():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent"), died(3, 15, by="agent")]
+    evidence = [
+        piece("external_signal", None, role="secondary", slot=1, source="log", trust="job", seconds=1),
+        *(piece("peer_lost", n, role="secondary", seconds=1.5) for n in (0, 1)),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.cause.slug, verdict.slot, verdict.rank, verdict.retry) == ("external_signal", 1, None, "yes")
+
+
+def test_a_line_that_was_lived_through_is_no_cause():
+    ranks = [left(0, 1, seconds=100), left(1, 1, seconds=101)]
+    evidence = [
+        piece("hub_unreachable", 0, source="log", trust="job", seconds=10),
+        piece("user_code_exception", 0, seconds=100),
+        piece("peer_lost", 1, role="secondary", seconds=100.5),
+    ]
+    assert diagnose(case(ranks, evidence)).verdict.cause.slug == "user_code_exception"
+
+
+def test_a_nameless_exception_after_a_death_is_its_echo():
+    ranks = [died(0, 9, seconds=1), left(1, 1, seconds=4)]
+    evidence = [piece("user_code_exception", 1, seconds=3, line="StepFailed: partner gone")]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (0, "killed_unknown")
+
+
+def test_a_crash_signal_is_an_explicit_fault():
+    ranks = [left(0, 1), died(1, 11)]
+    verdict = diagnose(case(ranks, [piece("peer_lost", 0, role="secondary")])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "segfault")
+
+
+def test_a_bare_code_beside_a_victims_word_says_nothing():
+    ranks = [left(0, 3, seconds=1), left(1, 1, seconds=2)]
+    verdict = diagnose(case(ranks, [piece("peer_lost", 1, role="secondary", seconds=1.5)])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (0, "user_exit")
+    assert diagnose(case(ranks, [piece("peer_lost", 1, role="secondary")])).exit_code == 3
+
+
+def test_port_taken_beats_the_others_that_never_reached_it():
+    evidence = [
+        piece("address_in_use", None, slot=0, source="log", trust="job", seconds=1),
+        piece("rdzv_unreachable", None, slot=1, source="log", trust="job", seconds=0.5),
+    ]
+    verdict = diagnose(case([], evidence, world_size=4, slots=slots(2))).verdict
+    assert (verdict.cause.slug, verdict.slot) == ("address_in_use", 0)
+
+
+def test_an_earlier_round_is_history():
+    ranks = [left(0, 1, round=0), left(0, 0, round=1, pid=7), left(1, 1, round=1)]
+    evidence = [
+        piece("user_code_exception", 0, round=0, line="old"),
+        piece("bad_sample", 1, round=1),
+    ]
+    assert diagnose(case(ranks, evidence, world_size=2)).verdict.cause.slug == "bad_sample"
+
+
+def test_a_running_job_without_failure_has_none():
+    verdict = diagnose(
+        case([rank(0, state="running")], [], ended=False, slots=slots(1, state="running", exit_code=None))
+    ).verdict
+    assert verdict.state == "running"
+
+
+@pytest.mark.parametrize("signal", [15, 2, 1, 10])
+def test_a_foreign_stop_signal_to_one_rank_is_external(signal):
+    ranks = [left(0, 1), died(1, signal)]
+    verdict = diagnose(case(ranks, [piece("peer_lost", 0, role="secondary")])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "external_signal")
+
+
+def test_every_permutation_of_a_small_case_gives_one_verdict():
+    ranks = [left(0, 1), died(1, 9), left(2, 0), left(3, 1)]
+    evidence = [
+        piece("peer_lost", 0, role="secondary", seconds=1),
+        piece("user_code_exception", 3, seconds=1),
+        piece("host_oom", 1, source="kernel", trust="wrapper"),
+        piece("rdzv_closed", None, role="secondary", slot=0),
+    ]
+    answers = {
+        msgspec.json.encode(diagnose(case(list(r), list(e))).verdict)
+        for r in itertools.permutations(ranks)
+        for e in itertools.permutations(evidence)
+    }
+    assert len(answers) == 1
