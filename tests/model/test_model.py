@@ -9,11 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rankfall.model.schemas as schemas
 from cases import case, left, piece
 from rankfall.diagnose import diagnose
 from rankfall.diagnose.times import rfc3339
-from rankfall.model import JobSpec, Record, RunsDocument, RunSummary, SpecError, catalogue, cause_info, spec_from
+from rankfall.model import (
+    JobSpec,
+    Record,
+    RunsDocument,
+    RunSummary,
+    SpecError,
+    catalogue,
+    cause_info,
+    schemas,
+    spec_from,
+)
 from rankfall.model.exit_codes import CAUSE_CODES, exit_class, shell_code
 
 FOLDER = Path(schemas.__file__).parent

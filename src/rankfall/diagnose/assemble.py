@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Final
 
 from rankfall.diagnose.candidates import Candidate
@@ -119,7 +120,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         node=node,
         time=_time(piece.at, piece.uncertainty or 0.0) if piece else Time(),
         decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
-        evidence=tuple(_as_proof(e) for e in _ordered(subjects)[:MAX_PROOF]),
+        evidence=_proof(subjects, None),
         consequences=_consequences(subjects, {subject.key} if at_subject and subject else set(), None),
         missing=tuple(missing) or ("anything that says why the job ended",),
         retry=info.retry,
@@ -187,35 +188,31 @@ def _decisive(chosen: Candidate) -> Decisive | None:
     return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
 
 
-def _proof(subjects: Subjects, chosen: Candidate) -> tuple[Proof, ...]:
-    """The chosen one's own pieces first, then what supports it elsewhere, then the others' words."""
-    own = sorted(
-        {e.id: e for s in (chosen.subject, *chosen.same[:8]) for e in s.evidence}.values(),
-        key=lambda e: (e is not chosen.best, e.slug != chosen.slug, e.role != "primary", e.at or 0, e.where, e.id),
-    )
-    taken = {e.id for e in own}
-    rest = [e for e in _ordered(subjects) if e.id not in taken]
-    return tuple(_as_proof(e) for e in (own + rest)[:MAX_PROOF])
+def _proof(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
+    """The chosen one's own pieces first, then the others' words by role and time; bounded."""
+    own = {s.key for s in (chosen.subject, *chosen.same[:8])} if chosen else set()
+    role = {"primary": 0, "secondary": 1, "context": 2}
+
+    def order(row: tuple[Subject, Evidence]) -> tuple[object, ...]:
+        subject, e = row
+        at = e.at if e.at is not None else 1 << 62
+        if chosen is not None and subject.key in own:
+            return (0, e is not chosen.best, e.slug != chosen.slug, role[e.role], at, e.where, e.id)
+        return (1, role[e.role], NEAREST.get(e.slug, 5), 0, at, e.where, e.id)
+
+    rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
+    return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
 
 
-def _ordered(subjects: Subjects) -> list[Evidence]:
-    pieces = [e for s in subjects.all.values() for e in s.evidence]
-    rank = {"primary": 0, "secondary": 1, "context": 2}
-    return sorted(
-        pieces,
-        key=lambda e: (rank[e.role], NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.where, e.id),
-    )
-
-
-def _as_proof(e: Evidence) -> Proof:
+def _as_proof(subject: Subject, e: Evidence) -> Proof:
     return Proof(
         id=e.id,
         source=e.source,
         slug=e.slug,
         role=e.role,
-        rank=e.rank,
-        slot=e.slot,
-        node=e.node,
+        rank=e.rank if e.rank is not None else subject.rank_number,
+        slot=e.slot if e.slot is not None else subject.slot_number,
+        node=e.node or subject.node,
         at=rfc3339(e.at),
         uncertainty_s=e.uncertainty,
         where=e.where,

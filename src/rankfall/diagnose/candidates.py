@@ -95,13 +95,23 @@ def candidate_of(subject: Subject, *, teardown: bool = False) -> Candidate | Non
             if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE and (teardown or not e.teardown)
         ],
     )
-    best = _best(pieces)
+    best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
         return silent
     if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
         return None
     return _from_piece(subject, best, pieces)
+
+
+def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without a launcher's lines about how a process ended, where its end is known better or its own words say that it is a victim."""
+    victim = any(e.role == "secondary" and e.source != "exit" for e in subject.evidence)
+    facts = subject.rank or subject.slot
+    known = facts is not None and facts.state == "ended"
+    if not victim and not known:
+        return pieces
+    return [e for e in pieces if e.source != "log" or (e.exit_code is None and e.slug not in _BARE)]
 
 
 def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Candidate:
@@ -149,7 +159,10 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     victim = any(e.role == "secondary" and e.source != "exit" for e in subject.evidence)
     if facts.signal is not None:
         return _killed(subject, facts.signal, victim=victim)
-    if facts.exit_code and not explained and not victim and subject.rank is not None:
+    alone = subject.rank is not None or (
+        not subject.ranks_seen and facts.exit_code != 1
+    )  # torchrun ends with 1 whatever it was
+    if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
         return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} and no word of why")
     return None

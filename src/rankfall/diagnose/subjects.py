@@ -22,6 +22,7 @@ class Subject(msgspec.Struct, kw_only=True):
 
     Attributes:
         by_elimination: ids of evidence whose rank was found by elimination.
+        ranks_seen: of a slot: whether any of its ranks was seen to start.
     """
 
     key: SubjectKey
@@ -29,6 +30,7 @@ class Subject(msgspec.Struct, kw_only=True):
     slot: SlotFacts | None = None
     evidence: list[Evidence] = msgspec.field(default_factory=list)
     by_elimination: set[str] = msgspec.field(default_factory=set)
+    ranks_seen: bool = False
 
     @property
     def rank_number(self) -> int | None:
@@ -79,8 +81,9 @@ class Subjects:
         self.all: dict[SubjectKey, Subject] = {}
         for number in self.ranks:
             self._subject(("rank", number))
+        with_ranks = {r.slot for r in case.ranks}
         for number in self.slots:
-            self._subject(("slot", number))
+            self._subject(("slot", number)).ranks_seen = number in with_ranks
         seen: set[str] = set()
         for piece in sorted(case.evidence, key=lambda e: e.id):
             if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):

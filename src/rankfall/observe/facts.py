@@ -155,7 +155,7 @@ class Facts:
             phase=phase,
             step=step,
             last_line_at=self._last_lines.get((slot, start.ordinal if start.ordinal is not None else -1)),
-            where=end[1] if end else name,
+            where=f"records/{end[1] if end else name}",
         )
 
     def _reported_sheet(self, rank: int, reported: Reported, slot: int | None, where: str) -> RankFacts:
@@ -208,7 +208,7 @@ class Facts:
                 killed_by="wrapper" if info.ours else "foreign" if info.signal is not None else None,
                 ended_at=record.at_ns,
                 oom_kills=record.oom_kills,
-                where=name,
+                where=f"records/{name}",
             )
         self.slots[slot] = held
 

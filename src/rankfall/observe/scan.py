@@ -9,7 +9,7 @@ import msgspec
 
 from rankfall.observe.classify import Meaning, exception_meaning, numbers
 from rankfall.observe.prefixes import Prefix, parse_prefix
-from rankfall.observe.text import decode, digest, normalise
+from rankfall.observe.text import decode, normalise
 from rankfall.observe.torchrun import Reported, read_reports
 from rankfall.observe.tracebacks import Incomplete, TracebackText, find_tracebacks
 from rankfall.signatures.catalogue import Catalogue
@@ -73,6 +73,8 @@ def scan(data: bytes, catalogue: Catalogue, *, final: bool) -> Findings:
 
 def _of_traceback(data: bytes, item: TracebackText, catalogue: Catalogue) -> Finding | None:
     meaning = exception_meaning(catalogue, item.chain, frame=item.frame)
+    if item.ignored:
+        meaning = msgspec.structs.replace(meaning, slug="teardown_noise", role="context")
     line = data[item.final_start : item.final_end]
     return Finding(
         start=item.final_start,
@@ -100,7 +102,7 @@ def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterato
     if (start, end) in inside:
         return
     hit = best(hits)
-    if hit is None:
+    if hit is None or (hit.signature.slug == "unknown" and hit.signature.role == "context"):
         return
     raw = data[start:end]
     prefix = parse_prefix(raw)
@@ -120,8 +122,3 @@ def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterato
     )
     merged = {key: value for each in hits for key, value in each.groups.items()} | groups
     yield Finding(start=start, end=end, line=line, meaning=meaning, prefix=prefix, groups=merged)
-
-
-def identity(finding: Finding, *, stream: str, at: int) -> str:
-    """Identity of a finding: its place and its words, so that the same bytes read twice are one piece."""
-    return digest(stream, at, finding.meaning.slug, finding.line)

@@ -24,6 +24,7 @@ _CHAIN = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
+_IGNORED = re.compile(rb"Exception ignored (?:in|while)|--- Logging error ---")
 _CONTINUATIONS: Final = (
     b"Exception raised from",
     b"Last error:",
@@ -47,7 +48,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
         chain: ``(type, message)`` of each exception, the raised one (printed last) first.
         frame: ``file:function`` of the innermost frame of user code of the raised exception, or of any frame.
         final_start, final_end: bytes of the raised exception's own line.
-        pid: process named by a multiprocessing header, if any.
+        ignored: Python printed it and went on ("Exception ignored in ..."): noise, never a cause.
     """
 
     start: int
@@ -59,6 +60,7 @@ class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
     frames: int
     final_start: int
     final_end: int
+    ignored: bool = False
 
 
 class Incomplete(msgspec.Struct, frozen=True):
@@ -136,7 +138,9 @@ def _read(data: bytes, start: int, prefix: Prefix, *, final: bool) -> TracebackT
         return None
     chain = tuple(reversed(state.chain))
     kept = tuple(span for span in spans if span[1] <= state.end)
+    before = data[data.rfind(b"\n", 0, max(0, start - 1)) + 1 : start]
     return TracebackText(
+        ignored=_IGNORED.search(before) is not None,
         start=start,
         end=state.end,
         spans=kept,
