@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Final", "Retryable", "progress", "record"]
 
 
-def __getattr__(name):  # type: (str) -> object
+def __getattr__(name: str) -> object:
     """Load a public name when it is first asked for (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module 'rankfall_inside' has no attribute {name!r}")

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
+if not hook.state.installed and "RANKFALL_WRAPPER" in os.environ and "RANKFALL_SLOT_DIR" in os.environ:
+    # Python was told to load no sitecustomize (-I, -S), but the script asks for us itself.
+    try:
+        hook.install()
+    except Exception:
+        hook.state.silent = True
+
 _state = hook.state
 _monotonic = time.monotonic
 _time_ns = time.time_ns
@@ -32,13 +39,13 @@ class _Marked(Exception):  # noqa: N818 - a base for two words of the product
             self.__cause__ = args[0]
 
 
-class Retryable(_Marked):  # noqa: N818 - the product's word
+class Retryable(_Marked):
     """Raise or wrap with it: the same attempt may succeed when it is repeated."""
 
     rankfall_mark = "retryable"
 
 
-class Final(_Marked):  # noqa: N818 - the product's word
+class Final(_Marked):
     """Raise or wrap with it: repeating cannot help."""
 
     rankfall_mark = "final"

@@ -36,7 +36,8 @@ def _arm(_: object) -> None:
 
 
 def _look() -> None:
-    from rankfall_inside import hook, watch as watcher
+    from rankfall_inside import hook
+    from rankfall_inside import watch as watcher
 
     error = sys.exc_info()[1]
     if error is not None and hook.claim_quietly():

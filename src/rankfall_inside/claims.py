@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_ORDINALS = 100_000
 # Fields of a record that a claim's text ends with, in this order.
 IDENTITY = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
+_RANK_AT = 4
 _MAX_DEPTH = 64
 _MAX_GENERATIONS = 1000
 
@@ -108,6 +109,19 @@ def next_ordinal(folder: str, text: str) -> int | None:
         if _create(os.path.join(folder, f"o{ordinal}"), text):
             return ordinal
     return None
+
+
+def has_rank(folder: str, rank: int) -> bool:
+    """Whether any process of this slot has claimed ``rank``."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    for name in names:
+        numbers = read(os.path.join(folder, name)) if name.startswith("o") else None
+        if numbers and len(numbers) > _RANK_AT and numbers[_RANK_AT] == rank:
+            return True
+    return False
 
 
 def take(folder: str, ordinal: int, text: str) -> bool:

@@ -49,9 +49,8 @@ def describe(
         "raised_ns": raised_ns(chain) or time.time_ns(),
         "handled": handled,
     }
-    for name, value in (("mark", mark), ("marked_by", marked_by), ("exit_code", exit_code)):
-        if value is not None:
-            info[name] = value
+    optional = {"mark": mark, "marked_by": marked_by, "exit_code": exit_code}
+    info.update({name: value for name, value in optional.items() if value is not None})
     if thread is not None and thread != "MainThread":
         info["thread"] = thread[:128]
     flags = {name: True for name, value in (("truncated", scrub.truncated), ("redacted", scrub.redacted)) if value}
@@ -205,7 +204,9 @@ def traceback_of(error: BaseException) -> str:
         finally:
             sys.setrecursionlimit(depth)
     except BaseException:
-        lines = ["Traceback (most recent call last):\n"]
-        for frame in frames_of(error.__traceback__):
-            lines.append('  File "{file}", line {line}, in {func}\n'.format(**frame))
-        return "".join(lines) + f"{type_name(type(error))}: {text_of(error)}\n"
+        frames = [
+            '  File "{file}", line {line}, in {func}\n'.format(**frame) for frame in frames_of(error.__traceback__)
+        ]
+        return (
+            "Traceback (most recent call last):\n" + "".join(frames) + f"{type_name(type(error))}: {text_of(error)}\n"
+        )

@@ -22,6 +22,7 @@ class State:
     """What this process knows of itself. One process has at most one rank."""
 
     def __init__(self) -> None:
+        self.installed = False
         self.pid = os.getpid()
         self.slot_dir = ""
         self.claimed = False
@@ -45,6 +46,7 @@ state = State()
 def install() -> None:
     """Start the hook in this process. Called by sitecustomize, at most once."""
     environ = os.environ
+    state.installed = True
     state.slot_dir = environ["RANKFALL_SLOT_DIR"]
     holder = environ.get("RANKFALL_CLAIMED", "").partition(":")[0]
     if holder and holder != str(os.getpid()):
@@ -57,7 +59,7 @@ def install() -> None:
         return
     _watch_environment()
     os.register_at_fork(after_in_child=_forked)
-    if "multiprocessing" in " ".join(_orig_argv()):
+    if is_spawn_child():
         from rankfall_inside import children
 
         children.watch()
@@ -70,6 +72,11 @@ def _orig_argv() -> list[str]:
     from rankfall_inside import procfs
 
     return list(procfs.cmdline(os.getpid()))
+
+
+def is_spawn_child() -> bool:
+    """Whether this Python was started by multiprocessing (spawn, forkserver)."""
+    return any("multiprocessing" in word for word in _orig_argv())
 
 
 def _watch_environment() -> None:
@@ -110,17 +117,17 @@ def claim_quietly() -> bool:
     """Claim when this process has a rank and has not claimed yet; whether it is a rank. Never raises."""
     if not state.claimed and not state.silent and state.slot_dir and identity.has_rank(os.environ):
         try:
-            claim()
+            claim(late=True)
         except Exception:
             state.silent = True
     return state.claimed and not state.silent
 
 
-def claim() -> None:
+def claim(*, late: bool = False) -> None:
     """Become a rank, or find that an ancestor is the rank already.
 
-    Raises:
-        OSError: the slot directory cannot be used.
+    Args:
+        late: RANK came after the start of this process, which may have set it for a child.
     """
     from rankfall_inside import claims, procfs, records
 
@@ -135,27 +142,39 @@ def claim() -> None:
     own = procfs.stat(pid)
     start = own.start if own else 0
     holder, _, before = environ.get("RANKFALL_CLAIMED", "").partition(":")
-    again = holder == str(pid) and before.isdigit()
+    again = holder == str(pid)
+    given = records.whole(environ, "RANKFALL_ORDINAL")
+    ordinal: int | None = None
     if again:
         # The rank has replaced itself with exec: same process, same streams, its start is recorded already.
-        ordinal: int | None = int(before)
+        ordinal = int(before) if before.isdigit() else None
     else:
+        folder = os.path.join(state.slot_dir, "claims")
+        if late and not _may_claim_late() and claims.has_rank(folder, found["rank"]):
+            # This process set RANK for a child, which has claimed it.
+            state.silent = True
+            return
         root = claims.find_root(pid, environ, records.whole(environ, "RANKFALL_WRAPPER") or 0)
         text = claims.text_of(pid=pid, start=start, root=root, found=found)
-        given = records.whole(environ, "RANKFALL_ORDINAL")
-        ordinal = claims.claim(os.path.join(state.slot_dir, "claims"), text=text, root=root, ordinal=given)
-    if ordinal is None:
-        state.silent = True
-        return
+        try:
+            ordinal = claims.claim(folder, text=text, root=root, ordinal=given)
+            if ordinal is None:
+                state.silent = True
+                return
+        except OSError:
+            # No room or no folder: without streams and stacks, but errors still have the log channel.
+            state.notes.append("no claim: the slot directory cannot be written")
     state.claimed = True
     state.pid = pid
     state.ordinal = ordinal
     state.fields = records.place(environ)
     state.fields.update(found, ordinal=ordinal, pid=pid, ppid=os.getppid(), start_ticks=start, boot_id=procfs.boot_id())
     if not again:
-        environ["RANKFALL_CLAIMED"] = f"{pid}:{ordinal}"
-        _notify(ordinal)
-        moved = True if given is not None else _move_streams(ordinal)
+        environ["RANKFALL_CLAIMED"] = f"{pid}:{'' if ordinal is None else ordinal}"
+        moved = ordinal is not None and given is not None
+        if ordinal is not None:
+            _notify(ordinal)
+            moved = moved or _move_streams(ordinal)
         started = dict(state.fields, argv=records.safe_argv(argv), python=sys.version.split()[0], streams=moved)
         write("start", dict(started, notes=state.notes), sync=False)
     from rankfall_inside import watch

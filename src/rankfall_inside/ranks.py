@@ -76,7 +76,7 @@ class Ranks:
 
     def read_claims(self) -> list[Rank]:
         """Take in claims that hooks made since the last call; the new ranks."""
-        fresh = []
+        fresh: list[Rank] = []
         while True:
             numbers = claims.read(os.path.join(self._claims, f"o{self._next}"))
             if numbers is None or len(numbers) < 4 + len(claims.IDENTITY):

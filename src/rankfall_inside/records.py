@@ -94,9 +94,7 @@ def new(kind: str, *, writer: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     record: dict[str, Any] = {"schema": SCHEMA, "id": os.urandom(16).hex(), "kind": kind, "writer": writer}
     record["at_ns"] = time.time_ns()
     record["mono_ns"] = time.monotonic_ns()
-    for name, value in fields.items():
-        if value is not None and value not in ((), []):
-            record[name] = value
+    record.update({name: value for name, value in fields.items() if value is not None and value not in ((), [])})
     return record
 
 

@@ -64,7 +64,7 @@ def start() -> int:
 
 def drain(fd: int) -> list[tuple[int, int]]:
     """Signals that came since the last call, as (number, pid of the sender; 0 = the kernel or another pid namespace)."""
-    found = []
+    found: list[tuple[int, int]] = []
     while True:
         try:
             data = os.read(fd, _RECORD.size * 256)

@@ -3,20 +3,22 @@
 In the bundle this file lies beside the package, not in it. It must never break the user's Python.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 
 
-def _hook():  # type: () -> None
+def _hook() -> None:
     try:
         from rankfall_inside import hook
 
         hook.install()
-    except BaseException:  # noqa: BLE001, S110 - whatever it is, the job's Python starts
-        pass
+    except BaseException:
+        pass  # whatever it is, the job's Python starts
 
 
-def _chain():  # type: () -> None
+def _chain() -> None:
     """Run the next sitecustomize on sys.path (Debian ships one), as if this one were not there; its errors are site's to report."""
     here = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in sys.path if os.path.abspath(path or os.curdir) != here]
@@ -30,7 +32,6 @@ def _chain():  # type: () -> None
         module.__spec__ = spec
         module.__loader__ = spec.loader
         module.__file__ = spec.origin
-        module.__cached__ = spec.cached
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
         return

@@ -87,9 +87,7 @@ class Collector:
                     text = file.read(_MAX_TEXT).decode("utf-8", "replace")
             except OSError:
                 notes.append("the file of Python stacks cannot be read")
-        lines = ["", "Kernel view:"]
-        for thread in procfs.threads(rank.pid):
-            lines.append(
-                "  thread {tid} ({comm}) state={state} cpu_s={cpu_s} wchan={wchan} syscall={syscall}".format(**thread)
-            )
-        self._write("stacks", dict(rank.fields(), stacks=text + "\n".join(lines) + "\n", notes=notes), False)
+        shape = "  thread {tid} ({comm}) state={state} cpu_s={cpu_s} wchan={wchan} syscall={syscall}\n"
+        kernel = "".join([shape.format(**thread) for thread in procfs.threads(rank.pid)])
+        text += ("\n" if text else "") + "Kernel view:\n" + kernel
+        self._write("stacks", dict(rank.fields(), stacks=text, notes=notes), False)

@@ -6,11 +6,13 @@ ASCII; lone surrogates, which strict readers refuse, become their backslash esca
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _pure_quote(text: str) -> str:
-    from json.encoder import py_encode_basestring_ascii  # type: ignore[attr-defined]
+    from json.encoder import py_encode_basestring_ascii
 
     return str(py_encode_basestring_ascii(text))
 
@@ -22,7 +24,7 @@ except ImportError:  # an interpreter without the accelerator
 
 
 def clean(text: str) -> str:
-    """``text`` without lone surrogates: they become the six characters of their escape (``\\udc80``)."""
+    """``text`` without lone surrogates: each becomes the six characters of its escape."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

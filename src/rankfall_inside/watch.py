@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from rankfall_inside import hook
 from rankfall_inside.hook import state, write
 
 TYPE_CHECKING = False
@@ -29,7 +30,7 @@ def install() -> None:
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_silence)
     _faulthandler()
-    if "multiprocessing.util" in sys.modules or "--multiprocessing-fork" in getattr(sys, "orig_argv", ()):
+    if "multiprocessing.util" in sys.modules or hook.is_spawn_child():
         from rankfall_inside import children
 
         children.watch()
@@ -88,7 +89,7 @@ def _wrap_exit() -> None:
 
     leave.__name__ = leave.__qualname__ = "exit"
     leave.__doc__ = before.__doc__
-    sys.exit = leave  # type: ignore[assignment]
+    sys.exit = leave
 
 
 _pending: list[tuple[Any, BaseException | None]] = []
@@ -122,8 +123,6 @@ def exit_code(status: Any) -> int:
 
 def saw(error: BaseException, *, thread: str | None = None) -> None:
     """Record ``error`` as this rank's, once. Never raises."""
-    from rankfall_inside import hook
-
     try:
         if not hook.claim_quietly() or os.getpid() != state.pid or getattr(error, _SEEN, False):
             return
@@ -141,12 +140,12 @@ def saw(error: BaseException, *, thread: str | None = None) -> None:
                 setattr(one, _SEEN, True)
             except Exception:
                 continue
-        record(shown, thread=thread, code=code, handled=shown is not error)
+        put(shown, thread=thread, code=code, handled=shown is not error)
     except BaseException:
         return
 
 
-def record(error: BaseException, *, thread: str | None, code: int | None, handled: bool) -> None:
+def put(error: BaseException, *, thread: str | None, code: int | None, handled: bool) -> None:
     """Write the error record of ``error``."""
     from rankfall_inside import api, errors
 
@@ -172,4 +171,4 @@ def _at_exit() -> None:
         if context is None or isinstance(context, SystemExit):
             context = SystemExit(code)
         if not getattr(context, _SEEN, False):
-            record(context, thread=None, code=code, handled=not isinstance(context, SystemExit))
+            put(context, thread=None, code=code, handled=not isinstance(context, SystemExit))

@@ -90,7 +90,9 @@ class Wrapper:
 
     def _start(self) -> None:
         environ = dict(self._environ, RANKFALL_WRAPPER=str(self._pid), RANKFALL_INSTANCE=self._options.instance)
-        environ.pop("RANKFALL_ORDINAL", None)
+        for name in ("RANKFALL_ORDINAL", "RANKFALL_CLAIMED", "RANKFALL_PIPES"):
+            # Of another wrapper, when this one runs inside a rank.
+            environ.pop(name, None)
         theirs = environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = self._options.home + (os.pathsep + theirs if theirs else "")
         if self._options.launcher == "plain":
@@ -138,7 +140,8 @@ class Wrapper:
         self._loop.turn(due - now)
         now = time.monotonic()
         if now >= self._next_scan:
-            self._next_scan = now + (_SCAN_FAST_S if now - self._began < _FAST_FOR_S else _SCAN_SLOW_S)
+            young = now - self._began < _FAST_FOR_S and len(self._ranks.live()) < self._options.nproc
+            self._next_scan = now + (_SCAN_FAST_S if young else _SCAN_SLOW_S)
             self._claims()
             self._ranks.scan(self._pid, procfs.snapshot())
         if self._plain is not None:
@@ -152,6 +155,8 @@ class Wrapper:
             return False
         if self._ender is None:
             grace = 0.0 if self._status is None else self._options.grace
+            if self._deadline is not None:
+                grace = max(0.0, min(grace, self._deadline - time.monotonic()))
             reason = self._stop_reason or ("asked twice to end" if self._status is None else "the command has ended")
             self._ender = reap.Ender(self._pid, grace=grace, reason=reason, mark=self._mark)
             self._deadline = None
