@@ -1,0 +1,121 @@
+"""``ps`` and ``status`` as tables for people: aligned columns, no frames, nothing wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rankfall.model import RankStatus, RunState, RunSummary, SlotStatus, StatusDocument
+from rankfall.report import words
+from rankfall.report.escape import one_line
+from rankfall.report.paint import Paint
+
+_GAP = "  "
+_CELL = 60
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, paint: Paint) -> str:
+    """Columns as wide as their longest cell; the last one open to the right."""
+    cells = [[one_line(cell, width=_CELL) or "-" for cell in row] for row in rows]
+    widths = [max([len(name), *(len(row[n]) for row in cells)]) for n, name in enumerate(head)]
+    lines = [_GAP.join(name.ljust(width) for name, width in zip(head, widths, strict=True)).rstrip()]
+    lines[0] = paint.dim(lines[0])
+    for row in cells:
+        line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = False) -> str:
+    """The table of ``rankfall ps``; a line of words when there is no run."""
+    if not runs:
+        return "No runs yet. Start one: rankfall run --nnodes 2 --nproc-per-node 2 train.py"
+    paint = Paint(color=color)
+    rows = [
+        (
+            run.run,
+            run.state,
+            str(run.attempts),
+            words.age(run.started, now=now),
+            words.since(run.started, run.ended, now=now),
+            run.cause or "",
+            _maybe(run.rank),
+            run.node or "",
+        )
+        for run in runs
+    ]
+    head = ("RUN", "STATE", "ATTEMPTS", "AGE", "TOOK", "CAUSE", "RANK", "NODE")
+    lines = table(head, rows, paint=paint).split("\n")
+    painted = [_paint_state(line, run.state, paint) for line, run in zip(lines[1:], runs, strict=True)]
+    return "\n".join([lines[0], *painted])
+
+
+def render_status(status: StatusDocument, *, now: datetime, color: bool = False) -> str:
+    """The text of ``rankfall status``: the run in one line, what is wrong with its record, its slots, its ranks."""
+    paint = Paint(color=color)
+    parts = [f"{paint.bold(status.run)}  {state_text(status.state, paint)}"]
+    if status.attempts:
+        parts.append(f"attempt {status.attempts}")
+    if status.started:
+        parts.append(f"{'took' if status.ended else 'for'} {words.since(status.started, status.ended, now=now)}")
+    blocks = [", ".join(parts)]
+    facts = [f"  {one_line(status.reason, width=400)}"] if status.reason else []
+    if status.cause:
+        who = f", rank {status.rank}" if status.rank is not None else ""
+        place = f" on {one_line(status.node, width=100)}" if status.node else ""
+        facts.append(f"  cause: {status.cause}{who}{place}")
+    if not status.supervised and status.state in {"queued", "starting", "running", "restarting"}:
+        facts.append(paint.warn(f"  nobody supervises it now; rankfall attach {status.run} takes it over"))
+    facts += [paint.warn(f"  record incomplete: {one_line(text, width=400)}") for text in status.incomplete]
+    if facts:
+        blocks[0] = "\n".join([blocks[0], *facts])
+    if status.slots:
+        rows = [_slot(slot) for slot in status.slots]
+        blocks.append(table(("SLOT", "ROLE", "NODE", "STATE", "LAUNCHER", "PID", "EXIT"), rows, paint=paint))
+    if status.ranks:
+        rows = [_rank(rank) for rank in status.ranks]
+        head = ("RANK", "STATE", "NODE", "SLOT", "LOCAL", "PID", "HOOK", "STEP", "EXIT", "LAST LINE")
+        blocks.append(table(head, rows, paint=paint))
+    return "\n\n".join(blocks)
+
+
+def state_text(state: RunState, paint: Paint) -> str:
+    """A state in its colour."""
+    return _paint_state(state, state, paint)
+
+
+def _paint_state(line: str, state: RunState, paint: Paint) -> str:
+    style = {"failed": paint.bad, "succeeded": paint.good, "running": paint.bold, "restarting": paint.warn}.get(state)
+    return line.replace(state, style(state), 1) if style and paint.color else line
+
+
+def _slot(slot: SlotStatus) -> tuple[str, ...]:
+    return (
+        str(slot.slot),
+        slot.role,
+        slot.node or "",
+        slot.state,
+        slot.launcher or "",
+        _maybe(slot.pid),
+        slot.exit or "",
+    )
+
+
+def _rank(rank: RankStatus) -> tuple[str, ...]:
+    age = words.span(rank.line_age_s) + " ago" if rank.line_age_s is not None else ""
+    return (
+        str(rank.rank),
+        rank.state,
+        rank.node or "",
+        _maybe(rank.slot),
+        _maybe(rank.local_rank),
+        _maybe(rank.pid),
+        rank.hook or "",
+        _maybe(rank.step),
+        rank.exit or "",
+        age,
+    )
+
+
+def _maybe(number: int | None) -> str:
+    return "" if number is None else str(number)

@@ -1,0 +1,282 @@
+"""A verdict for a terminal: five lines that answer, then the proof, then what fell with it, then what to type next.
+
+Honest with what is not known: an unknown rank, node or cause is said to be unknown, and what would tell is listed. All text of the job
+goes through ``escape``. Lines are wrapped to the width, never cut in the middle of an answer.
+"""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from rankfall.model import Confidence, Consequence, Decision, Proof, Verdict
+from rankfall.report import words
+from rankfall.report.escape import clean, one_line, shorten
+from rankfall.report.paint import Paint
+
+_LABEL: Final = 8
+_MAX_EVIDENCE: Final = 6
+_MAX_OTHERS: Final = 4
+_MAX_MISSING: Final = 6
+_MAX_PROOF_LINES: Final = 8
+_MIN_WIDTH: Final = 40
+
+_SURE: Final[dict[Confidence, str]] = {
+    "proven": "proven",
+    "likely": "likely",
+    "suspected": "only suspected",
+    "unknown": "not known",
+}
+_ACTIONS: Final = {
+    "none": "nothing",
+    "retry": "started again",
+    "retry_elsewhere": "started again on another node",
+    "resize": "started again with another size",
+    "quarantine": "node taken out, started again",
+    "stop": "stopped",
+}
+
+
+@cache
+def advice() -> dict[str, str]:
+    """What a person can do about a cause, by slug; one sentence each, from ``advice.csv``."""
+    text = resources.files(__package__).joinpath("advice.csv").read_text("utf-8")
+    return {row["slug"]: row["advice"] for row in csv.DictReader(text.splitlines())}
+
+
+def render_verdict(
+    verdict: Verdict, *, source: str | None = None, commands: Sequence[str] = (), width: int = 100, color: bool = False
+) -> str:
+    """The whole answer as text, without a newline at its end.
+
+    Args:
+        verdict: what is shown.
+        source: what was read, when there is no run (offline).
+        commands: what the user may type next; made from the verdict when empty.
+        width: columns of the terminal.
+        color: SGR attributes.
+    """
+    paint = Paint(color=color)
+    width = max(_MIN_WIDTH, width)
+    blocks = [_five_lines(verdict, source=source, width=width, paint=paint)]
+    missing = _listed("Not known", verdict.missing, limit=_MAX_MISSING, width=width, paint=paint)
+    if verdict.cause.confidence == "unknown" and missing:
+        blocks.append(missing)
+        missing = ""
+    blocks += [
+        _evidence(verdict, width=width, paint=paint),
+        _consequences(verdict.consequences, width=width),
+        _alternatives(verdict, width=width, paint=paint),
+        missing,
+        _next(verdict, commands, width=width, paint=paint),
+    ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def headline(verdict: Verdict) -> str:
+    """The answer in one line, as ``rank 2 on node1: Python exception in training code (user_code_exception, proven)``."""
+    place = f" on {one_line(verdict.node, width=60)}" if verdict.node else ""
+    return f"{_who(verdict)}{place}: {_cause(verdict)}"
+
+
+def next_commands(verdict: Verdict) -> tuple[str, ...]:
+    """What the user may want to type after this verdict."""
+    if verdict.run is None:
+        return ()
+    attempt = f" --attempt {verdict.attempt}" if verdict.attempt is not None else ""
+    which = f" --rank {verdict.rank}" if verdict.rank is not None else " --rank failed"
+    commands = [f"rankfall logs {verdict.run}{attempt}{which} --tail 50"]
+    if verdict.cause.confidence == "unknown" or verdict.scope == "all":
+        commands = [f"rankfall logs {verdict.run}{attempt} --all --tail 200"]
+    if verdict.state == "running":
+        commands.append(f"rankfall attach {verdict.run}")
+    commands.append(f"rankfall why {verdict.run}{attempt} -o json")
+    return tuple(commands)
+
+
+def done_text(decision: Decision | None) -> str:
+    """What was done about it, in words."""
+    if decision is None:
+        return "nothing yet"
+    text = _ACTIONS.get(decision.action, decision.action)
+    if decision.state == "intent" and decision.action not in {"none", "stop"}:
+        text = f"to be {text}"
+    if decision.because:
+        text = f"{text}: {one_line(decision.because, width=400)}"
+    if decision.budget and decision.left is not None and decision.action != "stop":
+        text += f" ({words.count(decision.left, 'restart')} left of budget {decision.budget})"
+    return text
+
+
+def _five_lines(verdict: Verdict, *, source: str | None, width: int, paint: Paint) -> str:
+    done = done_text(verdict.decision) if verdict.run else "nothing: these are files, no run of Rankfall"
+    return "\n".join(
+        _field(label, text, style=style, width=width, paint=paint)
+        for label, text, style in (
+            ("run", _run(verdict, source), paint.bold),
+            ("rank", _rank(verdict), None),
+            ("pod" if verdict.pod else "node", _node(verdict), None),
+            ("cause", _cause(verdict), _cause_style(verdict, paint)),
+            ("done", done, None),
+        )
+    )
+
+
+def _field(label: str, text: str, *, style: Callable[[str], str] | None, width: int, paint: Paint) -> str:
+    first, *more = _wrapped(text, first="", width=width - _LABEL, indent=0).split("\n")
+    lines = [style(line) if style else line for line in (first, *more)]
+    # Painted after wrapping: attributes have no width and must not reach over a line's end.
+    return ("\n" + " " * _LABEL).join([paint.dim(label) + " " * (_LABEL - len(label)) + lines[0], *lines[1:]])
+
+
+def _wrapped(text: str, *, first: str, width: int, indent: int = _LABEL) -> str:
+    """``text`` wrapped behind ``first``, whose visible width is ``indent``."""
+    lines = textwrap.wrap(
+        text, max(_MIN_WIDTH - indent, width - indent), break_long_words=False, break_on_hyphens=False
+    ) or [""]
+    return ("\n" + " " * indent).join([first + lines[0], *lines[1:]])
+
+
+def _run(verdict: Verdict, source: str | None) -> str:
+    if verdict.run is None:
+        return f"none, read from {one_line(source or 'files', width=200)}"
+    attempt = f", attempt {verdict.attempt}" if verdict.attempt is not None else ""
+    return f"{verdict.run}{attempt}, {verdict.state}"
+
+
+def _who(verdict: Verdict) -> str:
+    if verdict.rank is not None:
+        return f"rank {verdict.rank}"
+    if verdict.scope == "all":
+        return "all ranks"
+    if verdict.scope in {"slot", "node"} and verdict.slot is not None:
+        return f"slot {verdict.slot}"
+    if verdict.scope == "external":
+        return "from outside"
+    return "rank not known"
+
+
+def _rank(verdict: Verdict) -> str:
+    if verdict.cause.slug == "unknown" and verdict.rank is None:
+        return "not known"
+    if verdict.rank is None:
+        return {
+            "all": "all, the same fault on each",
+            "slot": f"none in particular, the whole of slot {verdict.slot}",
+            "node": "none in particular, the whole node",
+            "external": "none, it came from outside the job",
+        }.get(verdict.scope or "", "not known")
+    inside = [f"local rank {verdict.local_rank}"] if verdict.local_rank is not None else []
+    inside += [f"slot {verdict.slot}"] if verdict.slot is not None else []
+    inside += [f"GPU {one_line(verdict.gpu, width=60)}"] if verdict.gpu else []
+    return f"{verdict.rank} ({', '.join(inside)})" if inside else str(verdict.rank)
+
+
+def _node(verdict: Verdict) -> str:
+    place = " on ".join(one_line(text, width=253) for text in (verdict.pod, verdict.node) if text)
+    return place or ("none in particular" if verdict.scope in {"all", "external"} else "not known")
+
+
+def _cause(verdict: Verdict) -> str:
+    cause = verdict.cause
+    if cause.slug == "unknown":
+        return "unknown, the evidence does not hold it"
+    return f"{cause.title} ({cause.slug}, {_SURE[cause.confidence]})"
+
+
+def _cause_style(verdict: Verdict, paint: Paint) -> Callable[[str], str] | None:
+    if verdict.state in {"succeeded", "cancelled"}:
+        return None
+    return paint.warn if verdict.cause.confidence in {"suspected", "unknown"} else paint.bad
+
+
+def _evidence(verdict: Verdict, *, width: int, paint: Paint) -> str:
+    if not verdict.evidence and verdict.decisive is None:
+        return ""
+    date = words.day(verdict.time.at)
+    lines = [paint.bold("Evidence") + (paint.dim(f"  {date}, times in UTC") if date else "")]
+    shown = _in_order(verdict)
+    for number, proof in enumerate(shown[:_MAX_EVIDENCE]):
+        lines += _proof(proof, whole=number == 0, width=width, paint=paint)
+    if not shown and verdict.decisive is not None:
+        lines += _line_of(verdict.decisive.line, whole=True, width=width)
+        lines.append(f"    {paint.dim(f'{verdict.decisive.source}  {clean(verdict.decisive.where)}')}")
+    if len(shown) > _MAX_EVIDENCE:
+        lines.append(paint.dim(f"  and {len(shown) - _MAX_EVIDENCE} more, all of them in -o json"))
+    return "\n".join(lines)
+
+
+def _in_order(verdict: Verdict) -> list[Proof]:
+    """The decisive piece first, then by role; what only repeats a line is left out."""
+    rank = {"primary": 0, "secondary": 1, "context": 2}
+    where = verdict.decisive.where if verdict.decisive else None
+    ordered = sorted(verdict.evidence, key=lambda proof: (proof.where != where, rank[proof.role]))
+    seen: set[tuple[str, int | None]] = set()
+    kept = []
+    for proof in ordered:
+        key = (one_line(proof.line, width=200), proof.rank)
+        if key not in seen:
+            seen.add(key)
+            kept.append(proof)
+    return kept
+
+
+def _proof(proof: Proof, *, whole: bool, width: int, paint: Paint) -> list[str]:
+    time = words.clock(proof.at) or "time unknown"
+    about = words.plus_minus(proof.uncertainty_s)
+    who = f"rank {proof.rank}" if proof.rank is not None else f"slot {proof.slot}" if proof.slot is not None else ""
+    head = "  ".join(text for text in (f"{time}{about}", proof.source, who) if text)
+    where = clean(proof.where)
+    return [f"  {head}  {paint.dim(where)}", *_line_of(proof.line, whole=whole, width=width)]
+
+
+def _line_of(text: str, *, whole: bool, width: int) -> list[str]:
+    lines = [line.rstrip() for line in clean(text).split("\n") if line.strip()]
+    if not whole:
+        lines = lines[-1:]
+    elif len(lines) > _MAX_PROOF_LINES:
+        cut = len(lines) - _MAX_PROOF_LINES
+        lines = [lines[0], f"… {words.count(cut, 'line')} left out", *lines[-(_MAX_PROOF_LINES - 1) :]]
+    return [f"      {shorten(line, width - 6)}" for line in lines]
+
+
+def _consequences(consequences: Sequence[Consequence], *, width: int) -> str:
+    if not consequences:
+        return ""
+    named = [c for c in consequences if c.rank is not None]
+    numbers = {c.rank for c in named if c.rank is not None}
+    nameless = len(consequences) - len(named)
+    total = len(numbers) or nameless
+    noun = "other rank" if numbers or nameless == 1 else "message"
+    kinds = sorted({c.slug for c in consequences})
+    head = f"{words.count(total, noun)} fell as a consequence" if numbers else "Other ranks fell as a consequence"
+    which = f": {words.ranks(numbers)}" if numbers else ""
+    return _wrapped(f"{head}{which} ({', '.join(kinds)})", first="", width=width, indent=0)
+
+
+def _alternatives(verdict: Verdict, *, width: int, paint: Paint) -> str:
+    lines = []
+    for other in verdict.alternatives:
+        who = f"rank {other.rank}, " if other.rank is not None else ""
+        lines.append(f"{who}{other.slug}: {one_line(other.rejected, width=300)}")
+    return _listed("Looked at, and not chosen", lines, limit=_MAX_OTHERS, width=width, paint=paint)
+
+
+def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: Paint) -> str:
+    if not lines:
+        return ""
+    shown = [_wrapped(one_line(line, width=600), first="  ", width=width, indent=2) for line in lines[:limit]]
+    if len(lines) > limit:
+        shown.append(paint.dim(f"  and {len(lines) - limit} more, all of them in -o json"))
+    return "\n".join([paint.bold(title), *shown])
+
+
+def _next(verdict: Verdict, commands: Sequence[str], *, width: int, paint: Paint) -> str:
+    told = advice().get(verdict.cause.slug, "")
+    lines = [_wrapped(told, first="  ", width=width, indent=2)] if told and verdict.state != "succeeded" else []
+    lines += [f"  {paint.bold('$')} {command}" for command in (commands or next_commands(verdict))]
+    return "\n".join([paint.bold("Next"), *lines]) if lines else ""

@@ -1,0 +1,90 @@
+"""Small things in plain words: lists of ranks, ages, durations, times. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86_400
+_SPAN: Final = 3  # from so many neighbours on, a range reads better than a list
+_MAX_PARTS: Final = 12
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: ``0, 2-5, 9``; long lists end with a count."""
+    parts: list[str] = []
+    run: list[int] = []
+    for number in [*sorted(set(numbers)), None]:
+        if run and number == run[-1] + 1:
+            run.append(number)
+            continue
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) >= _SPAN else [str(n) for n in run]
+        run = [number] if number is not None else []
+    if len(parts) > _MAX_PARTS:
+        return f"{', '.join(parts[:_MAX_PARTS])} and more"
+    return ", ".join(parts)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 rank``, ``3 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def span(seconds: float) -> str:
+    """A duration: ``0.4s``, ``42s``, ``3m05s``, ``2h10m``, ``4d02h``."""
+    if seconds < 10:  # noqa: PLR2004 - below ten seconds the tenth tells something
+        return f"{max(0.0, seconds):.1f}s"
+    whole = int(seconds)
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
+
+
+def moment(text: str | None) -> datetime | None:
+    """An RFC 3339 time (nanoseconds allowed) in UTC; None when it is none."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def age(text: str | None, *, now: datetime) -> str:
+    """How long ago: ``42s``; ``-`` when unknown."""
+    at = moment(text)
+    return "-" if at is None else span((now - at).total_seconds())
+
+
+def clock(text: str | None) -> str:
+    """The time of day in UTC with milliseconds; empty when unknown."""
+    at = moment(text)
+    return "" if at is None else f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+
+
+def day(text: str | None) -> str:
+    """The date in UTC; empty when unknown."""
+    at = moment(text)
+    return "" if at is None else f"{at:%Y-%m-%d}"
+
+
+def plus_minus(seconds: float | None) -> str:
+    """An uncertainty worth showing: ``±0.2s``, ``±90s``; empty below ten milliseconds or when unknown."""
+    if seconds is None or seconds < 0.01:  # noqa: PLR2004 - as the docstring says
+        return ""
+    return f"±{seconds:.2g}s" if seconds < 10 else f"±{seconds:.0f}s"  # noqa: PLR2004 - two digits are enough
+
+
+def since(start: str | None, end: str | None, *, now: datetime) -> str:
+    """How long something took, or has been going; ``-`` when unknown."""
+    first = moment(start)
+    if first is None:
+        return "-"
+    return span(((moment(end) or now) - first).total_seconds())
