@@ -34,6 +34,7 @@ class Root(msgspec.Struct, kw_only=True):
 def find_root(case: Case, subjects: Subjects) -> Root:
     """The root of this case."""
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
+    candidates = _without_told_to_stop(candidates, subjects)
     if not candidates:
         candidates = [c for c in (_left_early(case, subjects),) if c is not None]
     if not candidates:
@@ -62,6 +63,27 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     root.chosen = chosen
     root.everywhere = _everywhere(case, subjects, chosen)
     return root
+
+
+def _without_told_to_stop(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
+    """Ranks that ended without a word after their slot had been told to stop from outside are that signal's victims."""
+    told: dict[int, int | None] = {}
+    for subject in subjects.all.values():
+        for piece in subject.evidence:
+            slot = subject.slot_number
+            if piece.slug == "external_signal" and subject.rank is None and slot is not None:
+                told[slot] = piece.at
+    if not told:
+        return candidates
+
+    def victim(candidate: Candidate) -> bool:
+        slot = candidate.subject.slot_number
+        if candidate.tier != SILENT or slot is None or slot not in told or candidate.subject.rank is None:
+            return False
+        at = told[slot]
+        return at is None or candidate.at is None or candidate.at + round(candidate.uncertainty * 1e9) >= at
+
+    return [c for c in candidates if not victim(c)]
 
 
 def _specificity(candidate: Candidate) -> int:

@@ -16,6 +16,7 @@ import msgspec
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.observe import evidence as make
 from rankfall.observe.facts import Facts
+from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
 from rankfall.observe.kernel import read_kernel
 from rankfall.observe.progress import cpu_seconds, read_steps
 from rankfall.observe.records import Found, RecordFolder
@@ -157,6 +158,7 @@ class AttemptObserver:
     def case(self, *, cancelled: str | None = None, hung: bool = False) -> Case:
         """Everything known now, as the input of a diagnosis."""
         self._read_kernel()
+        self._read_dumps()
         self._derive()
         slots = self.slots()
         ranks = self.ranks()
@@ -208,10 +210,12 @@ class AttemptObserver:
             self._stacks.append(item)
         elif record.kind == "gap":
             self._notes += [f"{item.name}: {note}" for note in record.notes[:4]]
-        elif record.kind in {"slot_start", "slot_end"}:
-            if record.kind == "slot_end":
-                self._notes += [f"slot {record.slot}: {note}" for note in record.notes[:4]]
-            piece = make.of_slot_signal(record, name=item.name, uncertainty=self._facts.uncertainty(record.slot))
+        elif record.kind == "slot_end":
+            self._notes += [f"slot {record.slot}: {note}" for note in record.notes[:4]]
+        elif record.kind == "kill":
+            piece = make.of_slot_signal(
+                record, name=f"records/{item.name}", uncertainty=self._facts.uncertainty(record.slot)
+            )
             if piece is not None:
                 self._evidence[piece.id] = piece
 
@@ -242,6 +246,27 @@ class AttemptObserver:
         for piece in stack_evidence(
             [(item.name, item.record) for item in self._stacks], ranks=ranks, attempt=self.attempt
         ):
+            self._evidence[piece.id] = piece
+
+    def _read_dumps(self) -> None:
+        """Flight-recorder dumps of this attempt, where the job was told to put them."""
+        dumps: list[Dump] = []
+        for slot in self._facts.slots:
+            for path in sorted((self.run_dir.slot_dir(self.attempt, self.spec.role, slot) / "flight").glob("*")):
+                rank = dump_rank(path.name)
+                if rank is None:
+                    continue
+                try:
+                    with path.open("rb") as file:
+                        data = file.read(MAX_DUMP + 1)
+                except OSError:
+                    continue
+                dump = read_dump(data, rank=rank, name=str(path.relative_to(self.run_dir.path)))
+                if isinstance(dump, str):
+                    self._notes += [dump] if dump not in self._notes else []
+                else:
+                    dumps.append(dump)
+        for piece in flight_evidence(dumps, attempt=self.attempt):
             self._evidence[piece.id] = piece
 
     def _derive_oom(self, ranks: tuple[RankFacts, ...]) -> None:

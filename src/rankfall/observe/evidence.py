@@ -143,8 +143,9 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None) -> Evidence | None:
 def of_slot_signal(record: Record, *, name: str, uncertainty: float) -> Evidence | None:
     """A signal that somebody else sent to the slot's wrapper: terminated from outside."""
     info = record.exit
-    if info is None or info.sender is None or info.ours:
+    if record.kind != "kill" or info is None or info.how != "received" or info.ours:
         return None
+    by = f" by {info.sender}" if info.sender else f" by pid {info.sender_pid}" if info.sender_pid else ""
     return Evidence(
         id=digest("slot_signal", record.id),
         source="recorder",
@@ -156,7 +157,7 @@ def of_slot_signal(record: Record, *, name: str, uncertainty: float) -> Evidence
         at=record.at_ns,
         uncertainty=uncertainty + 0.01,
         where=name,
-        line=f"slot {record.slot} was told to stop from outside: {info.sender}",
+        line=f"slot {record.slot} got signal {info.signal} from outside{by}"[:500],
         specificity=70,
         fingerprint="external_signal:slot",
         attempt=record.attempt,

@@ -14,7 +14,7 @@ from rankfall.observe.torchrun import Reported
 # A clock that is off by less than this is as good as this machine's own, seconds.
 GOOD_CLOCK_S: Final = 0.5
 _NS: Final = 1_000_000_000
-_STOP_SIGNALS: Final = frozenset({9, 15})
+_STOP_SIGNALS: Final = frozenset({1, 2, 3, 9, 15})
 
 Process = tuple[int | None, int | None]  # slot, pid
 
@@ -33,6 +33,7 @@ class Facts:
         self._errors: dict[Process, Record] = {}
         self._rounds: dict[tuple[int | None, int], list[Process]] = defaultdict(list)
         self._agent_stopped: set[Process] = set()
+        self._signalled: set[int | None] = set()
         self._reported: dict[Process, tuple[Reported, str]] = {}
         self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
         self._offsets: dict[int | None, int] = {}
@@ -56,6 +57,8 @@ class Facts:
             self._ends[key] = (record, found.name)
         elif record.kind == "error":
             self._errors[key] = record
+        elif record.kind == "kill" and record.exit is not None and record.exit.how == "received":
+            self._signalled.add(record.slot)
         elif record.kind in {"slot_start", "slot_end"} and record.slot is not None:
             self._slot(record, found.name)
 
@@ -181,8 +184,8 @@ class Facts:
             return None
         if info.ours:
             return "wrapper"
-        if key in self._agent_stopped and info.signal in _STOP_SIGNALS:
-            return "agent"
+        if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or key[0] in self._signalled):
+            return "agent"  # its launcher stopped it, of its own accord or because it was told to
         return "foreign"
 
     def _slot(self, record: Record, name: str) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from rankfall.model import Case, Evidence, NotFound, RankFacts, UsageError
 from rankfall.observe import evidence as make
 from rankfall.observe.elastic import error_file_evidence
+from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
 from rankfall.observe.scan import Finding, scan
 from rankfall.observe.streams import KEEP_FIRST
 from rankfall.observe.text import digest
@@ -58,6 +59,7 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
     catalogue = catalogue or default_catalogue()
     sources: list[_Source] = []
     problems: list[str] = []
+    dumps: list[Dump] = []
     for path in paths:
         if not path.exists():
             raise NotFound(
@@ -66,6 +68,9 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
         for file in _files(path, problems):
             source = _place(file)
             try:
+                if (rank := dump_rank(file.name)) is not None:
+                    _dump(file, rank, dumps, problems)
+                    continue
                 if file.name == "error.json":
                     _error_file(file, source, catalogue, problems)
                 else:
@@ -75,11 +80,12 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
                 problems.append(f"{file} cannot be read: {error.strerror}")
                 continue
             sources.append(source)
-    if not sources and problems:
+    if not sources and not dumps and problems:
         raise UsageError(problems[0], hint="check the permissions, or pipe the text: ... | rankfall why -")
-    if not sources:
+    if not sources and not dumps:
         problems.append("any log file: the folder holds none")
-    return _case(sources, problems)
+    case = _case(sources, problems)
+    return msgspec.structs.replace(case, evidence=(*case.evidence, *flight_evidence(dumps)))
 
 
 def case_of_stream(file: BinaryIO, *, name: str, catalogue: Catalogue | None = None) -> Case:
@@ -175,6 +181,15 @@ def _error_file(file: Path, source: _Source, catalogue: Catalogue, problems: lis
         problems.append(piece)
     else:
         source.found.append(msgspec.structs.replace(piece, attempt=source.attempt, local_rank=source.local_rank))
+
+
+def _dump(file: Path, rank: int, dumps: list[Dump], problems: list[str]) -> None:
+    with file.open("rb") as opened:
+        dump = read_dump(opened.read(MAX_DUMP + 1), rank=rank, name=str(file))
+    if isinstance(dump, str):
+        problems.append(dump)
+    else:
+        dumps.append(dump)
 
 
 def _case(sources: list[_Source], problems: list[str]) -> Case:
