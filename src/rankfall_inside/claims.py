@@ -22,6 +22,7 @@ MAX_ORDINALS = 100_000
 # Fields of a record that a claim's text ends with, in this order.
 IDENTITY = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
 _RANK_AT = 4
+_ADOPTED_AT = 4 + len(IDENTITY)
 _MAX_DEPTH = 64
 _MAX_GENERATIONS = 1000
 
@@ -92,15 +93,32 @@ def claim(folder: str, *, text: str, root: tuple[int, int], ordinal: int | None 
     Raises:
         OSError: the folder is missing or cannot be written.
     """
+    pid = int(text.split(None, 1)[0])
     for generation in range(_MAX_GENERATIONS):
         path = os.path.join(folder, f"r{root[0]}-{root[1]}.{generation}")
         if _create(path, text):
             break
-        held = read(path)
-        # A shell that runs one program after the other has one live rank at a time.
-        if held and len(held) > 1 and procfs.start_ticks(held[0]) == held[1]:
+        held = read(path) or ()
+        if len(held) > _ADOPTED_AT:
+            # The wrapper took it for a rank without hook (the hook came late, or a shell stands between): go on with its ordinal.
+            ordinal = find_ordinal(folder, root)
+            if pid == root[0]:
+                return ordinal
+        elif len(held) > 1 and procfs.start_ticks(held[0]) == held[1]:
+            # A shell that runs one program after the other has one live rank at a time.
             return None
     return next_ordinal(folder, text) if ordinal is None else ordinal
+
+
+def find_ordinal(folder: str, holder: tuple[int, int]) -> int | None:
+    """The ordinal that process ``holder`` (pid, start) has claimed, or None."""
+    for ordinal in range(MAX_ORDINALS):
+        numbers = read(os.path.join(folder, f"o{ordinal}"))
+        if numbers is None:
+            return None
+        if numbers[:2] == holder:
+            return ordinal
+    return None
 
 
 def next_ordinal(folder: str, text: str) -> int | None:
@@ -132,7 +150,7 @@ def take(folder: str, ordinal: int, text: str) -> bool:
         return False
 
 
-def text_of(*, pid: int, start: int, root: tuple[int, int], found: Mapping[str, Any]) -> str:
-    """Text of a claim: pid, start, root, then identity; -1 where nobody said."""
+def text_of(*, pid: int, start: int, root: tuple[int, int], found: Mapping[str, Any], adopted: bool = False) -> str:
+    """Text of a claim: pid, start, root, then identity, -1 where nobody said; one more number when the wrapper made it."""
     values = [-1 if found.get(name) is None else found[name] for name in IDENTITY]
-    return " ".join([str(value) for value in (pid, start, root[0], root[1], *values)]) + "\n"
+    return " ".join([str(value) for value in (pid, start, root[0], root[1], *values)]) + (" 1\n" if adopted else "\n")

@@ -7,12 +7,16 @@ A process is never called a rank twice: claims decide (see :mod:`rankfall_inside
 from __future__ import annotations
 
 import os
+import time
 
 from rankfall_inside import claims, identity, pidfd, procfs, records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
+
+# How long a hook may take to claim before its rank is taken for one without; one that comes later still takes over.
+_HOOK_WAIT_S = 2.0
 
 
 class Rank:
@@ -30,6 +34,19 @@ class Rank:
     def fields(self) -> dict[str, Any]:
         """What every record about this rank says."""
         return dict(self.identity, ordinal=self.ordinal, pid=self.pid, start_ticks=self.start)
+
+
+class _Candidate:
+    """A process with RANK whose hook has not spoken yet; the pidfd keeps the exit status of a short life."""
+
+    __slots__ = ("argv", "found", "ordinal", "pidfd", "since")
+
+    def __init__(self, found: dict[str, Any], *, ordinal: int | None, pidfd: int | None) -> None:
+        self.found = found
+        self.ordinal = ordinal
+        self.pidfd = pidfd
+        self.since = time.monotonic()
+        self.argv: list[str] = []
 
 
 class Ranks:
@@ -53,8 +70,8 @@ class Ranks:
         self._write = write
         self._watch = watch
         self._next = 0
-        # Processes with RANK that no hook has claimed yet: (pid, start) -> identity; a second look makes them ranks.
-        self._candidates: dict[tuple[int, int], tuple[dict[str, Any], int | None]] = {}
+        # Processes with RANK that no hook has claimed yet, by (pid, start).
+        self._candidates: dict[tuple[int, int], _Candidate] = {}
         self._no_rank: set[tuple[int, int]] = set()
         self.by_ordinal: dict[int, Rank] = {}
 
@@ -73,6 +90,14 @@ class Ranks:
             if rank.pid == pid and not rank.ended:
                 return rank
         return None
+
+    def hooked(self, notice: bytes) -> None:
+        """Take in notices of hooks (``claim ORDINAL``) that came after the wrapper had taken their rank for one without hook."""
+        for line in notice.split(b"\n"):
+            words = line.split()
+            rank = self.by_ordinal.get(int(words[1])) if len(words) == 2 and words[1].isdigit() else None  # noqa: PLR2004
+            if rank is not None:
+                rank.hook = True
 
     def read_claims(self) -> list[Rank]:
         """Take in claims that hooks made since the last call; the new ranks."""
@@ -97,7 +122,7 @@ class Ranks:
         claims.take(self._claims, ordinal, claims.text_of(pid=pid, start=start, root=(pid, start), found=named))
         self.by_ordinal[ordinal] = Rank(ordinal=ordinal, pid=pid, start=start, identity=named, hook=False)
         self._next = max(self._next, ordinal + 1)
-        self._candidates[(pid, start)] = (named, ordinal)
+        self._candidates[(pid, start)] = _Candidate(named, ordinal=ordinal, pidfd=None)
 
     def _begin(self, rank: Rank) -> None:
         fd = pidfd.open_pid(rank.pid)
@@ -139,55 +164,48 @@ class Ranks:
             self._no_rank.add(ident)
             return
         found["rank_source"] = str(found["rank_source"]).replace("env:", "proc:")
-        self._candidates[ident] = (found, None)
-        fd = pidfd.open_pid(one.pid)
-        if fd is not None:
-            # Kept until the second look, so that the exit status of a short life can be read.
-            self._candidates[ident] = (dict(found, _pidfd=fd), None)
+        candidate = _Candidate(found, ordinal=None, pidfd=pidfd.open_pid(one.pid))
+        candidate.argv = records.safe_argv(argv)
+        self._candidates[ident] = candidate
 
     def _decide(self, ident: tuple[int, int], *, gone: bool) -> None:
+        """Make a candidate a rank without hook, unless its hook has claimed or may still do so."""
         pid, start = ident
-        found, ordinal = self._candidates[ident]
-        looks = int(found.get("_looks", 0)) + 1
+        candidate = self._candidates[ident]
         claimed = os.path.exists(os.path.join(self._claims, f"r{pid}-{start}.0"))
-        if not claimed and not gone and looks < 3:  # noqa: PLR2004 - the third look is half a second after the first
-            self._candidates[ident] = (dict(found, _looks=looks), ordinal)
+        if not claimed and not gone and time.monotonic() - candidate.since < _HOOK_WAIT_S:
             return
         del self._candidates[ident]
-        fd = found.pop("_pidfd", None)
-        found.pop("_looks", None)
-        if claimed:
-            self._no_rank.add(ident)
-            if fd is not None:
-                os.close(fd)
-            if ordinal is not None:
-                self.by_ordinal[ordinal].hook = True
-            return
-        if ordinal is None:
-            rank = self._adopt(pid, start, found)
-            if rank is None:
-                return
-            if fd is not None:
-                rank.pidfd = fd
-                self._watch(fd, rank)
-        else:
-            rank = self.by_ordinal[ordinal]
         self._no_rank.add(ident)
-        argv = records.safe_argv(procfs.cmdline(pid))
-        notes = ["hook absent"]
-        self._write("start", dict(rank.fields(), argv=argv, streams=ordinal is not None, notes=notes), False)
+        own = self.by_ordinal.get(candidate.ordinal) if candidate.ordinal is not None else None
+        if claimed:
+            if candidate.pidfd is not None:
+                os.close(candidate.pidfd)
+            if own is not None:
+                own.hook = True
+            return
+        rank = own or self._adopt(pid, start, candidate)
+        if rank is not None:
+            argv = candidate.argv or records.safe_argv(procfs.cmdline(pid))
+            fields = dict(rank.fields(), argv=argv, streams=own is not None, notes=["hook absent"])
+            self._write("start", fields, False)
 
-    def _adopt(self, pid: int, start: int, found: dict[str, Any]) -> Rank | None:
-        text = claims.text_of(pid=pid, start=start, root=(pid, start), found=found)
+    def _adopt(self, pid: int, start: int, candidate: _Candidate) -> Rank | None:
+        root = (pid, start)
+        text = claims.text_of(pid=pid, start=start, root=root, found=candidate.found, adopted=True)
         try:
-            # The root's claim too, so that a hook that loads late becomes no second rank.
-            ordinal = claims.claim(self._claims, text=text, root=(pid, start))
+            ordinal = claims.claim(self._claims, text=text, root=root)
         except OSError:
-            return None
+            ordinal = None
         if ordinal is None:
+            if candidate.pidfd is not None:
+                os.close(candidate.pidfd)
             return None
-        rank = Rank(ordinal=ordinal, pid=pid, start=start, identity=found, hook=False)
+        rank = Rank(ordinal=ordinal, pid=pid, start=start, identity=candidate.found, hook=False)
         self.by_ordinal[ordinal] = rank
+        if candidate.pidfd is not None:
+            rank.pidfd = candidate.pidfd
+            self._watch(candidate.pidfd, rank)
         return rank
 
     def settle(self) -> None:

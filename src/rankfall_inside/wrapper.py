@@ -172,8 +172,9 @@ class Wrapper:
         return b"" if number is None else b"[rank %d] " % number
 
     def _on_notice(self) -> None:
-        _swallow(self._notices)
+        notice = _swallow(self._notices)
         self._claims()
+        self._ranks.hooked(notice)
 
     def _claims(self) -> None:
         if self._ranks.read_claims() and self._plain is None:
