@@ -68,7 +68,13 @@ def find_streams(
                 if not (third.isascii() and third.isdigit()):
                     continue
                 folder = logs / first / second / third
-                for name in _entries(folder, notes):
+                inside = set(_entries(folder, notes))
+                notes.extend(
+                    f"{folder / name}: the stream is gone, only its index is left"
+                    for name in sorted(inside)
+                    if name.endswith(".idx") and name.removesuffix(".idx") + ".log" not in inside
+                )
+                for name in inside:
                     file = _FILE.fullmatch(name)
                     if file:
                         found.append(

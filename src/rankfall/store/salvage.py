@@ -130,3 +130,12 @@ def _names(folder: Path) -> list[str]:
         return sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return []
+
+
+def world_sizes(run_dir: RunDir, attempt: int) -> dict[int, int]:
+    """World size of each round (-1 = of no round), as the ranks themselves saw it."""
+    return {
+        -1 if record.round is None else record.round: record.world_size
+        for record in _records(run_dir.records_dir, attempt, kinds=("start",))
+        if record.world_size is not None and record.rank is not None
+    }

@@ -1,0 +1,239 @@
+"""Follow a run's lines as they are written: each line once, in the order of its stamps within a short hold.
+
+Works by byte offset on the files alone, so that neither the writer nor another viewer notices. New streams and ranks that become known
+late are picked up; a stream of a rank's process waits until its rank is known, because what is shown cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rankfall.store.cursor import Forward, lines_backward
+from rankfall.store.merge import Feed, Line, View, cursor_for, tail_of
+from rankfall.store.names import StreamName
+from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, chosen_streams, known_ranges, wanted_ranks
+
+if TYPE_CHECKING:
+    from rankfall.store.rundir import RunDir
+
+HOLD_S: Final = 0.2
+# How long an unfiltered view waits for the rank of a stream before it shows its lines without one.
+PATIENCE_S: Final = 2.0
+# The tables are read again at least so often: a change within one tick of the file system's clock cannot be seen.
+_REREAD_S: Final = 1.0
+_NS: Final = 1_000_000_000
+_BLOCK: Final = 256 << 10
+_MAX_PROBLEMS: Final = 100
+
+
+class Follower:
+    """One viewer of one run.
+
+    Args:
+        run_dir: the run.
+        query: which lines. Without an attempt: the newest one and all that follow.
+        clock: nanoseconds since the epoch.
+        hold: seconds that a line waits for earlier ones of other streams.
+        patience: seconds that an unfiltered view waits for the rank of a new stream.
+
+    Attributes:
+        problems: what could not be read, in words.
+
+    Raises:
+        UsageError: the query makes no sense.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        query: LineQuery,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        hold: float = HOLD_S,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        check(query)
+        self.problems: list[str] = []
+        self._run_dir = run_dir
+        self._query = query
+        self._clock = clock
+        self._hold = int(hold * _NS)
+        self._patience = int(patience * _NS)
+        self._matches = Matcher(query.grep)
+        self._since_attempt: int | None = None
+        self._waiting: dict[str, tuple[StreamName, int]] = {}
+        self._views: list[View] = []
+        self._feeds: list[Feed] = []
+        self._started: set[str] = set()
+        self._heap: list[tuple[int, int]] = []
+        self._idle: set[int] = set()
+        self._given = 0
+        self._current: Iterator[Line] = iter(())
+        self._seen: object = None
+        self._read_at = 0
+        self._ranges: dict[str, Ranges] = {}
+        self._wanted: dict[int, Wanted] = {}
+
+    def poll(self, *, limit: int = 5000) -> list[Line]:
+        """Lines that may be shown now, at most ``limit``; the rest comes with the next call."""
+        now = self._clock()
+        history = self._refresh(now, patient=True)
+        bound = now - self._hold
+        found: list[Line] = list(history)
+        if len(found) >= limit:
+            return found
+        for line in self._ready(now, bound=bound, final=False):
+            found.append(line)
+            if len(found) >= limit:
+                break
+        return found
+
+    def drain(self) -> Iterator[Line]:
+        """All that is left, without holding, when nothing more will be written: last lines without LF and streams of no known rank too."""
+        now = self._clock()
+        yield from self._refresh(now, patient=False)
+        yield from self._ready(now, bound=None, final=True)
+
+    def _ready(self, now: int, *, bound: int | None, final: bool) -> Iterator[Line]:
+        """Lines whose hold is over. What a caller leaves of a span is given by the next call."""
+        yield from _kept(self._current)
+        for number in list(self._idle):
+            self._fill(number, now, final=final)
+        while self._heap and (bound is None or self._heap[0][0] <= bound):
+            key, number = heapq.heappop(self._heap)
+            span = self._feeds[number].spans.popleft()
+            late = key < self._given
+            self._given = max(self._given, key)
+            self._current = self._views[number].lines(span, late=late)
+            self._idle.add(number)
+            self._fill(number, now, final=final)
+            yield from _kept(self._current)
+
+    def _fill(self, number: int, now: int, *, final: bool) -> None:
+        feed = self._feeds[number]
+        if feed.fill(final=final):
+            self._idle.discard(number)
+            at = feed.spans[0].at
+            # No line was written after it was read here: a clock that is ahead must not hold its lines back.
+            heapq.heappush(self._heap, (now if at is None else min(at, now), number))
+        elif feed.problem:
+            self._note(feed.problem)
+
+    def _refresh(self, now: int, *, patient: bool) -> list[Line]:
+        """Find new streams and ranks; on the first call also the last lines of what is there."""
+        first = self._since_attempt is None
+        self._read_tables(now)
+        problems: list[str] = []
+        attempt = self._query.attempt if isinstance(self._query.attempt, int) else None
+        for name in chosen_streams(
+            self._run_dir, self._query, attempt=attempt, since=self._since_attempt or 0, problems=problems
+        ):
+            if name.stream not in self._started:
+                self._waiting.setdefault(name.stream, (name, now))
+        for problem in problems:
+            self._note(problem)
+        fresh = [
+            view
+            for name, since in list(self._waiting.values())
+            if (view := self._decide(name, waited=None if not patient else now - since)) is not None
+        ]
+        fresh.sort(key=lambda view: view.name.path)
+        history: list[Line] = []
+        starts: dict[str, int] = {}
+        if first and self._query.tail is not None:
+            starts = {view.name.stream: _last_line_end(view) for view in fresh}
+            history = tail_of(fresh, self._query.tail, ends=starts, problems=self.problems)
+            self._given = max((line.at for line in history if line.at is not None), default=0)
+        for view in fresh:
+            start = starts.get(view.name.stream)
+            cursor = (
+                cursor_for(view, block=_BLOCK) if start is None else Forward(view.name.path, start=start, block=_BLOCK)
+            )
+            self._start(view, cursor)
+        return history
+
+    def _start(self, view: View, cursor: Forward) -> None:
+        number = len(self._feeds)
+        self._feeds.append(Feed(number, cursor))
+        self._views.append(view)
+        self._idle.add(number)
+        self._started.add(view.name.stream)
+        del self._waiting[view.name.stream]
+
+    def _decide(self, name: StreamName, *, waited: int | None) -> View | None:
+        """The view of a stream, when it is known whose it is (or nobody waits for that any longer) and it is wanted."""
+        ranges = self._ranges.get(name.stream, Ranges())
+        if name.of_a_rank and not ranges.known and waited is not None and waited < self._patience:
+            return None
+        view = View(
+            name=name,
+            ranges=ranges,
+            wanted=self._wanted.get(name.attempt, Wanted(ranks=None if not self._query.by_rank else frozenset())),
+            unranked=self._query.unranked,
+            since=self._query.since,
+            matches=self._matches,
+        )
+        return view if view.useful else None
+
+    def _read_tables(self, now: int) -> None:
+        seen = self._signature()
+        if self._since_attempt is not None and seen == self._seen and now - self._read_at < _REREAD_S * _NS:
+            return
+        self._seen, self._read_at = seen, now
+        with self._run_dir.reader() as tables:
+            newest = tables.newest_attempt()
+            if self._since_attempt is None:
+                self._since_attempt = (newest or 0) if self._query.attempt is None else 0
+            asked = self._query.attempt if isinstance(self._query.attempt, int) else None
+            numbers = [asked] if asked is not None else range(max(1, self._since_attempt), (newest or 0) + 1)
+            for number in numbers:
+                self._ranges.update(known_ranges(tables, number))
+                self._wanted[number] = wanted_ranks(self._run_dir, tables, self._query, number)
+            for problem in tables.problems:
+                self._note(problem)
+        for number, view in enumerate(self._views):
+            self._views[number] = msgspec.structs.replace(
+                view,
+                ranges=self._ranges.get(view.name.stream, view.ranges),
+                wanted=self._wanted.get(view.name.attempt, view.wanted),
+            )
+
+    def _signature(self) -> object:
+        found = []
+        for suffix in ("", "-wal"):
+            path = self._run_dir.db_path
+            try:
+                stat = path.with_name(path.name + suffix).stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems and len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+def _kept(lines: Iterator[Line]) -> Iterator[Line]:
+    """The same lines; a caller that stops early leaves the rest in ``lines`` instead of closing it."""
+    while (line := next(lines, None)) is not None:
+        yield line
+
+
+def _last_line_end(view: View) -> int:
+    """End of the last whole line that is there now; what follows it is still being written."""
+    try:
+        size = view.name.path.stat().st_size
+        last = next(lines_backward(view.name.path, end=size, block=4096), None)
+        if last is None:
+            return 0
+        with view.name.path.open("rb") as file:
+            file.seek(size - 1)
+            return size if file.read(1) == b"\n" else last.offset
+    except OSError:
+        return 0

@@ -1,0 +1,280 @@
+"""Merges the lines of many streams by the time their chunk came: all of them onward, or the last of them read from the end.
+
+Nothing is guessed: a line of no known rank has rank None. What cannot be read is said in ``problems`` and the rest is still given.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rankfall.store.cursor import MAX_LINE, Backward, Forward, Span, lines_backward
+from rankfall.store.names import StreamName
+from rankfall.store.select import (
+    LineQuery,
+    Matcher,
+    Ranges,
+    Wanted,
+    check,
+    chosen_streams,
+    known_ranges,
+    wanted_ranks,
+)
+
+if TYPE_CHECKING:
+    from rankfall.store.rundir import RunDir
+
+# Shown at the end of a line that is longer than MAX_LINE; the record has the whole line.
+CUT_MARK: Final = b" [rankfall: line cut at 1 MiB, the record has the rest]"
+# A line without a stamp is never the earliest.
+UNKNOWN: Final = 1 << 63
+_MEMORY: Final = 64 << 20
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One line of a stream.
+
+    Attributes:
+        at: when its chunk came, nanoseconds since the epoch; None = unknown.
+        stream: path of the stream relative to the run directory; ``offset``: its first byte there.
+        out: of standard output, else of standard error.
+        data: the bytes without LF; cut lines end with ``CUT_MARK``.
+        late: shown after a line that came later than it.
+    """
+
+    at: int | None
+    rank: int | None
+    slot: int
+    role: str
+    attempt: int
+    stream: str
+    offset: int
+    out: bool
+    data: bytes
+    truncated: bool = False
+    late: bool = False
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What of one stream is wanted."""
+
+    name: StreamName
+    ranges: Ranges
+    wanted: Wanted
+    unranked: bool
+    since: int | None
+    matches: Matcher
+
+    @property
+    def useful(self) -> bool:
+        """Whether some byte of the stream can be wanted."""
+        ranges = self.ranges
+        return ranges.any_in(self.wanted) or (self.unranked and (not ranges.simple or ranges.rank is None))
+
+    def line(self, at: int | None, offset: int, data: bytes, *, cut: bool, late: bool = False) -> Line | None:
+        """The line, when it is wanted."""
+        rank = self.ranges.at(offset)
+        if rank is None:
+            if not self.unranked:
+                return None
+        elif rank not in self.wanted:
+            return None
+        if self.since is not None and at is not None and at < self.since:
+            return None
+        if not self.matches(data):
+            return None
+        name = self.name
+        return Line(
+            at=at,
+            rank=rank,
+            slot=name.slot,
+            role=name.role,
+            attempt=name.attempt,
+            stream=name.stream,
+            offset=offset,
+            out=name.out,
+            data=data + CUT_MARK if cut else data,
+            truncated=cut,
+            late=late,
+        )
+
+    def lines(self, span: Span, *, late: bool = False) -> Iterator[Line]:
+        """Wanted lines of a span."""
+        if span.cut:
+            texts = [span.data]
+        else:
+            texts = span.data.split(b"\n")
+            if not texts[-1]:
+                texts.pop()
+        offset = span.offset
+        for text in texts:
+            line = self.line(span.at, offset, text, cut=span.cut, late=late)
+            offset += len(text) + 1
+            if line is not None:
+                yield line
+
+
+class Feed:
+    """A stream that is being read, with the spans that were read and not given yet.
+
+    Args:
+        number: its place among streams of equal stamps.
+        cursor: the reader.
+    """
+
+    def __init__(self, number: int, cursor: Forward) -> None:
+        self.number = number
+        self.cursor = cursor
+        self.spans: deque[Span] = deque()
+        self.problem: str | None = None
+
+    def fill(self, *, final: bool) -> bool:
+        """Read on when nothing is left to give; whether there is something to give."""
+        if not self.spans:
+            try:
+                self.spans.extend(self.cursor.take(final=final))
+                self.problem = None
+            except OSError as error:
+                self.problem = f"{self.cursor.path} cannot be read: {error.strerror or error}"
+        return bool(self.spans)
+
+
+def merge(feeds: list[Feed]) -> Iterator[tuple[int, Span]]:
+    """Spans of all feeds with their feed's number, by stamp. Pieces of one long line stay together."""
+    by_number = {feed.number: feed for feed in feeds}
+    heap = [(_key(feed.spans[0].at), feed.number) for feed in feeds if feed.fill(final=True)]
+    heapq.heapify(heap)
+    while heap:
+        _, number = heapq.heappop(heap)
+        feed = by_number[number]
+        while feed.fill(final=True):
+            span = feed.spans.popleft()
+            yield number, span
+            if not (span.cut and feed.cursor.whole):
+                break
+        if feed.fill(final=True):
+            heapq.heappush(heap, (_key(feed.spans[0].at), number))
+
+
+def _key(at: int | None) -> int:
+    return UNKNOWN if at is None else at
+
+
+def read_lines(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Line]:
+    """Lines of a run as they stand now, oldest first; of equal stamps by stream.
+
+    Args:
+        run_dir: the run.
+        query: which lines.
+        problems: takes a line for each thing that could not be read.
+
+    Raises:
+        UsageError: the query makes no sense (raised at once, not at the first line).
+    """
+    check(query)
+    notes = problems if problems is not None else []
+    views = open_view(run_dir, query, notes)
+    if query.tail is not None:
+        ends = {view.name.stream: _size(view) for view in views}
+        return iter(tail_of(views, query.tail, ends=ends, problems=notes))
+    return _all_of(views, notes)
+
+
+def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[View]:
+    """The wanted parts of all streams on disk, in the order of their names."""
+    with run_dir.reader() as tables:
+        attempt = tables.newest_attempt() if query.attempt is None else query.attempt
+        number = None if attempt == "all" else attempt
+        names = chosen_streams(run_dir, query, attempt=number, since=0, problems=problems)
+        if attempt is None and names:
+            # No table knows an attempt: the newest folder is the newest attempt.
+            names = [name for name in names if name.attempt == names[-1].attempt]
+        ranges = known_ranges(tables, number)
+        wanted = {n: wanted_ranks(run_dir, tables, query, n) for n in {name.attempt for name in names}}
+        problems.extend(tables.problems)
+    matches = Matcher(query.grep)
+    found = []
+    for name in names:
+        view = View(
+            name=name,
+            ranges=ranges.get(name.stream, Ranges()),
+            wanted=wanted[name.attempt],
+            unranked=query.unranked,
+            since=query.since,
+            matches=matches,
+        )
+        if view.useful:
+            found.append(view)
+    return found
+
+
+def _all_of(views: list[View], problems: list[str]) -> Iterator[Line]:
+    block = _MEMORY // max(1, len(views))
+    feeds = [Feed(number, cursor_for(view, block=block)) for number, view in enumerate(views)]
+    for number, span in merge(feeds):
+        yield from views[number].lines(span)
+    problems.extend(feed.problem for feed in feeds if feed.problem)
+
+
+def cursor_for(view: View, *, block: int = MAX_LINE) -> Forward:
+    """A reader of the stream from its beginning, or from the first chunk that is new enough."""
+    path = view.name.path
+    if view.since is not None:
+        cursor = Forward(path, block=block)
+        offset = cursor.index.offset_since(view.since)
+        if offset:
+            # One byte earlier: an LF there means that a line begins with the chunk; else that line began in an older one.
+            return Forward(path, start=offset - 1, skip=True, block=block)
+    return Forward(path, block=block)
+
+
+def _size(view: View) -> int:
+    try:
+        return view.name.path.stat().st_size
+    except OSError:
+        return 0
+
+
+def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: list[str]) -> list[Line]:
+    """The last ``count`` wanted lines before the given ends of the streams, oldest first. Reads from the ends backward."""
+    if count == 0:
+        return []
+    block = min(65536, _MEMORY // max(1, len(views)))
+    found: list[Line] = []
+    readers = {n: _backward(view, ends[view.name.stream], block, problems) for n, view in enumerate(views)}
+    heap: list[tuple[int, int, Line]] = []
+    for number, reader in readers.items():
+        line = next(reader, None)
+        if line is not None:
+            heap.append((-_key(line.at), -number, line))
+    heapq.heapify(heap)
+    while heap and len(found) < count:
+        _, negative, line = heap[0]
+        found.append(line)
+        following = next(readers[-negative], None)
+        if following is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (-_key(following.at), negative, following))
+    found.reverse()
+    return found
+
+
+def _backward(view: View, end: int, block: int, problems: list[str]) -> Iterator[Line]:
+    try:
+        for found in lines_backward(view.name.path, end=end, block=block):
+            if _too_old(found, view.since):
+                return
+            line = view.line(found.at, found.offset, found.data, cut=found.cut)
+            if line is not None:
+                yield line
+    except OSError as error:
+        problems.append(f"{view.name.path} cannot be read: {error.strerror or error}")
+
+
+def _too_old(found: Backward, since: int | None) -> bool:
+    return since is not None and found.at is not None and found.at < since

@@ -1,0 +1,209 @@
+"""Which streams and which of their bytes a query is about: streams on disk, ranks from the tables, never a guess.
+
+A stream of a process that became a rank, whose rank nobody has written down yet, is ``None`` here: not wrong, not yet known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from rankfall.model import RankFacts, StoreError, UsageError
+from rankfall.store.documents import newest_round
+from rankfall.store.names import StreamName, find_streams
+from rankfall.store.salvage import world_sizes
+
+if TYPE_CHECKING:
+    from rankfall.store.queries import Queries
+    from rankfall.store.rundir import RunDir
+
+
+class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lines are wanted. Filters narrow each other; ``ranks``, ``last`` and ``failed`` add up.
+
+    Attributes:
+        ranks: global ranks; None with ``last`` and ``failed`` false = all.
+        last: the last global rank (of the newest round of an elastic job).
+        failed: ranks that failed themselves, and the one the verdict names.
+        slots: slots; None = all.
+        attempt: its number, None = the newest (a follower goes on with later ones), ``all``.
+        streams: both, only stdout or only stderr.
+        since: only lines whose chunk came at this time or later, nanoseconds since the epoch; lines without a stamp stay.
+        tail: only the last so many lines of the whole answer.
+        grep: RE2 pattern that the line's bytes (cut at 1 MiB) must hold.
+        include_unranked: lines of no rank too; None = exactly when all ranks are wanted.
+    """
+
+    ranks: frozenset[int] | None = None
+    last: bool = False
+    failed: bool = False
+    slots: frozenset[int] | None = None
+    attempt: int | Literal["all"] | None = None
+    streams: Literal["all", "out", "err"] = "all"
+    since: int | None = None
+    tail: int | None = None
+    grep: str | None = None
+    include_unranked: bool | None = None
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether only some ranks are wanted."""
+        return self.ranks is not None or self.last or self.failed
+
+    @property
+    def unranked(self) -> bool:
+        """Whether lines of no rank are wanted."""
+        return not self.by_rank if self.include_unranked is None else self.include_unranked
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Wanted ranks of one attempt: ``ranks`` None = all; ``settled`` false = more may be found out later."""
+
+    ranks: frozenset[int] | None
+    settled: bool = True
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether this rank is wanted."""
+        return self.ranks is None or rank in self.ranks
+
+
+class Ranges:
+    """Ranks of one stream's bytes.
+
+    Args:
+        ranges: (first byte, end byte or None, rank or None), by first byte.
+    """
+
+    def __init__(self, ranges: tuple[tuple[int, int | None, int | None], ...] = ()) -> None:
+        self.ranges = ranges
+        # Nearly always one rank has the whole stream.
+        self.simple = not ranges or (len(ranges) == 1 and ranges[0][0] == 0 and ranges[0][1] is None)
+        self.rank = ranges[0][2] if ranges and self.simple else None
+
+    @property
+    def known(self) -> bool:
+        """Whether any rank is known."""
+        return bool(self.ranges)
+
+    def at(self, byte: int) -> int | None:
+        """Rank of the line that begins at ``byte``."""
+        if self.simple:
+            return self.rank
+        for first, end, rank in reversed(self.ranges):
+            if first <= byte and (end is None or byte < end):
+                return rank
+        return None
+
+    def any_in(self, wanted: Wanted) -> bool:
+        """Whether some byte is of a wanted rank."""
+        return any(rank is not None and rank in wanted for _, _, rank in self.ranges)
+
+
+def check(query: LineQuery) -> None:
+    """Refuse a query that no run can answer.
+
+    Raises:
+        UsageError: a negative number, or a pattern that is no RE2.
+    """
+    if query.tail is not None and query.tail < 0:
+        raise UsageError(f"tail {query.tail} is negative", hint="give the number of last lines, 0 or more")
+    if query.attempt is not None and query.attempt != "all" and query.attempt < 1:
+        raise UsageError(f"there is no attempt {query.attempt}", hint="attempts are counted from 1")
+    matcher(query.grep)
+
+
+def matcher(pattern: str | None) -> Matcher:
+    """A search for ``pattern`` over bytes; everything matches None.
+
+    Raises:
+        UsageError: the pattern is no RE2.
+    """
+    return Matcher(pattern)
+
+
+class Matcher:
+    """Bytes that hold a pattern, in time linear in their length."""
+
+    def __init__(self, pattern: str | None) -> None:
+        self._search = None
+        if pattern is None:
+            return
+        import re2  # noqa: PLC0415 - only a query with a pattern needs it
+
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = 64 << 20
+        try:
+            # Bytes make it match byte by byte, so that text that is no UTF-8 is searched too.
+            self._search = re2.compile(pattern.encode(errors="surrogateescape"), options).search
+        except re2.error as error:
+            text = error.args[0] if error.args else error
+            text = text.decode(errors="replace") if isinstance(text, bytes) else text
+            raise UsageError(
+                f"grep pattern {pattern[:200]!r} is not valid: {text}",
+                hint="RE2 syntax: no look-around, no back references",
+            ) from None
+
+    def __call__(self, data: bytes) -> bool:
+        """Whether ``data`` holds the pattern."""
+        return self._search is None or self._search(data) is not None
+
+
+def chosen_streams(
+    run_dir: RunDir, query: LineQuery, *, attempt: int | None, since: int, problems: list[str] | None = None
+) -> list[StreamName]:
+    """Stream files on disk that the query may be about, ranks aside."""
+    return [
+        name
+        for name in find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems)
+        if (query.slots is None or name.slot in query.slots)
+        and (query.streams == "all" or name.out == (query.streams == "out"))
+    ]
+
+
+def known_ranges(tables: Queries, attempt: int | None) -> dict[str, Ranges]:
+    """Ranks by stream, as far as they are known."""
+    found: dict[str, list[tuple[int, int | None, int | None]]] = {}
+    for row in tables.streams(attempt):
+        found.setdefault(row.stream, []).append((row.from_byte, row.to_byte, row.rank))
+    return {stream: Ranges(tuple(ranges)) for stream, ranges in found.items()}
+
+
+def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: int) -> Wanted:
+    """Ranks that the query wants of one attempt."""
+    if not query.by_rank:
+        return Wanted(ranks=None)
+    ranks = set(query.ranks or ())
+    settled = True
+    if query.last:
+        last = _last_rank(run_dir, tables, attempt)
+        settled = last is not None
+        ranks |= set() if last is None else {last}
+    if query.failed:
+        settled = False
+        ranks |= {facts.rank for facts in tables.ranks(attempt) if _failed(facts)}
+        diagnosis = tables.diagnosis(attempt)
+        if diagnosis is not None and diagnosis.verdict.rank is not None and diagnosis.verdict.state != "succeeded":
+            ranks.add(diagnosis.verdict.rank)
+    return Wanted(ranks=frozenset(ranks), settled=settled)
+
+
+def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
+    """The spec tells it where membership is fixed; else the ranks of the newest round themselves, or nobody yet."""
+    try:
+        spec = run_dir.spec
+    except StoreError:
+        spec = None
+    if spec is not None and not spec.elastic and spec.launcher != "exec":
+        return spec.world_size - 1
+    sizes = world_sizes(run_dir, attempt)
+    if sizes:
+        return sizes[max(sizes)] - 1
+    newest = newest_round(tables.ranks(attempt))
+    return max((facts.rank for facts in newest), default=None)
+
+
+def _failed(facts: RankFacts) -> bool:
+    own = facts.killed_by not in {"wrapper", "agent"}
+    return own and (facts.signal is not None or facts.exit_code not in {None, 0})
