@@ -14,7 +14,7 @@ import msgspec
 _STOP = re.compile(rb"Sending process (\d+) closing signal (SIG[A-Z0-9]+)")
 _FORCED = re.compile(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
 _FAILED = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
-_ROW = re.compile(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)\n")
+_ROW = re.compile(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
 _SIGNALLED = re.compile(rb"Received (\d+) death signal, shutting down workers")
 _MAX: Final = 4096
 

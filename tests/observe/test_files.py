@@ -1,0 +1,169 @@
+"""Offline piles of files: what people copy out of a dead job."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+
+import pytest
+
+from rankfall.diagnose import diagnose
+from rankfall.explain import explain_files, explain_stream
+from rankfall.model import NotFound
+from rankfall.observe.elastic import error_file_evidence
+from rankfall.observe.files import case_of_files
+from rankfall.signatures.catalogue import default_catalogue
+
+VALUE_ERROR = """[rank{r}]: Traceback (most recent call last):
+[rank{r}]:   File "/app/train.py", line 8, in <module>
+[rank{r}]:     step(batch)
+[rank{r}]: ValueError: bad thing
+"""
+PEER = """[rank{r}]: Traceback (most recent call last):
+[rank{r}]:   File "/app/train.py", line 7, in <module>
+[rank{r}]:     dist.all_reduce(t)
+[rank{r}]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:22188
+"""
+
+
+@pytest.fixture
+def pile(tmp_path):
+    (tmp_path / "a.log").write_text("step 1\n" + PEER.format(r=0) + PEER.format(r=1))
+    (tmp_path / "b.log").write_text("step 1\n" + PEER.format(r=2) + VALUE_ERROR.format(r=3))
+    return tmp_path
+
+
+def test_one_file_a_node(pile):
+    verdict = explain_files([pile]).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.run, verdict.attempt) == (3, "user_code_exception", None, None)
+    assert sorted(c.rank for c in verdict.consequences) == [0, 1, 2]
+    assert verdict.decisive.where.endswith("b.log:9")
+
+
+def test_one_mixed_stream(pile):
+    lines = [line for f in sorted(pile.iterdir()) for line in f.read_bytes().splitlines(keepends=True)]
+    assert explain_stream(io.BytesIO(b"".join(lines))).verdict.rank == 3
+
+
+def test_names_and_order_of_files_do_not_matter(pile):
+    dice = random.Random(3)
+    names = ["zz", "rank", "node-9", "0"]
+    for trial in range(5):
+        folder = pile / f"trial{trial}"
+        folder.mkdir()
+        for file in ("a.log", "b.log"):
+            (folder / f"{dice.choice(names)}-{file}.txt").write_bytes((pile / file).read_bytes())
+        assert explain_files([folder]).verdict.rank == 3
+
+
+def test_a_file_named_by_its_rank_gives_bare_lines_that_rank(tmp_path):
+    for number in range(2):
+        text = (VALUE_ERROR if number else PEER).format(r=0).replace("[rank0]: ", "")
+        (tmp_path / f"rank-{number}.log").write_text(text)
+    verdict = explain_files([tmp_path]).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "user_code_exception")
+
+
+def elastic(folder, local, *, attempt=0, stderr="", error=None):
+    place = folder / "none_abc" / f"attempt_{attempt}" / str(local)
+    place.mkdir(parents=True)
+    (place / "stderr.log").write_text(stderr)
+    if error is not None:
+        (place / "error.json").write_bytes(error)
+
+
+def record(text, stamp="1790000000"):
+    stack = f'Traceback (most recent call last):\n  File "t.py", line 3, in main\n    x()\n{text}\n'
+    return json.dumps({"message": {"message": text, "extraInfo": {"py_callstack": stack, "timestamp": stamp}}}).encode()
+
+
+def test_torchruns_log_folder_with_error_files(tmp_path):
+    elastic(tmp_path, 0, stderr=PEER.format(r=2), error=record("RuntimeError: Connection closed by peer [1.2.3.4]:5"))
+    elastic(tmp_path, 1, stderr=VALUE_ERROR.format(r=3), error=record("ValueError: bad thing"))
+    verdict = explain_files([tmp_path]).verdict
+    assert (verdict.rank, verdict.local_rank, verdict.cause.slug) == (3, 1, "user_code_exception")
+
+
+def test_errors_s23_only_the_last_attempt_of_a_log_folder_counts(tmp_path):
+    elastic(tmp_path, 0, attempt=0, stderr=VALUE_ERROR.format(r=0), error=record("ValueError: old"))
+    elastic(tmp_path, 0, attempt=1, error=record("KeyError: 'new'"))
+    elastic(tmp_path, 1, attempt=1, stderr=PEER.format(r=1))
+    verdict = explain_files([tmp_path]).verdict
+    assert "new" in verdict.decisive.line
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'["a list"]',
+        b'{"no": "message"}',
+        b'{"message": 3}',
+        b'{"message": {"message": ["x"]}}',
+        b"\xff\xfe",
+        b" " * ((1 << 20) + 1),
+    ],
+)
+def test_errors_s14_a_damaged_error_file_is_a_problem_and_no_crash(data, tmp_path):
+    elastic(tmp_path, 0, error=data)
+    elastic(tmp_path, 1, error=record("ValueError: bad thing"))
+    diagnosis = explain_files([tmp_path])
+    assert diagnosis.verdict.cause.slug == "user_code_exception"
+    assert any("error.json" in text for text in diagnosis.verdict.missing)
+
+
+@pytest.mark.parametrize("stamp", ["", "0", "soon", None, "1e999"])
+def test_errors_s13_an_error_file_without_a_time_has_none(stamp):
+    piece = error_file_evidence(record("ValueError: x", stamp), name="e", stream="e", catalogue=default_catalogue())
+    assert piece.at is None
+
+
+def test_errors_s8_the_old_form_of_an_error_file_is_read():
+    data = json.dumps(
+        {"message": "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", "timestamp": 1790000000}
+    )
+    piece = error_file_evidence(data.encode(), name="e", stream="e", catalogue=default_catalogue())
+    assert (piece.slug, piece.at) == ("gpu_oom", 1_790_000_000 * 10**9)
+
+
+def test_the_block_of_torchrun_alone_names_the_rank_that_fell_itself(tmp_path):
+    block = b"""W1121 09:41:49.153000 7 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 7458 closing signal SIGTERM
+  rank      : 2 (local_rank: 0)
+  exitcode  : -15 (pid: 7458)  (SIGTERM)
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 7460)  (SIGKILL)
+"""
+    verdict = explain_stream(io.BytesIO(block)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (3, "killed_unknown")
+    assert [c.rank for c in verdict.consequences] == [2]
+
+
+def test_a_missing_path_says_what_to_do(tmp_path):
+    with pytest.raises(NotFound, match="does not exist"):
+        explain_files([tmp_path / "nothing"])
+
+
+def test_an_empty_folder_is_unknown_with_what_is_missing(tmp_path):
+    verdict = explain_files([tmp_path]).verdict
+    assert verdict.cause.slug == "unknown"
+    assert verdict.missing
+
+
+def test_binary_files_say_nothing_and_break_nothing(tmp_path):
+    (tmp_path / "x.log").write_bytes(os.urandom(300_000) + b"\0" * 100_000)
+    assert explain_files([tmp_path]).verdict.cause.slug == "unknown"
+
+
+def test_a_flood_costs_no_more_evidence_than_a_few_lines(tmp_path):
+    (tmp_path / "f.log").write_text(VALUE_ERROR.format(r=0) * 5000)
+    case = case_of_files([tmp_path])
+    assert len(case.evidence) <= 8
+    assert diagnose(case).verdict.rank == 0
+
+
+def test_a_line_without_end_is_read_in_pieces(tmp_path):
+    (tmp_path / "f.log").write_bytes(b"x" * (9 << 20) + b"\n" + VALUE_ERROR.format(r=4).encode())
+    assert explain_files([tmp_path]).verdict.rank == 4

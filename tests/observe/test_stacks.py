@@ -1,0 +1,157 @@
+"""Standstills: stacks of all ranks, and torch's flight recorder."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from cases import rank
+from rankfall.model import Record
+from rankfall.observe.flight import dump_rank, flight_evidence, read_dump
+from rankfall.observe.stacks import stack_evidence, stand
+
+WAITING = """Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 4181 in {op}
+  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/app/train.py", line {line} in step
+  File "/app/train.py", line 50 in <module>
+"""
+AWAY = """Current thread 0x00007f0000000002 (most recent call first):
+  File "/app/train.py", line 33 in load
+  File "/app/train.py", line 50 in <module>
+"""
+
+
+def stacks(texts):
+    ranks = [rank(n, state="running") for n in range(len(texts))]
+    records = [
+        (f"stacks-{n}.json", Record(id=f"s{n}", kind="stacks", slot=n // 2, pid=1000 + n, stacks=text, at_ns=n))
+        for n, text in enumerate(texts)
+    ]
+    return [(e.rank, e.slug) for e in stack_evidence(records, ranks=ranks, attempt=1)]
+
+
+def test_the_one_that_stands_elsewhere_is_named():
+    texts = [WAITING.format(op="all_reduce", line=7)] * 3 + [AWAY]
+    assert stacks(texts) == [(3, "rank_stuck")]
+
+
+def test_different_collectives_are_a_mismatch_of_the_fewest():
+    texts = [WAITING.format(op="all_reduce", line=7)] * 3 + [WAITING.format(op="broadcast", line=9)]
+    assert stacks(texts) == [(3, "collective_mismatch")]
+
+
+def test_everybody_in_one_place_names_nobody():
+    assert stacks([WAITING.format(op="all_reduce", line=7)] * 4) == []
+
+
+def test_one_stack_alone_names_nobody():
+    assert stacks([AWAY]) == []
+    assert stand(0, "no stack here") is None
+
+
+def dump(number, calls, members="[0, 1, 2, 3]"):
+    entries = [
+        {
+            "process_group": (group, "x"),
+            "collective_seq_id": seq,
+            "profiling_name": op,
+            "input_sizes": [[4]],
+            "state": state,
+            "retired": state == "completed",
+            "is_p2p": False,
+        }
+        for group, seq, op, state in calls
+    ]
+    data = pickle.dumps({"version": "2.10", "entries": entries, "pg_config": {"0": {"ranks": members}}})
+    return read_dump(data, rank=number, name=f"nccl_trace_rank_{number}")
+
+
+def test_the_smallest_last_number_lags():
+    done, wait = ("0", 1, "nccl:all_reduce", "completed"), ("0", 2, "nccl:all_reduce", "scheduled")
+    dumps = [dump(n, [done] if n == 2 else [done, wait]) for n in range(4)]
+    assert [(e.rank, e.slug) for e in flight_evidence(dumps)] == [(2, "rank_stuck")]
+
+
+def test_a_mismatch_names_the_odd_one():
+    dumps = [dump(n, [("0", 1, "nccl:broadcast" if n == 1 else "nccl:all_reduce", "scheduled")]) for n in range(4)]
+    assert [(e.rank, e.slug) for e in flight_evidence(dumps)] == [(1, "collective_mismatch")]
+
+
+def test_the_rank_that_left_no_dump_is_a_suspect():
+    dumps = [dump(n, [("0", 1, "nccl:all_reduce", "scheduled")]) for n in (0, 1, 3)]
+    assert [(e.rank, e.slug) for e in flight_evidence(dumps)] == [(2, "rank_stuck")]
+
+
+def test_errors_s30_the_innermost_blocked_group_holds_the_culprit():
+    """Ranks 4-7 are one tensor group, blocked by 6; their data groups with 0-3 wait behind them."""
+    dumps = []
+    for n in range(8):
+        calls = []
+        if n >= 4:
+            calls.append(("tp1", 1, "nccl:all_reduce", "completed"))
+            if n != 6:
+                calls.append(("tp1", 2, "nccl:all_reduce", "scheduled"))
+        calls.append((f"dp{n % 4}", 1, "nccl:all_reduce", "completed"))
+        if n < 4:
+            calls.append((f"dp{n % 4}", 2, "nccl:all_reduce", "scheduled"))
+        dumps.append(dump(n, calls, members="[]"))
+    assert {(e.rank, e.slug) for e in flight_evidence(dumps)} == {(6, "rank_stuck")}
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("boom",))
+
+
+@pytest.mark.parametrize(
+    "data", [pickle.dumps(Bomb()), b"", b"not a pickle", b"{", pickle.dumps([1]), pickle.dumps({"entries": 3})]
+)
+def test_a_hostile_dump_is_a_problem_and_runs_nothing(data, capsys):
+    assert isinstance(read_dump(data, rank=0, name="d"), str)
+    assert capsys.readouterr().out == ""
+
+
+def test_dumps_are_known_by_torchs_names():
+    assert dump_rank("nccl_trace_rank_12") == 12
+    assert dump_rank("train.log") is None
+
+
+@pytest.mark.torch
+def test_real_dumps_of_torch_are_read(tmp_path):
+    import subprocess  # noqa: PLC0415 - only this test starts a process
+    import sys  # noqa: PLC0415
+
+    code = """
+import os, sys
+import torch, torch.distributed as d, torch.multiprocessing as mp
+from torch._C import _distributed_c10d as c
+def f(r, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    d.init_process_group("gloo", rank=r, world_size=2)
+    d.all_reduce(torch.ones(3))
+    if r == 0:
+        d.all_reduce(torch.ones(3), async_op=True)
+    open(f"{folder}/nccl_trace_rank_{r}", "wb").write(c._dump_fr_trace())
+    os._exit(0)
+if __name__ == "__main__":
+    import socket
+    s = socket.socket(); s.bind(("127.0.0.1", 0)); port = str(s.getsockname()[1]); s.close()
+    mp.spawn(f, args=(port, sys.argv[1]), nprocs=2)
+"""
+    script = tmp_path / "fr.py"
+    script.write_text(code)
+    subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={"TORCH_FR_BUFFER_SIZE": "100", "PATH": "/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    dumps = [read_dump((tmp_path / f"nccl_trace_rank_{n}").read_bytes(), rank=n, name=str(n)) for n in range(2)]
+    assert [len(d.calls) for d in dumps] == [2, 1]
+    assert [(e.rank, e.slug) for e in flight_evidence(dumps)] == [(1, "rank_stuck")]

@@ -1,0 +1,159 @@
+"""Prefixes, tracebacks and reports in text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfall.observe.prefixes import parse_prefix
+from rankfall.observe.scan import scan
+from rankfall.observe.text import decode, normalise
+from rankfall.observe.torchrun import read_reports
+from rankfall.observe.tracebacks import Incomplete, find_tracebacks
+from rankfall.signatures.catalogue import default_catalogue
+
+
+def real_traceback(code: str) -> bytes:
+    """What this Python prints when the code fails."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).stderr
+
+
+CHAINED = """
+def inner():
+    raise ConnectionResetError("peer went away")
+try:
+    inner()
+except ConnectionResetError as error:
+    raise RuntimeError("step failed") from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "local"),
+    [
+        (b"[rank3]: Traceback", 3, None),
+        (b"[rank 12] loss 1.0", 12, None),
+        (b"[default1]:loss 1.0", None, 1),
+        (b"[trainer0]:[rank3]: Traceback", 3, 0),
+        (b"[1,7]<stderr>:oops", 7, None),
+        (b"5: Traceback", 5, None),
+        (b"\x1b[31m[rank2]: red", 2, None),
+        (b"2026-11-21 09:00:00,123 [rank2]: stamped", 2, None),
+        (b"[pod/job-0-1/node] [rank4]: x", 4, None),
+        (b"plain text with rank 3 in it", None, None),
+        (b"12:30 is a time", None, None),
+    ],
+)
+def test_a_prefix_tells_the_rank_only_where_it_is_one(line, rank, local):
+    prefix = parse_prefix(line)
+    assert (prefix.rank, prefix.local_rank) == (rank, local)
+
+
+@given(st.binary(max_size=300))
+def test_any_line_has_a_prefix_within_itself(line):
+    assert 0 <= parse_prefix(line).length <= len(line)
+
+
+def test_a_chain_is_read_with_the_raised_one_first():
+    (found,) = find_tracebacks(real_traceback(CHAINED))
+    assert found.chain == (("RuntimeError", "step failed"), ("ConnectionResetError", "peer went away"))
+    assert found.frame == "<string>:<module>"
+
+
+def test_interleaved_ranks_are_separated_by_their_prefixes():
+    lines = real_traceback(CHAINED).splitlines()
+    other = real_traceback("raise ValueError('mine')").splitlines()
+    mixed = b""
+    for number in range(max(len(lines), len(other))):
+        for rank, text in ((0, lines), (5, other)):
+            if number < len(text):
+                mixed += b"[rank%d]: %s\n" % (rank, text[number])
+    found = {t.prefix.rank: t.chain[0] for t in find_tracebacks(mixed)}
+    assert found == {0: ("RuntimeError", "step failed"), 5: ("ValueError", "mine")}
+
+
+def test_a_broken_off_traceback_waits_for_its_end():
+    text = real_traceback(CHAINED)
+    cut = text[: text.rfind(b"RuntimeError: step")]
+    *_, last = find_tracebacks(cut, final=False)
+    assert isinstance(last, Incomplete)
+    assert last.start == 0
+
+
+def test_what_python_ignored_is_noise():
+    text = real_traceback("import atexit\natexit.register(lambda: 1/0)")
+    found = scan(text, default_catalogue(), final=True).found
+    assert {f.meaning.role for f in found} == {"context"}
+
+
+def test_source_lines_of_a_traceback_are_no_messages():
+    text = real_traceback('def f():\n    raise ValueError("CUDA out of memory. Tried to allocate" and "x")\nf()')
+    assert [f.meaning.slug for f in scan(text, default_catalogue(), final=True).found] == ["user_code_exception"]
+
+
+@given(st.lists(st.binary(max_size=80).map(lambda b: b.replace(b"\n", b"")), max_size=30), st.integers(0, 2400))
+def test_scanning_never_raises_and_never_points_outside(lines, at):
+    text = b"\n".join(lines)
+    text = text[:at] + b"\nTraceback (most recent call last):\n" + text[at:]
+    result = scan(text, default_catalogue(), final=True)
+    assert result.consumed == len(text)
+    assert all(0 <= f.start <= f.end <= len(text) for f in result.found)
+
+
+@given(st.integers(1, 2000))
+def test_a_traceback_is_found_once_however_the_text_is_cut(size):
+    text = b"step 1\n" + TRACE + b"step 2\n" + TRACE.replace(b"step failed", b"again")
+    catalogue = default_catalogue()
+    found, carry = [], b""
+    for begin in range(0, len(text), size):
+        data = carry + text[begin : begin + size]
+        cut = data.rfind(b"\n") + 1
+        result = scan(data[:cut], catalogue, final=False)
+        found += [f.meaning.text for f in result.found]
+        carry = data[result.consumed :]
+    found += [f.meaning.text for f in scan(carry, catalogue, final=True).found]
+    assert found == ["RuntimeError: step failed", "RuntimeError: again"]
+
+
+TRACE = real_traceback(CHAINED)
+
+BLOCK = b"""W1121 09:41:49.153000 7452 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 7458 closing signal SIGTERM
+E1121 09:41:49.169000 7452 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 7460) of binary: python
+Failures:
+[1]:
+  time      : 2026-11-21_09:41:49
+  host      : localhost
+  rank      : 2 (local_rank: 0)
+  exitcode  : -15 (pid: 7458)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 7458
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_09:41:49
+  host      : localhost
+  rank      : 3 (local_rank: 1)
+  exitcode  : 1 (pid: 7460)
+"""
+
+
+def test_torchruns_report_is_read_as_ends_and_own_stops():
+    reports = list(read_reports(BLOCK))
+    assert [r.pid for r in reports if r.kind == "stopped"] == [7458]
+    rows = {r.rank: (r.local_rank, r.code, r.pid) for r in reports if r.kind == "exit" and r.rank is not None}
+    assert rows == {2: (0, -15, 7458), 3: (1, 1, 7460)}
+
+
+def test_the_same_fault_elsewhere_reads_the_same():
+    one = normalise("rank 3 at /a/b/train.py: 0x7f12 lost 10.0.0.1 port 29500")
+    two = normalise("rank 11 at /x/train.py: 0x9911 lost 10.0.0.7 port 31234")
+    assert one == two
+
+
+@given(st.binary(max_size=5000))
+def test_decoding_is_bounded_and_never_fails(data):
+    assert len(decode(data, limit=100)) <= 104
