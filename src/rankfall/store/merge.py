@@ -252,9 +252,12 @@ def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: li
         if line is not None:
             heap.append((-_key(line.at), -number, line))
     heapq.heapify(heap)
-    while heap and len(found) < count:
+    while heap:
         _, negative, line = heap[0]
         found.append(line)
+        if len(found) == count:
+            # One line more could be a huge one, and nobody asked for it.
+            break
         following = next(readers[-negative], None)
         if following is None:
             heapq.heappop(heap)
