@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_files import FakeStream, row, stream
 
 from rankfall.model import Cause, Diagnosis, JobSpec, RankFacts, UsageError, Verdict
 from rankfall.store import RunDir, Writer
 from rankfall.store import cursor as cursors
 from rankfall.store.cursor import Forward, lines_backward
 from rankfall.store.lines import CUT_MARK, MAX_LINE, Line, LineQuery, read_lines
+from stream_files import FakeStream, row, stream
 
 TEXT = st.binary(max_size=40) | st.text(alphabet="ab\n\r\0\f\x0b\u2028\x85", max_size=30).map(str.encode)
 
@@ -169,7 +169,10 @@ def test_the_last_lines_are_the_end_of_all_lines(streams: list[list[tuple[int, b
         assert sorted(line.data for line in everything) == sorted(
             text for number in range(len(streams)) for text in lines_of(_path(run_dir, number).read_bytes())
         )
-        assert list(read_lines(run_dir, LineQuery(tail=tail))) == everything[len(everything) - min(tail, len(everything)) :]
+        assert (
+            list(read_lines(run_dir, LineQuery(tail=tail)))
+            == everything[len(everything) - min(tail, len(everything)) :]
+        )
 
 
 def _path(run_dir: RunDir, local: int) -> Path:

@@ -127,13 +127,15 @@ class Follower:
     def _refresh(self, now: int, *, patient: bool) -> list[Line]:
         """Find new streams and ranks; on the first call also the last lines of what is there."""
         first = self._since_attempt is None
-        self._read_tables(now)
         problems: list[str] = []
         attempt = self._query.attempt if isinstance(self._query.attempt, int) else None
-        for name in chosen_streams(
+        names = chosen_streams(
             self._run_dir, self._query, attempt=attempt, since=self._since_attempt or 0, problems=problems
-        ):
-            if name.stream not in self._started:
+        )
+        # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
+        self._read_tables(now, {name.attempt for name in names})
+        for name in names:
+            if name.stream not in self._started and name.attempt >= (self._since_attempt or 0):
                 self._waiting.setdefault(name.stream, (name, now))
         for problem in problems:
             self._note(problem)
@@ -180,8 +182,8 @@ class Follower:
         )
         return view if view.useful else None
 
-    def _read_tables(self, now: int) -> None:
-        seen = self._signature()
+    def _read_tables(self, now: int, attempts: set[int]) -> None:
+        seen = (self._signature(), attempts)
         if self._since_attempt is not None and seen == self._seen and now - self._read_at < _REREAD_S * _NS:
             return
         self._seen, self._read_at = seen, now
@@ -189,9 +191,9 @@ class Follower:
             newest = tables.newest_attempt()
             if self._since_attempt is None:
                 self._since_attempt = (newest or 0) if self._query.attempt is None else 0
-            asked = self._query.attempt if isinstance(self._query.attempt, int) else None
-            numbers = [asked] if asked is not None else range(max(1, self._since_attempt), (newest or 0) + 1)
-            for number in numbers:
+            for number in attempts:
+                if number < self._since_attempt:
+                    continue
                 self._ranges.update(known_ranges(tables, number))
                 self._wanted[number] = wanted_ranks(self._run_dir, tables, self._query, number)
             for problem in tables.problems:
