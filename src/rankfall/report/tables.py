@@ -46,7 +46,10 @@ def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = Fals
     ]
     head = ("RUN", "STATE", "ATTEMPTS", "AGE", "TOOK", "CAUSE", "RANK", "NODE")
     lines = table(head, rows, paint=paint).split("\n")
-    painted = [_paint_state(line, run.state, paint) for line, run in zip(lines[1:], runs, strict=True)]
+    painted = [
+        line.replace(_GAP + run.state, _GAP + state_text(run.state, paint), 1)
+        for line, run in zip(lines[1:], runs, strict=True)
+    ]
     return "\n".join([lines[0], *painted])
 
 
@@ -81,12 +84,8 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
 
 def state_text(state: RunState, paint: Paint) -> str:
     """A state in its colour."""
-    return _paint_state(state, state, paint)
-
-
-def _paint_state(line: str, state: RunState, paint: Paint) -> str:
     style = {"failed": paint.bad, "succeeded": paint.good, "running": paint.bold, "restarting": paint.warn}.get(state)
-    return line.replace(state, style(state), 1) if style and paint.color else line
+    return style(state) if style else state
 
 
 def _slot(slot: SlotStatus) -> tuple[str, ...]:

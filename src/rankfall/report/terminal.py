@@ -63,7 +63,8 @@ def render_verdict(
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
     blocks = [_five_lines(verdict, source=source, width=width, paint=paint)]
-    missing = _listed("Not known", verdict.missing, limit=_MAX_MISSING, width=width, paint=paint)
+    gaps = () if _nothing_wrong(verdict) else verdict.missing
+    missing = _listed("Not known", gaps, limit=_MAX_MISSING, width=width, paint=paint)
     if verdict.cause.confidence == "unknown" and missing:
         blocks.append(missing)
         missing = ""
@@ -88,6 +89,9 @@ def next_commands(verdict: Verdict) -> tuple[str, ...]:
     if verdict.run is None:
         return ()
     attempt = f" --attempt {verdict.attempt}" if verdict.attempt is not None else ""
+    if _nothing_wrong(verdict):
+        follow = " -f" if verdict.state == "running" else ""
+        return (f"rankfall logs {verdict.run}{follow} --tail 50", f"rankfall status {verdict.run}")
     which = f" --rank {verdict.rank}" if verdict.rank is not None else " --rank failed"
     commands = [f"rankfall logs {verdict.run}{attempt}{which} --tail 50"]
     if verdict.cause.confidence == "unknown" or verdict.scope == "all":
@@ -114,6 +118,8 @@ def done_text(decision: Decision | None) -> str:
 
 def _five_lines(verdict: Verdict, *, source: str | None, width: int, paint: Paint) -> str:
     done = done_text(verdict.decision) if verdict.run else "nothing: these are files, no run of Rankfall"
+    if _nothing_wrong(verdict) and verdict.decision is None:
+        done = "nothing to do"
     return "\n".join(
         _field(label, text, style=style, width=width, paint=paint)
         for label, text, style in (
@@ -161,6 +167,8 @@ def _who(verdict: Verdict) -> str:
 
 
 def _rank(verdict: Verdict) -> str:
+    if _nothing_wrong(verdict):
+        return "none"
     if verdict.cause.slug == "unknown" and verdict.rank is None:
         return "not known"
     if verdict.rank is None:
@@ -177,19 +185,27 @@ def _rank(verdict: Verdict) -> str:
 
 
 def _node(verdict: Verdict) -> str:
+    if _nothing_wrong(verdict):
+        return "none"
     place = " on ".join(one_line(text, width=253) for text in (verdict.pod, verdict.node) if text)
     return place or ("none in particular" if verdict.scope in {"all", "external"} else "not known")
 
 
 def _cause(verdict: Verdict) -> str:
     cause = verdict.cause
+    if _nothing_wrong(verdict):
+        return "none, it succeeded" if verdict.state == "succeeded" else "none so far"
     if cause.slug == "unknown":
         return "unknown, the evidence does not hold it"
     return f"{cause.title} ({cause.slug}, {_SURE[cause.confidence]})"
 
 
+def _nothing_wrong(verdict: Verdict) -> bool:
+    return verdict.state in {"succeeded", "running"} and verdict.cause.slug == "unknown"
+
+
 def _cause_style(verdict: Verdict, paint: Paint) -> Callable[[str], str] | None:
-    if verdict.state in {"succeeded", "cancelled"}:
+    if _nothing_wrong(verdict) or verdict.state == "cancelled":
         return None
     return paint.warn if verdict.cause.confidence in {"suspected", "unknown"} else paint.bad
 
@@ -277,6 +293,6 @@ def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: 
 
 def _next(verdict: Verdict, commands: Sequence[str], *, width: int, paint: Paint) -> str:
     told = advice().get(verdict.cause.slug, "")
-    lines = [_wrapped(told, first="  ", width=width, indent=2)] if told and verdict.state != "succeeded" else []
+    lines = [_wrapped(told, first="  ", width=width, indent=2)] if told and not _nothing_wrong(verdict) else []
     lines += [f"  {paint.bold('$')} {command}" for command in (commands or next_commands(verdict))]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""

@@ -1,0 +1,151 @@
+"""``logs``: what the ranks printed. The record is only read; what is shown can be asked for again at any time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+import typer
+
+from rankfall.cli import emit
+from rankfall.cli.app import verb_app
+from rankfall.cli.target import one_run
+from rankfall.cli.values import Ranks, parse_ranks, parse_since
+from rankfall.cli.view import LineWriter
+from rankfall.model import FINAL_STATES, NotFound, UsageError
+from rankfall.store import RunDir
+from rankfall.store.lines import Follower, LineQuery, read_lines
+
+app = verb_app()
+_TICK_S: Final = 0.1
+_BATCH: Final = 1000
+
+
+class Stream(StrEnum):
+    """What ``--stream`` takes."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class Form(StrEnum):
+    """What ``-o`` takes here."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command("logs")
+def logs(
+    run: Annotated[str | None, typer.Argument(help="Run id or its beginning; the newest run by default.")] = None,
+    *,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run is over.")] = False,
+    rank: Annotated[
+        list[str] | None, typer.Option("--rank", metavar="0,8-15|first|last|failed", help="Only these.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All ranks and lines of no rank (the default).")] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="10m|TIME", help="Only lines that came since.")
+    ] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines, of all together.")] = None,
+    previous: Annotated[bool, typer.Option("-p", "--previous", help="The attempt before the newest.")] = False,
+    attempt: Annotated[str | None, typer.Option("--attempt", metavar="N|all", help="Default: the newest.")] = None,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="RE2", help="Only lines that match.")] = None,
+    stream: Annotated[Stream | None, typer.Option("--stream", help="Only one of the two.")] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="When each line came (UTC).")] = False,
+    prefix: Annotated[
+        bool | None, typer.Option("--prefix/--no-prefix", help="[rank N] before each line; default: unless one rank.")
+    ] = None,
+    output: Annotated[Form, typer.Option("-o", "--output", help="json: one object a line.")] = Form.TEXT,
+) -> None:
+    """Show what the ranks printed, merged by time.
+
+    On a terminal control characters are made visible; into a pipe go the job's own bytes.
+    """
+    if everything and rank:
+        raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    ranks = parse_ranks(rank or ())
+    directory = one_run(run)
+    query = LineQuery(
+        ranks=ranks.numbers or None,
+        last=ranks.last,
+        failed=ranks.failed,
+        attempt=chosen_attempt(directory, attempt=attempt, previous=previous),
+        streams="all" if stream is None else "out" if stream is Stream.STDOUT else "err",
+        since=parse_since(since, now=time.time_ns()) if since else None,
+        tail=tail,
+        grep=grep,
+    )
+    single = len(ranks.numbers) + ranks.last == 1 and not ranks.failed
+    writer = LineWriter(
+        prefix=(not single) if prefix is None else prefix, timestamps=timestamps, as_json=output is Form.JSON
+    )
+    if follow:
+        follow_lines(directory, query, writer)
+        return
+    problems: list[str] = []
+    count = writer.write(read_lines(directory, query, problems=problems))
+    for problem in problems:
+        emit.say(f"rankfall: {problem}")
+    if not count:
+        _say_why_empty(directory, ranks)
+
+
+def follow_lines(
+    directory: RunDir, query: LineQuery, writer: LineWriter, *, over: Callable[[], bool] | None = None
+) -> None:
+    """Write lines as they come until the run (or ``over``) says that it is over, then all that is left."""
+    over = over or (lambda: state_of(directory) in FINAL_STATES)
+    follower = Follower(directory, query)
+    told = False
+    while True:
+        ended = over()
+        count = writer.write(follower.poll())
+        if ended:
+            break
+        if not told and not count and directory.lease_holder() is None and state_of(directory) != "queued":
+            told = True
+            emit.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
+        if not count:
+            time.sleep(_TICK_S)
+    writer.write(follower.drain())
+    for problem in follower.problems:
+        emit.say(f"rankfall: {problem}")
+
+
+def state_of(directory: RunDir) -> str:
+    """The run's state, as its record has it."""
+    with directory.reader() as reader:
+        return reader.run().state
+
+
+def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) -> int | Literal["all"] | None:
+    """The attempt that ``--attempt`` and ``--previous`` mean; None = the newest.
+
+    Raises:
+        UsageError: no number, or both flags.
+        NotFound: the run has no such attempt.
+    """
+    if attempt is None and not previous:
+        return None
+    if attempt is not None and previous:
+        raise UsageError("--attempt and --previous contradict each other", hint="give one of them")
+    if attempt == "all":
+        return "all"
+    if attempt is not None and not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt[:9]) == int(attempt)):
+        raise UsageError(f"--attempt {attempt[:60]!r} is no attempt", hint="allowed: a number from 1, or all")
+    with directory.reader() as reader:
+        newest = reader.newest_attempt() or 0
+    number = int(attempt) if attempt is not None else newest - 1
+    if not 1 <= number <= newest:
+        known = f"it has attempts 1-{newest}" if newest > 1 else "it has one attempt" if newest else "it has none yet"
+        wanted = f"attempt {number}" if attempt is not None else "previous attempt"
+        raise NotFound(f"run {directory.id} has no {wanted}", hint=known)
+    return number
+
+
+def _say_why_empty(directory: RunDir, ranks: Ranks) -> None:
+    what = "no line matches" if not ranks.everything else "no line so far"
+    emit.say(f"rankfall: {what}; rankfall status {directory.id} shows which ranks there are")

@@ -1,0 +1,169 @@
+"""What people write after a flag, as values: nodes, ranks, times, variables. Pure; every refusal says what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from rankfall.model import UsageError, catalogue
+
+MAX_NODES: Final = 100_000
+_NS: Final = 1_000_000_000
+_MAX_RANKS: Final = 1_000_000
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
+
+
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice of ranks: numbers, and ``last`` and ``failed``, which depend on the run. All of them empty = every rank."""
+
+    numbers: frozenset[int] = frozenset()
+    last: bool = False
+    failed: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing was chosen."""
+        return not (self.numbers or self.last or self.failed)
+
+
+def parse_nnodes(text: str) -> tuple[int, int | None]:
+    """``N`` or ``MIN:MAX``; the second is None for a fixed number.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
+    low, high = (int(match[1]), int(match[2]) if match[2] else None) if match else (0, None)
+    if not 1 <= low <= (high or low) <= MAX_NODES:
+        raise UsageError(
+            f"--nnodes {text[:60]!r} is no number of nodes",
+            hint=f"allowed: N, or MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}; as --nnodes 2 or --nnodes 2:4",
+        )
+    return low, high
+
+
+def parse_ranks(texts: Iterable[str]) -> Ranks:
+    """``0,8-15``, ``first``, ``last``, ``failed``, in any mixture; a flag given twice adds up.
+
+    Raises:
+        UsageError: a part is none of these, or there are too many.
+    """
+    numbers: set[int] = set()
+    words: set[str] = set()
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+        if part in {"first", "last", "failed"}:
+            words.add(part)
+        elif match and int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + _MAX_RANKS:
+            numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        else:
+            raise UsageError(
+                f"--rank {part[:60]!r} is no rank",
+                hint="allowed: numbers, ranges, first, last, failed; as --rank 0,8-15",
+            )
+    if "first" in words:
+        numbers.add(0)
+    return Ranks(numbers=frozenset(numbers), last="last" in words, failed="failed" in words)
+
+
+def parse_span(text: str, *, flag: str) -> float:
+    """Seconds from ``90``, ``90s``, ``10m``, ``1h30m``, ``500ms``.
+
+    Raises:
+        UsageError: it is no duration.
+    """
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise UsageError(f"{flag} {text[:60]!r} is no duration", hint="allowed: 90, 90s, 10m, 1h30m, 500ms")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def parse_span_or_never(text: str, *, flag: str) -> float | None:
+    """As :func:`parse_span`; None for ``never``.
+
+    Raises:
+        UsageError: it is neither, or zero.
+    """
+    if text == "never":
+        return None
+    seconds = parse_span(text, flag=flag)
+    if seconds <= 0:
+        raise UsageError(f"{flag} {text[:60]!r} must be more than zero", hint=f"{flag} never switches it off")
+    return seconds
+
+
+def parse_since(text: str, *, now: int) -> int:
+    """Nanoseconds since the epoch from an age (``10m``) or an RFC 3339 time.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        at = datetime.fromisoformat(text) if "T" in text or " " in text or text.count("-") > 1 else None
+    except ValueError:
+        at = None
+    if at is not None:
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return int(at.timestamp() * 1e6) * 1000
+    try:
+        return now - int(parse_span(text, flag="--since") * _NS)
+    except UsageError:
+        raise UsageError(
+            f"--since {text[:60]!r} is no time",
+            hint="allowed: an age as 10m or 1h30m, or a time as 2026-01-31T12:00:00Z (UTC when it names no zone)",
+        ) from None
+
+
+def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables from ``K=V``; ``K`` alone takes the value that ``environ`` has.
+
+    Raises:
+        UsageError: no name, or a name without value that ``environ`` does not have.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key:
+            raise UsageError(f"--env {text[:60]!r} has no name", hint="allowed: --env NAME=VALUE, or --env NAME")
+        if not equals and key not in environ:
+            raise UsageError(
+                f"--env {key[:60]}: there is no such variable here", hint=f"give a value: --env {key[:60]}=VALUE"
+            )
+        found[key] = value if equals else environ[key]
+    return found
+
+
+def parse_budgets(texts: Iterable[str]) -> dict[str, int]:
+    """Restart budgets from ``SLUG=N``, by cause or family.
+
+    Raises:
+        UsageError: no such cause or family, or no number.
+    """
+    found = {}
+    families = sorted({info.family for info in catalogue().values()})
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not re.fullmatch(r"[0-9]{1,6}", number):
+            raise UsageError(f"--budget {text[:60]!r} is no budget", hint="allowed: SLUG=N, as --budget network=5")
+        if name not in catalogue() and name not in families:
+            raise UsageError(
+                f"--budget {name[:60]!r}: there is no such cause or family",
+                hint=f"allowed: a cause that `rankfall why` names, or a family: {', '.join(families)}{_near(name)}",
+            )
+        found[name] = int(number)
+    return found
+
+
+def _near(name: str) -> str:
+    import difflib  # noqa: PLC0415 - for a refusal only; start-up is watched
+
+    near = difflib.get_close_matches(name[:60], catalogue(), n=3, cutoff=0.6)
+    return f"; near it: {', '.join(near)}" if near else ""

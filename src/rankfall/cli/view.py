@@ -1,0 +1,126 @@
+"""Lines of a run on stdout: their prefix, their time, their shape for a terminal or for a pipe, and which of them a person wants to see.
+
+Into a pipe or a file go the bytes of the job as they are. A terminal gets them made harmless.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from rankfall.report.escape import clean_line
+from rankfall.report.paint import Paint, wants_color
+from rankfall.store.lines import Line
+
+_NS: Final = 1_000_000_000
+_COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
+_TRACEBACK: Final = re.compile(rb"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+_INDENTED: Final = re.compile(rb"(?:\[rank\d+\]: ?)?(?:\s|$)")
+_CHAINED: Final = re.compile(rb"(?:\[rank\d+\]: ?)?(?:The above exception was|During handling of the above)")
+_FAILURE: Final = re.compile(
+    rb"\b[A-Za-z_.]{0,80}(?:Error|Exception|Interrupt|Exit)\b:|\bFAILED\b|\b[Ff]atal(?: Python)? error\b|\bSegmentation fault\b"
+    rb"|\bCUDA (?:error|out of memory)\b|\bterminate called\b|\bKilled\b|\bAborted\b|\bNo space left on device\b"
+)
+_LOOK: Final = 4096
+_MAX_BLOCK: Final = 400
+
+
+class LineWriter:
+    """Writes lines to stdout.
+
+    Args:
+        prefix: ``[rank N] `` before each (``[slot S] `` where no rank is known).
+        timestamps: when the line came, RFC 3339 with nanoseconds.
+        as_json: one JSON object a line instead.
+    """
+
+    def __init__(self, *, prefix: bool = True, timestamps: bool = False, as_json: bool = False) -> None:
+        self._prefix = prefix
+        self._timestamps = timestamps
+        self._json = as_json
+        self._terminal = sys.stdout.isatty()
+        self._paint = Paint(color=wants_color(sys.stdout))
+
+    def write(self, lines: Iterable[Line]) -> int:
+        """Write them and flush; how many they were."""
+        count = 0
+        buffer = getattr(sys.stdout, "buffer", None)
+        for line in lines:
+            count += 1
+            if self._json:
+                sys.stdout.write(json.dumps(as_data(line)) + "\n")
+            elif self._terminal or buffer is None:
+                sys.stdout.write(self._head(line) + clean_line(line.data) + "\n")
+            else:
+                # Text written before must stay before.
+                sys.stdout.flush()
+                buffer.write(self._head(line).encode() + line.data + b"\n")
+        if count:
+            sys.stdout.flush()
+        return count
+
+    def _head(self, line: Line) -> str:
+        time = f"{stamp(line.at)} " if self._timestamps else ""
+        if not self._prefix:
+            return time
+        who = f"[rank {line.rank}]" if line.rank is not None else f"[slot {line.slot}]"
+        code = _COLORS[line.rank % len(_COLORS)] if line.rank is not None else "2"
+        return f"{time}{self._paint(who, code)} "
+
+
+class Interesting:
+    """Picks what ``run`` shows by default: all lines of some ranks, and from the others (and from no rank) what tells of a failure.
+
+    Args:
+        ranks: shown whole.
+    """
+
+    def __init__(self, ranks: frozenset[int]) -> None:
+        self._ranks = ranks
+        self._blocks: dict[str, int] = {}
+
+    def __call__(self, line: Line) -> bool:
+        """Whether this line is shown; lines of one stream must come in their order."""
+        if line.rank is not None and line.rank in self._ranks:
+            return True
+        text = line.data[:_LOOK]
+        left = self._blocks.get(line.stream, 0)
+        if _TRACEBACK.match(text) or _CHAINED.match(text):
+            self._blocks[line.stream] = _MAX_BLOCK
+            return True
+        if left and _INDENTED.match(text):
+            self._blocks[line.stream] = left - 1
+            return True
+        if left:
+            # The line that names the exception ends its traceback.
+            self._blocks[line.stream] = 0
+            return True
+        return _FAILURE.search(text) is not None
+
+
+def as_data(line: Line) -> dict[str, object]:
+    """A line as plain data; bytes that are no UTF-8 stand as escapes in ``text``."""
+    return {
+        "at": stamp(line.at) if line.at is not None else None,
+        "rank": line.rank,
+        "attempt": line.attempt,
+        "role": line.role,
+        "slot": line.slot,
+        "out": line.out,
+        "stream": line.stream,
+        "offset": line.offset,
+        "text": line.data.decode("utf-8", "backslashreplace"),
+        "truncated": line.truncated,
+        "late": line.late,
+    }
+
+
+def stamp(at: int | None) -> str:
+    """RFC 3339 in UTC with nanoseconds; dashes of the same width when unknown."""
+    if at is None:
+        return "-" * 30
+    return f"{datetime.fromtimestamp(at // _NS, UTC):%Y-%m-%dT%H:%M:%S}.{at % _NS:09d}Z"

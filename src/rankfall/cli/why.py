@@ -1,0 +1,83 @@
+"""``why``: the verdict of a run, of log files and folders, or of a pipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankfall.cli import emit
+from rankfall.cli.app import verb_app
+from rankfall.cli.emit import Output
+from rankfall.cli.target import one_run, read_home
+from rankfall.explain import explain_files, explain_run, explain_stream
+from rankfall.model import NotFound, UsageError, Verdict
+from rankfall.report.terminal import render_verdict
+from rankfall.store import RunDir
+
+app = verb_app()
+
+
+@app.command("why")
+def why(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN | PATH... | -]",
+            help="A run, log files and folders, or - for a pipe; the newest run by default.",
+        ),
+    ] = None,
+    *,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="Of a run: this attempt; default the newest.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Of a run: diagnose anew, whatever verdict is stored.")
+    ] = False,
+    output: Annotated[
+        Output, typer.Option("-o", "--output", help="Format; json is rankfall.verdict/1.")
+    ] = Output.TABLE,
+) -> None:
+    """Say which rank fell first, why, and where.
+
+    Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
+    """
+    verdict, source = _explained(target or [], attempt=attempt, fresh=fresh)
+    if output is not Output.TABLE:
+        sys.stdout.write(emit.document(verdict, output))
+        return
+    emit.out(render_verdict(verdict, source=source, width=emit.width(), color=emit.color_on()))
+
+
+def _explained(targets: list[str], *, attempt: int | None, fresh: bool) -> tuple[Verdict, str]:
+    run = one_run(None) if not targets else _as_run(targets)
+    if run is not None:
+        return explain_run(run, attempt=attempt, fresh=fresh).verdict, run.id
+    if attempt is not None or fresh:
+        raise UsageError("--attempt and --fresh are for runs", hint="files have no attempts: leave the flag out")
+    if targets == ["-"]:
+        if sys.stdin.isatty():
+            emit.say("reading from this terminal; end with Ctrl-D")
+        return explain_stream(sys.stdin.buffer).verdict, "standard input"
+    if "-" in targets:
+        raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
+    return explain_files([Path(text) for text in targets]).verdict, ", ".join(targets)
+
+
+def _as_run(targets: list[str]) -> RunDir | None:
+    """The run that is meant; None when these are files. A run beats a file of the same name, ``./NAME`` is always the file."""
+    if len(targets) != 1 or targets == ["-"]:
+        return None
+    name = targets[0]
+    try:
+        return RunDir.open(read_home(), name)
+    except NotFound as missing:
+        if Path(name).exists():
+            return None
+        raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
+    except UsageError:
+        if Path(name).exists():
+            return None
+        raise
