@@ -14,8 +14,8 @@ import re2
 
 #: Memory of the automaton that looks through whole chunks. It is a cache: a full one is dropped and filled again.
 SCAN_MEMORY = 96 << 20
-#: Memory of the automaton that names the patterns of one line.
-SET_MEMORY = 96 << 20
+#: Memory of the automaton that names the words of one line.
+SET_MEMORY = 32 << 20
 #: Longest pattern that a file may hold.
 MAX_PATTERN = 2_000
 
@@ -49,18 +49,25 @@ def compile_one(pattern: str) -> Any:
     return _compile(whole_line(pattern), memory=8 << 20, capture=True)
 
 
-def compile_union(patterns: Sequence[str]) -> Any:
-    """Compile one automaton that matches where any of ``patterns`` does."""
-    return _compile(b"|".join(whole_line(each) for each in patterns), memory=SCAN_MEMORY, capture=False)
+def compile_candidates(words: Sequence[str], patterns: Sequence[str]) -> Any:
+    """Compile one automaton that matches where any of the words stands or any of the patterns matches."""
+    parts = [re2.escape(each.encode("utf-8")) for each in words] + [whole_line(each) for each in patterns]
+    return _compile(b"|".join(parts), memory=SCAN_MEMORY, capture=False)
 
 
-def compile_set(patterns: Sequence[str]) -> Any:
-    """Compile a set whose ``Match(line)`` gives the indices of all patterns that match."""
+def compile_words(words: Sequence[str]) -> Any:
+    """Compile a set whose ``Match(line)`` gives the indices of all words that stand in the line."""
     compiled = re2.Set.SearchSet(_options(memory=SET_MEMORY, capture=False))
-    for pattern in patterns:
-        compiled.Add(whole_line(pattern))
+    for word in words:
+        compiled.Add(re2.escape(word.encode("utf-8")))
     compiled.Compile()
     return compiled
+
+
+def find(compiled: Any, data: bytes, start: int) -> int:
+    """Offset of the first match at or after ``start``, or -1."""
+    match = compiled.search(data, start)
+    return -1 if match is None else int(match.start())
 
 
 def _compile(pattern: bytes, *, memory: int, capture: bool) -> Any:

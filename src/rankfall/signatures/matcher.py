@@ -1,4 +1,4 @@
-"""Finds signatures in text: one fast automaton over whole chunks, exact patterns only on the few lines it stops at.
+"""Finds signatures in text: an automaton of words over whole chunks, exact patterns only on the few lines it stops at.
 
 The matcher looks at bytes as they came: colour codes, prefixes of launchers and carriage returns stay where they are, because
 patterns are not anchored. It refuses one kind of line: source code that a traceback echoes is never evidence.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from rankfall.signatures import engine
+from rankfall.signatures.literals import required_words
 from rankfall.signatures.table import Signature, Where
 
 if TYPE_CHECKING:
@@ -48,29 +49,32 @@ class Hit(msgspec.Struct, frozen=True):
 class Matcher:
     """All signatures of one kind of text, compiled on first use.
 
+    Three steps, each on far fewer bytes: words over the whole chunk, words of one line, exact patterns of those words.
+
     Args:
         signatures: those that are tried; their order is the order of hits within a line.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self.signatures = tuple(signatures)
-        self._union: Any = None
-        self._set: Any = None
+        self._ready = False
+        self._candidates: Any = None
+        self._words: Any = None
         self._echo: Any = None
+        self._owners: list[tuple[int, ...]] = []
+        self._always: tuple[int, ...] = ()
         self._one: dict[str, Any] = {}
 
     def scan(self, data: bytes) -> Iterator[Hit]:
         """Yield the hits of all lines in order; ``data`` consists of whole lines (the last newline may be absent)."""
-        if not self.signatures:
+        self._prepare()
+        if self._candidates is None:
             return
-        if self._union is None:
-            self._union = engine.compile_union([each.pattern for each in self.signatures])
         position, size = 0, len(data)
         while position < size:
-            match = self._union.search(data, position)
-            if match is None:
+            at = engine.find(self._candidates, data, position)
+            if at < 0:
                 return
-            at = match.start()
             start = data.rfind(b"\n", position, at) + 1 or position
             end = data.find(b"\n", at)
             end = size if end < 0 else end
@@ -79,27 +83,52 @@ class Matcher:
 
     def match_line(self, line: bytes) -> list[Hit]:
         """The hits of one line, which holds no newline (one at its end is allowed)."""
-        return list(self._line(line.removesuffix(b"\n"), 0)) if self.signatures else []
+        self._prepare()
+        return list(self._line(line.removesuffix(b"\n"), 0))
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        owners: dict[str, list[int]] = {}
+        always = []
+        for index, signature in enumerate(self.signatures):
+            words = required_words(signature.pattern)
+            if words is None:
+                always.append(index)
+            for word in words or ():
+                owners.setdefault(word, []).append(index)
+        self._owners = [tuple(each) for each in owners.values()]
+        self._always = tuple(always)
+        if owners:
+            self._words = engine.compile_words(list(owners))
+        if self.signatures:
+            self._candidates = engine.compile_candidates(
+                list(owners), [self.signatures[each].pattern for each in always]
+            )
+        self._echo = engine.compile_one(_ECHO)
+        self._ready = True
 
     def _line(self, line: bytes, offset: int) -> Iterator[Hit]:
-        if self._set is None:
-            self._set = engine.compile_set([each.pattern for each in self.signatures])
-            self._echo = engine.compile_one(_ECHO)
-        found = self._set.Match(line)
-        if not found or self._echo.search(line):
-            return
-        for index in sorted(found):
+        chosen = set(self._always)
+        if self._words is not None:
+            for word in self._words.Match(line) or ():  # None when no word stands in the line
+                chosen.update(self._owners[word])
+        echo: bool | None = None
+        for index in sorted(chosen):
             signature = self.signatures[index]
-            if signature.unless is not None and self._compiled(signature.unless).search(line):
-                continue
             match = self._compiled(signature.pattern).search(line)
-            if match is not None:
-                groups = {
-                    name.decode(): value[:MAX_GROUP].decode("utf-8", "replace")
-                    for name, value in match.groupdict().items()
-                    if value is not None
-                }
-                yield Hit(signature, offset + match.start(), offset + match.end(), offset, offset + len(line), groups)
+            if match is None or (signature.unless is not None and self._compiled(signature.unless).search(line)):
+                continue
+            if echo is None:
+                echo = self._echo.search(line) is not None
+            if echo:
+                return
+            groups = {
+                name.decode(): value[:MAX_GROUP].decode("utf-8", "replace")
+                for name, value in match.groupdict().items()
+                if value is not None
+            }
+            yield Hit(signature, offset + match.start(), offset + match.end(), offset, offset + len(line), groups)
 
     def _compiled(self, pattern: str) -> Any:
         compiled = self._one.get(pattern)
