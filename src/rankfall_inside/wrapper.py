@@ -93,8 +93,9 @@ class Wrapper:
         for name in ("RANKFALL_ORDINAL", "RANKFALL_CLAIMED", "RANKFALL_PIPES"):
             # Of another wrapper, when this one runs inside a rank.
             environ.pop(name, None)
-        theirs = environ.get("PYTHONPATH")
-        environ["PYTHONPATH"] = self._options.home + (os.pathsep + theirs if theirs else "")
+        if environ.get("RANKFALL_INSIDE") != "off":
+            theirs = environ.get("PYTHONPATH")
+            environ["PYTHONPATH"] = self._options.home + (os.pathsep + theirs if theirs else "")
         if self._options.launcher == "plain":
             self._start_plain(environ)
             return

@@ -44,6 +44,18 @@ def build_zip() -> bytes:
     return buffer.getvalue()
 
 
+def location(home: Path) -> Path:
+    """Where :func:`unpack` puts the bundle; creates nothing."""
+    return _target(home, contents())
+
+
+def _target(home: Path, files: dict[str, bytes]) -> Path:
+    digest = hashlib.sha256()
+    for name, data in files.items():
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return home / "inside" / digest.hexdigest()[:12]
+
+
 def unpack(home: Path) -> Path:
     """The bundle as a directory ``home/inside/<sha12>/``, made once and then used again.
 
@@ -57,10 +69,7 @@ def unpack(home: Path) -> Path:
         OSError: ``home`` cannot be written.
     """
     files = contents()
-    digest = hashlib.sha256()
-    for name, data in files.items():
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    target = home / "inside" / digest.hexdigest()[:12]
+    target = _target(home, files)
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

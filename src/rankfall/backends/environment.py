@@ -1,0 +1,58 @@
+"""Environment of a slot: what Rankfall adds, and what must not be inherited because it speaks of another job.
+
+A job started inside another job (a batch system's step, a rank of torchrun, a run of Rankfall) would otherwise take the outer rank for
+its own. What the spec names is always kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rankfall.model import JobSpec
+from rankfall.store import RunDir
+
+FOREIGN: Final = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_RANK", "PMI_RANK", "TF_CONFIG",
+    }
+)  # fmt: skip
+_FOREIGN_PREFIXES: Final = ("TORCHELASTIC_", "RANKFALL_")
+# Where Rankfall keeps its runs is the user's setting, not a job's identity.
+_KEPT: Final = frozenset({"RANKFALL_HOME"})
+
+
+def removed(names: Iterable[str]) -> tuple[str, ...]:
+    """Which inherited variables a slot must not see, sorted."""
+    return tuple(
+        sorted(name for name in names if (name in FOREIGN or name.startswith(_FOREIGN_PREFIXES)) and name not in _KEPT)
+    )
+
+
+def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: str) -> dict[str, str]:
+    """Who this slot is: the ``RANKFALL_*`` variables."""
+    env = {
+        "RANKFALL_RUN": run_dir.id,
+        "RANKFALL_ATTEMPT": str(attempt),
+        "RANKFALL_ROLE": spec.role,
+        "RANKFALL_SLOT": str(slot),
+        "RANKFALL_SLOT_DIR": str(run_dir.slot_dir(attempt, spec.role, slot)),
+        "RANKFALL_RECORD_DIR": str(run_dir.records_dir),
+        "RANKFALL_NODE": node,
+        "RANKFALL_INSIDE": spec.inside,
+    }
+    if spec.policies.retryable:
+        env["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
+    if spec.policies.final:
+        env["RANKFALL_FINAL"] = ",".join(spec.policies.final)
+    return env
+
+
+def assembled(*, own: Mapping[str, str], job: Mapping[str, str], drop: Iterable[str]) -> dict[str, str]:
+    """The whole environment of a slot: inherited, then ours, then the job's own (which cannot name ``RANKFALL_*``)."""
+    dropped = set(drop)
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**inherited, **own, **job, "RANKFALL_SUPERVISOR_PID": str(os.getpid())}

@@ -1,0 +1,284 @@
+"""Slots as process groups on this machine, with logical node names. Needs nothing but Python.
+
+Refuses what cannot work before anything is created: a missing script, program, interpreter or folder, flags that contradict the job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from rankfall.backends import bundle, environment, slots, torchrun
+from rankfall.backends.command import Command, check_hook, read_command
+from rankfall.backends.interpreter import Interpreter, find_interpreter
+from rankfall.backends.ports import Reservation
+from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, slot_plan
+from rankfall.model import InfrastructureError, JobSpec, SpecError
+from rankfall.store import RunDir
+
+HOST: Final = "127.0.0.1"
+
+
+class LocalBackend:
+    """The embedded backend. One object serves one run's attempts, one after the other."""
+
+    def __init__(self) -> None:
+        self._port: Reservation | None = None
+        self._children: dict[int, Path] = {}
+
+    def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
+        """What would be started. Creates nothing; a port is kept until the next plan or :meth:`release`.
+
+        Args:
+            spec: the job.
+            run_dir: where it would live; need not exist.
+            attempt: counted from 1.
+            nnodes: another number of nodes than the spec's.
+
+        Raises:
+            SpecError: something the job needs is missing, or its flags contradict the job.
+            Refused: ``inside: require`` cannot be kept.
+            InfrastructureError: no port is free.
+        """
+        cwd = _folder(spec)
+        python = find_interpreter(spec, cwd=cwd)
+        command = read_command(spec, cwd=cwd)
+        check_hook(spec, command, python)
+        launcher, note = choose_launcher(spec, command, python)
+        rdzv: Rendezvous = _rendezvous(spec, command) if launcher == "torchrun" else "none"
+        port = self._reserve(0).port
+        count = nnodes or spec.nnodes_max or spec.nnodes
+        least = min(nnodes or spec.nnodes, count)
+        home = run_dir.path.parent.parent
+        made = []
+        for number in range(count):
+            node = f"node{number}"
+            env = environment.identity(spec, run_dir, attempt=attempt, slot=number, node=node)
+            if launcher != "torchrun":
+                env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+            if launcher == "plain":
+                env |= {
+                    "RANKFALL_PLAIN_NNODES": str(count),
+                    "RANKFALL_PLAIN_NODE_RANK": str(number),
+                    "TORCHELASTIC_RUN_ID": f"{run_dir.id}-a{attempt}",
+                }
+            flags = torchrun.rendezvous_flags(
+                spec=spec,
+                nnodes=least,
+                most=count,
+                node=number,
+                backend=rdzv,
+                run=f"{run_dir.id}-a{attempt}",
+                port=port,
+            )
+            slot_dir = run_dir.slot_dir(attempt, spec.role, number)
+            stream_dir = run_dir.stream_dir(attempt, spec.role, number)
+            job = _job_command(spec, command, python, launcher=launcher, flags=flags, slot_dir=slot_dir)
+            wrapper = (
+                # -I -S: neither the job's PYTHONPATH nor this environment's .pth files reach the wrapper.
+                *(sys.executable, "-I", "-S", str(bundle.location(home)), "wrap"),
+                *("--stream-dir", str(stream_dir), "--launcher", "plain" if launcher == "plain" else "exec"),
+                *("--nproc", str(spec.nproc_per_node), "--grace", f"{spec.policies.grace_s:g}", "--"),
+            )
+            made.append(
+                SlotPlan(
+                    slot=number,
+                    role=spec.role,
+                    node=node,
+                    argv=(*wrapper, *job),
+                    env=env,
+                    cwd=str(cwd),
+                    slot_dir=str(slot_dir),
+                    stream_dir=str(stream_dir),
+                )
+            )
+        return Plan(
+            attempt=attempt,
+            launcher=launcher,
+            rdzv=rdzv,
+            slots=tuple(made),
+            env=dict(spec.env),
+            removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
+            notes=(note,),
+            port=port,
+        )
+
+    def submit(self, plan: Plan) -> tuple[int, ...]:
+        """Start the slots that were never started, in order.
+
+        Raises:
+            InfrastructureError: a slot cannot be started; those before it run.
+        """
+        if not plan.slots:
+            return ()
+        try:
+            bundle.unpack(Path(plan.slots[0].slot_dir).parents[4])
+        except OSError as error:
+            raise InfrastructureError(
+                f"what travels into the slots cannot be unpacked: {error.strerror or error}",
+                hint="check space and permissions of Rankfall's home",
+            ) from error
+        # Looked at again here: a supervisor that took over may have been started inside another job than the first.
+        drop = environment.removed(os.environ)
+        started = []
+        for slot in plan.slots:
+            slot_dir = Path(slot.slot_dir)
+            env = environment.assembled(own=slot.env, job=plan.env, drop=drop)
+            pid = slots.start(slot.argv, env=env, cwd=slot.cwd, slot_dir=slot_dir)
+            if pid is not None:
+                self._children[pid] = slot_dir
+                started.append(slot.slot)
+        return tuple(started)
+
+    def adopt(self, plan: Plan) -> None:
+        """Keep the port of a plan that another process submitted, where its owner does not listen on it yet."""
+        try:
+            self._reserve(plan.port or 0)
+        except InfrastructureError:
+            return
+
+    def life(self, plan: Plan, slot: int) -> Life:
+        """What is seen of a slot now; reaps its wrapper when it is ours and has ended."""
+        slot_dir = Path(slot_plan(plan, slot).slot_dir)
+        gone = self._reap(slot_dir)
+        found = slots.life(slot_dir)
+        return "dead" if gone and found == "starting" else found
+
+    def alive(self, plan: Plan, slot: int) -> bool:
+        """Whether its wrapper runs or is starting."""
+        return self.life(plan, slot) in {"starting", "running"}
+
+    def stop(self, plan: Plan, slots_: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
+        """Ask slots to end: SIGTERM to their command, after ``grace`` seconds SIGKILL to all below it."""
+        line = f"stop {max(0.0, grace):g} {reason}"
+        return tuple(n for n in sorted(slots_) if slots.tell(Path(slot_plan(plan, n).slot_dir), line))
+
+    def ask_stacks(self, plan: Plan, slots_: Collection[int]) -> tuple[int, ...]:
+        """Ask slots for the stacks of their ranks; they come as records."""
+        return tuple(n for n in sorted(slots_) if slots.tell(Path(slot_plan(plan, n).slot_dir), "stacks"))
+
+    def end(self, plan: Plan, slots_: Collection[int], *, grace: float) -> int:
+        """End by force what is left of slots: their wrapper too, when it is deaf; how many processes were ended."""
+        count = 0
+        for number in sorted(slots_):
+            slot_dir = Path(slot_plan(plan, number).slot_dir)
+            count += slots.end_members(slot_dir, grace=grace)
+            self._reap(slot_dir)
+        return count
+
+    def sources(self, plan: Plan) -> tuple[Source, ...]:
+        """Records of all slots, then slot directory and streams of each."""
+        if not plan.slots:
+            return ()
+        shared = Source(kind="records", path=plan.slots[0].env["RANKFALL_RECORD_DIR"])
+        own = [
+            source
+            for slot in plan.slots
+            for source in (
+                Source(kind="slot_dir", path=slot.slot_dir, slot=slot.slot),
+                Source(kind="streams", path=slot.stream_dir, slot=slot.slot),
+            )
+        ]
+        return (shared, *own)
+
+    def release(self) -> None:
+        """Let go of the port, and of the wrappers that have ended."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+        for slot_dir in set(self._children.values()):
+            self._reap(slot_dir)
+
+    def _reserve(self, port: int) -> Reservation:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+        try:
+            self._port = Reservation(port)
+        except OSError as error:
+            raise InfrastructureError(
+                f"no TCP port can be kept for the job: {error.strerror or error}", hint="end programs that hold ports"
+            ) from error
+        return self._port
+
+    def _reap(self, slot_dir: Path) -> bool:
+        """Whether a wrapper of ours has ended; what is another process's child is its parent's matter."""
+        for pid, folder in list(self._children.items()):
+            if folder != slot_dir:
+                continue
+            try:
+                done, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                done = pid
+            if not done:
+                return False
+            del self._children[pid]
+            return True
+        return False
+
+
+def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tuple[Launcher, str]:
+    """The launcher and, in words, why.
+
+    Raises:
+        SpecError: torchrun is asked for, or needed, and the job's Python has no torch.
+    """
+    if command.kind == "torchrun" and spec.launcher != "exec":
+        if spec.launcher == "plain":
+            raise SpecError(
+                "$.launcher",
+                "plain would start torchrun once for each rank",
+                hint="use launcher auto, or give the script itself",
+            )
+        return "torchrun", f"launcher: the given {Path(command.words[0]).name}, completed for each slot"
+    with_torch = f"torch {python.torch} in {python.path}"
+    if spec.launcher == "torchrun" or (spec.elastic and spec.launcher == "auto"):
+        if python.torch is None:
+            raise SpecError(
+                "$.launcher",
+                f"torchrun is needed{' for MIN:MAX nodes' if spec.elastic else ''}, and {python.path} has no torch",
+                hint="install torch there, or name another Python in $.python (--python)",
+            )
+        return "torchrun", f"launcher: torchrun ({with_torch})"
+    if spec.launcher in {"plain", "exec"}:
+        return spec.launcher, f"launcher: {spec.launcher} (asked for)"
+    if command.kind == "program":
+        return "plain", "launcher: plain (the command is a program of its own; it is started once for each rank)"
+    if python.torch is None:
+        return "plain", f"launcher: plain (no torch in {python.path})"
+    return "torchrun", f"launcher: torchrun ({with_torch})"
+
+
+def _rendezvous(spec: JobSpec, command: Command) -> Rendezvous:
+    if spec.elastic or spec.rdzv == "c10d":
+        return "c10d"
+    asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
+    return "c10d" if asked == "c10d" else "static"
+
+
+def _job_command(
+    spec: JobSpec, command: Command, python: Interpreter, *, launcher: Launcher, flags: dict[str, str], slot_dir: Path
+) -> tuple[str, ...]:
+    words = command.words
+    if launcher == "torchrun":
+        if command.torchrun is not None:
+            return torchrun.merge(command.torchrun, flags, env=torchrun.job_environment(spec.env))
+        # Its error files belong to the slot, not to a temporary folder that nobody removes.
+        own = {**flags, "log-dir": str(slot_dir / "torchelastic")}
+        form = ("-m",) if command.kind == "module" else ("--no-python",) if command.kind == "program" else ()
+        return (python.path, "-m", "torch.distributed.run", *torchrun.as_words(own), *form, *words)
+    if command.kind == "module":
+        return (python.path, "-m", *words)
+    return (python.path, *words) if command.kind == "script" else words
+
+
+def _folder(spec: JobSpec) -> Path:
+    cwd = Path(spec.cwd).expanduser().absolute() if spec.cwd else Path.cwd()
+    if not cwd.is_dir():
+        raise SpecError("$.cwd", f"{str(cwd)!r} is no folder", hint="give a folder that exists")
+    if not os.access(cwd, os.X_OK):
+        raise SpecError("$.cwd", f"{str(cwd)!r} cannot be entered", hint="check its permissions")
+    return cwd

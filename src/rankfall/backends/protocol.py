@@ -1,0 +1,151 @@
+"""What every backend does, and the plan that it makes. A plan is data: it is shown by ``--dry-run``, kept in the store, and submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from rankfall.backends.secrets import masked, masked_words
+from rankfall.model import JobSpec
+from rankfall.store import RunDir
+
+Launcher = Literal["torchrun", "plain", "exec"]
+Rendezvous = Literal["static", "c10d", "none"]
+# What can be seen of a slot without asking its records.
+Life = Literal["absent", "starting", "running", "ended", "dead"]
+
+PLAN_SCHEMA: Final = "rankfall.plan/1"
+
+
+class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot that would be started.
+
+    Attributes:
+        argv: the wrapper with the job's command.
+        env: what Rankfall adds for this slot; the job's own variables stand in ``Plan.env``.
+        cwd, slot_dir, stream_dir: absolute paths.
+    """
+
+    slot: int
+    role: str
+    node: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    slot_dir: str
+    stream_dir: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt that would be started. Making it creates nothing.
+
+    Attributes:
+        env: variables of the job spec, the same for all slots.
+        removed: names taken out of the inherited environment, because they speak of another job.
+        notes: what was chosen and why, for people.
+        port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
+    """
+
+    schema: str = PLAN_SCHEMA
+    attempt: int
+    launcher: Launcher
+    rdzv: Rendezvous = "none"
+    slots: tuple[SlotPlan, ...]
+    env: dict[str, str] = {}
+    removed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    port: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The plan as plain data for people: values that look secret are masked."""
+        slots = tuple(
+            msgspec.structs.replace(slot, argv=masked_words(slot.argv), env=masked(slot.env)) for slot in self.slots
+        )
+        shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, slots=slots, env=masked(self.env)))
+        return shown
+
+    def row(self) -> dict[str, Any]:
+        """The plan as it is stored: without the job's own variables, which stand in the spec and nowhere else."""
+        stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}))
+        return stored
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], spec: JobSpec) -> Plan:
+        """A stored plan.
+
+        Raises:
+            msgspec.ValidationError: it was not written by :meth:`row`.
+        """
+        return msgspec.structs.replace(msgspec.convert(row, cls), env=dict(spec.env))
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where observations of a plan come from; ``observe`` opens it. ``slot`` is None for what all slots share."""
+
+    kind: Literal["records", "slot_dir", "streams"]
+    path: str
+    slot: int | None = None
+
+
+class Backend(Protocol):
+    """Starts and stops slots somewhere. All methods but ``plan`` can be called again without harm."""
+
+    def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
+        """What would be started; refuses what cannot work."""
+        ...
+
+    def submit(self, plan: Plan) -> tuple[int, ...]:
+        """Start the slots that were never started; the numbers of those."""
+        ...
+
+    def adopt(self, plan: Plan) -> None:
+        """Take over a plan that another process submitted."""
+        ...
+
+    def life(self, plan: Plan, slot: int) -> Life:
+        """What is seen of a slot now."""
+        ...
+
+    def alive(self, plan: Plan, slot: int) -> bool:
+        """Whether its wrapper runs or is starting."""
+        ...
+
+    def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
+        """Ask slots to end; the numbers of those that could be told."""
+        ...
+
+    def ask_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
+        """Ask slots for the stacks of their ranks; the numbers of those that could be told."""
+        ...
+
+    def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
+        """End by force what is left of slots whose wrapper is gone or deaf; how many processes were ended."""
+        ...
+
+    def sources(self, plan: Plan) -> tuple[Source, ...]:
+        """Where the observations of a plan come from."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what is only needed while an attempt runs."""
+        ...
+
+
+def slot_plan(plan: Plan, slot: int) -> SlotPlan:
+    """The plan of one slot.
+
+    Raises:
+        KeyError: the plan has no such slot.
+    """
+    for one in plan.slots:
+        if one.slot == slot:
+            return one
+    raise KeyError(slot)
+
+
+def as_paths(slot: SlotPlan) -> tuple[Path, Path]:
+    """Slot directory and stream directory."""
+    return Path(slot.slot_dir), Path(slot.stream_dir)

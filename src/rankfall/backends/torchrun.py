@@ -1,0 +1,230 @@
+"""A command that is torchrun itself: its flags are read, what is missing is filled in, what contradicts the job is refused.
+
+Flags may be spelled with dashes or underscores, with ``=`` or a space, shortened as argparse allows, or set as ``PET_*`` variables. Ours
+are put in front, so that nothing that follows the user's script is ever touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Final
+
+import msgspec
+
+from rankfall.model import JobSpec, SpecError
+
+# torch.distributed.run of torch 2.4 to 2.15: flag -> whether a value follows.
+FLAGS: Final[Mapping[str, bool]] = {
+    "nnodes": True,
+    "nproc-per-node": True,
+    "rdzv-backend": True,
+    "rdzv-endpoint": True,
+    "rdzv-id": True,
+    "rdzv-conf": True,
+    "standalone": False,
+    "max-restarts": True,
+    "monitor-interval": True,
+    "start-method": True,
+    "event-log-handler": True,
+    "role": True,
+    "module": False,
+    "no-python": False,
+    "run-path": False,
+    "log-dir": True,
+    "redirects": True,
+    "tee": True,
+    "log-line-prefix-template": True,
+    "local-ranks-filter": True,
+    "duplicate-stdout-filters": True,
+    "duplicate-stderr-filters": True,
+    "node-rank": True,
+    "master-addr": True,
+    "master-port": True,
+    "local-addr": True,
+    "logs-specs": True,
+    "numa-binding": True,
+    "signals-to-handle": True,
+    "shutdown-timeout": True,
+    "virtual-local-rank": False,
+    "use-env": False,
+    "use-numa-aware": False,
+}
+_SHORT: Final[Mapping[str, str]] = {"-m": "module", "-r": "redirects", "-t": "tee"}
+_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
+_PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*")
+# Python's own options that take the next word as their value.
+_PYTHON_VALUES: Final = ("-W", "-X", "--check-hash-based-pycs")
+_OURS: Final = "leave it out: Rankfall sets it for each slot"
+_HINTS: Final[Mapping[str, str]] = {
+    "nnodes": "give it to Rankfall: rankfall run --nnodes N -- torchrun ...",
+    "nproc-per-node": "give it to Rankfall: rankfall run --nproc-per-node N -- torchrun ...",
+    "max-restarts": "Rankfall restarts the whole gang itself: rankfall run --max-restarts N -- torchrun ...",
+    "rdzv-id": "leave it out: each attempt gets an id of its own",
+    "rdzv-endpoint": "leave it out: a free port is kept for each attempt",
+    "master-port": "leave it out: a free port is kept for each attempt",
+    "standalone": "leave it out: Rankfall makes the rendezvous of all nodes itself",
+}
+
+
+class TorchrunCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A torchrun command, taken apart.
+
+    Attributes:
+        prefix: the words that start torchrun.
+        rest: flags, script and its arguments, as they were.
+        given: flags with their values (empty for a switch).
+    """
+
+    prefix: tuple[str, ...]
+    rest: tuple[str, ...]
+    given: dict[str, str]
+
+
+def parse(command: Sequence[str]) -> TorchrunCommand | None:
+    """The command taken apart; None when it is not torchrun."""
+    length = _prefix_length(command)
+    if not length:
+        return None
+    rest = tuple(command[length:])
+    return TorchrunCommand(prefix=tuple(command[:length]), rest=rest, given=_given(rest))
+
+
+def _prefix_length(command: Sequence[str]) -> int:
+    program = PurePath(command[0]).name
+    if program == "torchrun":
+        return 1
+    if not _PYTHON.fullmatch(program):
+        return 0
+    position = 1
+    while position < len(command) and command[position].startswith("-"):
+        word = command[position]
+        if word == "-m":
+            module = command[position + 1] if position + 1 < len(command) else ""
+            return position + 2 if module in _MODULES else 0
+        position += 2 if word in _PYTHON_VALUES else 1
+    return 0
+
+
+def _given(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    position = 0
+    while position < len(words) and words[position].startswith("-") and words[position] != "--":
+        name, equals, value = words[position].partition("=")
+        position += 1
+        flag = _SHORT.get(name) or _flag(name)
+        if flag is None:
+            # A flag of a newer torch: passed on untouched; whether a value follows it, only torch knows.
+            continue
+        if not equals and FLAGS[flag] and position < len(words):
+            value = words[position]
+            position += 1
+        found[flag] = value
+    return found
+
+
+def _flag(name: str) -> str | None:
+    if not name.startswith("--"):
+        return None
+    plain = name[2:].replace("_", "-")
+    if plain in FLAGS:
+        return plain
+    near = [flag for flag in FLAGS if flag.startswith(plain)]
+    return near[0] if len(near) == 1 else None
+
+
+def rendezvous_flags(
+    *, spec: JobSpec, nnodes: int, most: int, node: int, backend: str, run: str, port: int
+) -> dict[str, str]:
+    """The flags that make one gang of all slots.
+
+    Args:
+        spec: the job.
+        nnodes: nodes that are needed at least.
+        most: nodes at most; more than ``nnodes`` is elastic.
+        node: number of this slot.
+        backend: ``static`` or ``c10d``.
+        run: rendezvous id; each attempt has its own.
+        port: TCP port of the rendezvous on this machine.
+    """
+    flags = {
+        "nnodes": f"{nnodes}:{most}" if most != nnodes else str(nnodes),
+        "nproc-per-node": str(spec.nproc_per_node),
+        "max-restarts": "0",
+        "rdzv-id": run,
+        "rdzv-backend": backend,
+    }
+    if backend == "static":
+        flags |= {"node-rank": str(node), "master-addr": "127.0.0.1", "master-port": str(port)}
+    else:
+        # One host of the store by decision, not by who comes first: it lives as long as slot 0.
+        host = "1" if node == 0 else "0"
+        flags |= {
+            "rdzv-endpoint": f"127.0.0.1:{port}",
+            "rdzv-conf": f"is_host={host}",
+            "local-addr": "127.0.0.1",
+        }
+    return flags
+
+
+def as_words(flags: Mapping[str, str]) -> tuple[str, ...]:
+    """Flags as words of a command line."""
+    return tuple(word for name, value in flags.items() for word in (f"--{name}", value))
+
+
+def merge(command: TorchrunCommand, flags: Mapping[str, str], *, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The user's torchrun with our flags filled in.
+
+    Args:
+        command: as parsed.
+        flags: ours for this slot.
+        env: the job's environment, for ``PET_*``.
+
+    Raises:
+        SpecError: a flag or variable says something else than the job does.
+    """
+    theirs = {f"--{name}": (name, value) for name, value in command.given.items()}
+    for name in FLAGS:
+        variable = f"PET_{name.upper().replace('-', '_')}"
+        if variable in env and name not in command.given:
+            theirs[variable] = (name, env[variable])
+    for shown, (name, value) in theirs.items():
+        ours = _contradicted(name, value, flags)
+        if ours is not None:
+            raise SpecError(
+                "$.command", f"{shown} {value}".rstrip() + f" contradicts {ours}", hint=_HINTS.get(name, _OURS)
+            )
+    fill = {name: value for name, value in flags.items() if name not in command.given}
+    return (*command.prefix, *as_words(fill), *command.rest)
+
+
+def _contradicted(name: str, value: str, flags: Mapping[str, str]) -> str | None:
+    """What of ours a flag contradicts, in words; None when it may stand."""
+    if name == "standalone":
+        on = value.lower() not in {"0", "false", "no"}
+        return f"--rdzv-backend {flags['rdzv-backend']}" if on else None
+    if name in flags:
+        return None if _same(name, value, flags[name]) else f"--{name} {flags[name]}"
+    other_kind = ("rdzv-endpoint",) if flags["rdzv-backend"] == "static" else ("master-addr", "master-port")
+    if name in other_kind and value:
+        return f"--rdzv-backend {flags['rdzv-backend']}"
+    return None
+
+
+def _same(name: str, value: str, ours: str) -> bool:
+    if name == "nnodes":
+        low, _, high = value.partition(":")
+        return (low, high or low) == (ours.partition(":")[0], ours.partition(":")[2] or ours)
+    if name == "master-addr":
+        return value in {ours, "localhost"}
+    if name == "rdzv-conf":
+        # Other keys are the user's; only who hosts the store is ours.
+        return "is_host" not in value
+    return value == ours
+
+
+def job_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The inherited environment with the job's own variables over it."""
+    return {**os.environ, **env}
