@@ -66,9 +66,12 @@ def scan(data: bytes, catalogue: Catalogue, *, final: bool) -> Findings:
     text = data if consumed == len(data) else data[:consumed]
     inside = {span for t in tracebacks for span in t.spans}
     found = [f for f in (_of_traceback(text, t, catalogue) for t in tracebacks) if f is not None]
-    found += _of_lines(text, catalogue, inside)
+    hits = list(catalogue.scan(text, where=("line", "launcher", "kernel")))
+    found += _of_lines(text, hits, inside)
     found.sort(key=lambda f: f.start)
-    return Findings(found=tuple(found), reported=tuple(read_reports(text)), consumed=consumed)
+    # A launcher's statements are lines that a signature knows too, so a chunk without any needs no second look.
+    reported = tuple(read_reports(text)) if any("launcher" in hit.signature.where for hit in hits) else ()
+    return Findings(found=tuple(found), reported=reported, consumed=consumed)
 
 
 def _of_traceback(data: bytes, item: TracebackText, catalogue: Catalogue) -> Finding | None:
@@ -86,9 +89,9 @@ def _of_traceback(data: bytes, item: TracebackText, catalogue: Catalogue) -> Fin
     )
 
 
-def _of_lines(data: bytes, catalogue: Catalogue, inside: set[tuple[int, int]]) -> Iterator[Finding]:
+def _of_lines(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterator[Finding]:
     group: list[Hit] = []
-    for hit in catalogue.scan(data, where=("line", "launcher", "kernel")):
+    for hit in hits:
         if group and hit.line_start != group[0].line_start:
             yield from _line(data, group, inside)
             group = []
