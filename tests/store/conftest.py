@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -23,3 +28,32 @@ def run_dir(home: Path) -> RunDir:
 def writer(run_dir: RunDir) -> Iterator[Writer]:
     with run_dir.lease() as found:
         yield found
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def as_user() -> Callable[[], AbstractContextManager[None]]:
+    """Permissions count inside the context, also where the tests run as root."""
+
+    @contextlib.contextmanager
+    def drop() -> Iterator[None]:
+        before = os.geteuid()
+        if before == 0:
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(before)
+
+    return drop

@@ -33,16 +33,20 @@ class Reader(Queries):
     def _open(self) -> sqlite3.Connection | None:
         path = self.run_dir.db_path
         try:
-            if not path.exists():
-                if self.run_dir.lease_holder() is None:
-                    self._note(f"{path.name} is missing: only streams, records and slot folders can be read")
-                return None
-            return schema.open_for_reading(path)
+            connection = schema.open_for_reading(path) if path.exists() else None
         except sqlite3.OperationalError:
             return self._open_immutable()
         except (sqlite3.Error, OSError, StoreError) as error:
             self._note(f"{path.name} cannot be read: {error}")
             return None
+        if connection is not None and schema.version_of(connection):
+            return connection
+        if connection is not None:
+            connection.close()
+        # With a holder of the lease it is just being made.
+        if self.run_dir.lease_holder() is None:
+            self._note(f"{path.name} is missing or empty: only streams, records and slot folders can be read")
+        return None
 
     def _open_immutable(self) -> sqlite3.Connection | None:
         """A folder without write permission: sqlite can make no file beside the database, and nobody else can either."""

@@ -57,7 +57,7 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_mode={journal}")
         # A power cut may lose the last moments of a WAL, never its order; a killed process loses nothing.
         connection.execute("PRAGMA synchronous=NORMAL")
-        version = _version(connection)
+        version = version_of(connection)
         if version == 0:
             connection.executescript(f"BEGIN IMMEDIATE;{TABLES}PRAGMA user_version={VERSION};COMMIT;")
         else:
@@ -78,7 +78,7 @@ def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connecti
     uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
-        refuse_newer(_version(connection), path)
+        refuse_newer(version_of(connection), path)
     except BaseException:
         connection.close()
         raise
@@ -98,6 +98,7 @@ def refuse_newer(version: int, path: Path) -> None:
         )
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def version_of(connection: sqlite3.Connection) -> int:
+    """Schema version; 0 = the tables are not made yet."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
