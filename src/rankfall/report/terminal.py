@@ -23,6 +23,7 @@ _MAX_EVIDENCE: Final = 6
 _MAX_OTHERS: Final = 4
 _MAX_MISSING: Final = 6
 _MAX_PROOF_LINES: Final = 8
+_MAX_PROOF_LINE: Final = 1000
 _MIN_WIDTH: Final = 40
 
 _SURE: Final[dict[Confidence, str]] = {
@@ -78,6 +79,17 @@ def render_verdict(
     return "\n\n".join(block for block in blocks if block)
 
 
+def render_brief(verdict: Verdict, *, width: int = 100, color: bool = False) -> str:
+    """The five lines and the decisive piece only: for an attempt that is followed by another one."""
+    paint = Paint(color=color)
+    width = max(_MIN_WIDTH, width)
+    lines = [_five_lines(verdict, source=None, width=width, paint=paint)]
+    shown = _in_order(verdict)[:1]
+    for proof in shown:
+        lines += _proof(proof, whole=False, width=width, paint=paint)
+    return "\n".join(lines)
+
+
 def headline(verdict: Verdict) -> str:
     """The answer in one line, as ``rank 2 on node1: Python exception in training code (user_code_exception, proven)``."""
     place = f" on {one_line(verdict.node, width=60)}" if verdict.node else ""
@@ -87,7 +99,7 @@ def headline(verdict: Verdict) -> str:
 def next_commands(verdict: Verdict) -> tuple[str, ...]:
     """What the user may want to type after this verdict."""
     if verdict.run is None:
-        return ()
+        return ()  # the user knows better than we do what was piped in
     attempt = f" --attempt {verdict.attempt}" if verdict.attempt is not None else ""
     if _nothing_wrong(verdict):
         follow = " -f" if verdict.state == "running" else ""
@@ -220,7 +232,7 @@ def _evidence(verdict: Verdict, *, width: int, paint: Paint) -> str:
         lines += _proof(proof, whole=number == 0, width=width, paint=paint)
     if not shown and verdict.decisive is not None:
         lines += _line_of(verdict.decisive.line, whole=True, width=width)
-        lines.append(f"    {paint.dim(f'{verdict.decisive.source}  {clean(verdict.decisive.where)}')}")
+        lines.append(f"    {paint.dim(f'{verdict.decisive.source}  {one_line(verdict.decisive.where, width=300)}')}")
     if len(shown) > _MAX_EVIDENCE:
         lines.append(paint.dim(f"  and {len(shown) - _MAX_EVIDENCE} more, all of them in -o json"))
     return "\n".join(lines)
@@ -246,18 +258,22 @@ def _proof(proof: Proof, *, whole: bool, width: int, paint: Paint) -> list[str]:
     about = words.plus_minus(proof.uncertainty_s)
     who = f"rank {proof.rank}" if proof.rank is not None else f"slot {proof.slot}" if proof.slot is not None else ""
     head = "  ".join(text for text in (f"{time}{about}", proof.source, who) if text)
-    where = clean(proof.where)
+    where = one_line(proof.where, width=300)
     return [f"  {head}  {paint.dim(where)}", *_line_of(proof.line, whole=whole, width=width)]
 
 
 def _line_of(text: str, *, whole: bool, width: int) -> list[str]:
-    lines = [line.rstrip() for line in clean(text).split("\n") if line.strip()]
+    lines = [line.rstrip() for line in clean(text, max_line=_MAX_PROOF_LINE).split("\n") if line.strip()]
+    room = width - 6
     if not whole:
-        lines = lines[-1:]
-    elif len(lines) > _MAX_PROOF_LINES:
+        return [f"      {shorten(line, room)}" for line in lines[-1:]]
+    if len(lines) > _MAX_PROOF_LINES:
         cut = len(lines) - _MAX_PROOF_LINES
         lines = [lines[0], f"… {words.count(cut, 'line')} left out", *lines[-(_MAX_PROOF_LINES - 1) :]]
-    return [f"      {shorten(line, width - 6)}" for line in lines]
+    shown = [shorten(line, room) for line in lines[:-1]]
+    # What the error says stands in the last line, so that one is not cut.
+    shown += textwrap.wrap(lines[-1], room, subsequent_indent="  ", replace_whitespace=False) if lines else []
+    return [f"      {line}" for line in shown]
 
 
 def _consequences(consequences: Sequence[Consequence], *, width: int) -> str:
