@@ -1,1 +1,7 @@
-"""Layer supervise."""
+"""One run's loop: resumable from the run directory alone. ``rankfall.supervise.loop.supervise`` is the loop itself."""
+
+from rankfall.supervise.control import CancelRequest, Control, read_cancel, request_cancel
+from rankfall.supervise.detach import spawn_detached
+from rankfall.supervise.events import Event, read_events
+
+__all__ = ["CancelRequest", "Control", "Event", "read_cancel", "read_events", "request_cancel", "spawn_detached"]

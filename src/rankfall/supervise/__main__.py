@@ -1,0 +1,107 @@
+"""``python -m rankfall.supervise [--detach] [--wait S] RUN_DIRECTORY``: the supervisor as a process of its own.
+
+Here SIGTERM and SIGINT cancel the run, because nobody is there to be asked; SIGHUP hands it to a fresh process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rankfall.model import LockHeld, RankfallError
+from rankfall.store import RunDir
+from rankfall.supervise.control import Control
+from rankfall.supervise.detach import _HELD, LOG_NAME
+from rankfall.supervise.events import Event
+from rankfall.supervise.loop import supervise
+
+_USAGE = 2
+_LOG_MODE = 0o644
+
+
+def main(argv: Sequence[str]) -> int:
+    """Supervise one run to its end; its exit code, or 75 when another process holds the run."""
+    words = list(argv)
+    detach = "--detach" in words
+    if detach:
+        words.remove("--detach")
+    wait = 0.0
+    if words[:1] == ["--wait"] and len(words) > 1:
+        wait = float(words[1])
+        words = words[2:]
+    if len(words) != 1:
+        sys.stderr.write("usage: python -m rankfall.supervise [--detach] [--wait SECONDS] RUN_DIRECTORY\n")
+        return _USAGE
+    run_dir = RunDir(Path(words[0]))
+    if detach:
+        _detach(run_dir, wait)
+    return _supervise(run_dir, wait=wait, ready=-1)
+
+
+def _supervise(run_dir: RunDir, *, wait: float, ready: int) -> int:
+    control = Control()
+
+    def on_event(event: Event) -> None:
+        sys.stderr.write(f"{event.kind}: {event.text}\n".encode("ascii", "backslashreplace").decode("ascii"))
+        sys.stderr.flush()
+        if event.kind == "signal":
+            control.cancel(f"the supervisor got signal {event.data.get('signal')}")
+
+    try:
+        return supervise(
+            run_dir,
+            on_event=on_event,
+            control=control,
+            wait=wait,
+            handle_signals=True,
+            on_lease=lambda: _say(ready, f"{os.getpid()}"),
+        ).code
+    except LockHeld as error:
+        _say(ready, f"!{error.message}")
+        return _HELD
+    except RankfallError as error:
+        _say(ready, f"!{error.message}")
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def _say(ready: int, text: str) -> None:
+    if ready >= 0:
+        os.write(ready, text.encode("utf-8", "replace")[:4096])
+        os.close(ready)
+
+
+def _detach(run_dir: RunDir, wait: float) -> NoReturn:
+    """Become two: the one that stays says that the other holds the run, and leaves; the other belongs to init."""
+    come, go = os.pipe()
+    if os.fork():
+        os.close(go)
+        with os.fdopen(come, "rb") as file:
+            said = file.read(8192).decode("utf-8", "replace")
+        if said and not said.startswith("!"):
+            sys.stdout.write(said + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        sys.stderr.write(said[1:] or f"it ended at once; see {LOG_NAME}")
+        sys.stderr.flush()
+        os._exit(_HELD if said else 1)
+    code = 1
+    try:
+        os.close(come)
+        os.setsid()
+        log = os.open(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _LOG_MODE)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = _supervise(run_dir, wait=wait, ready=go)
+    except BaseException:  # noqa: BLE001 - the last words of a process that nobody waits for
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

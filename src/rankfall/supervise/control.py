@@ -1,0 +1,174 @@
+"""How others steer a running supervisor: another thread, a signal handler, or a request file in the run directory.
+
+Only two wishes exist: cancel the run, or let go of it (the job goes on, somebody else supervises).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.model import StoreError
+from rankfall.store.home import write_new
+
+CANCEL_NAME: Final = "cancel"
+_MAX_REQUEST: Final = 1 << 16
+
+Wish = Literal["release", "hand_over"]
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asked for the end, why, and when (nanoseconds since the epoch)."""
+
+    reason: str = ""
+    by: str = ""
+    at: int = 0
+
+    @property
+    def text(self) -> str:
+        """The request in one line."""
+        who = f"cancelled by {self.by}" if self.by else "cancelled"
+        return f"{who}: {self.reason}" if self.reason else who
+
+
+def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
+    """Leave a cancel request in a run directory; the first one stands.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    made = CancelRequest(reason=reason[:1000], by=_who(), at=time.time_ns())
+    try:
+        write_new(folder / CANCEL_NAME, msgspec.json.encode(made))
+    except OSError as error:
+        raise StoreError(
+            f"cannot ask for the end of {folder.name}: {error.strerror or error}",
+            hint="free space in the run directory, or end its supervisor with SIGTERM",
+        ) from error
+    return read_cancel(folder) or made
+
+
+def read_cancel(folder: Path) -> CancelRequest | None:
+    """The cancel request of a run; None when nobody asked. A damaged one counts: somebody did ask."""
+    try:
+        with (folder / CANCEL_NAME).open("rb") as file:
+            data = file.read(_MAX_REQUEST)
+    except OSError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=CancelRequest)
+    except msgspec.MsgspecError:
+        return CancelRequest(reason="the request itself cannot be read")
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"[:200]
+
+
+class Control:
+    """Wishes of this process for one supervisor. All methods may be called from any thread and from signal handlers."""
+
+    def __init__(self) -> None:
+        # An eventfd, not a lock: a signal handler may run while this very thread waits.
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._cancel: str | None = None
+        self._wish: Wish | None = None
+        self._signals: deque[int] = deque(maxlen=16)
+
+    def cancel(self, reason: str = "") -> None:
+        """End the run. The first reason stands."""
+        if self._cancel is None:
+            self._cancel = reason
+        self._poke()
+
+    def release(self) -> None:
+        """Let go of the run: its slots go on without a supervisor."""
+        self._wish = self._wish or "release"
+        self._poke()
+
+    def hand_over(self) -> None:
+        """Let go of the run and leave it to a detached supervisor."""
+        self._wish = "hand_over"
+        self._poke()
+
+    def signalled(self, number: int) -> None:
+        """Remember a signal for the supervisor to tell its viewer."""
+        self._signals.append(number)
+        self._poke()
+
+    @property
+    def cancelled(self) -> str | None:
+        """The reason of a cancel; None when there is none."""
+        return self._cancel
+
+    @property
+    def wish(self) -> Wish | None:
+        """What is wished other than the end."""
+        return self._wish
+
+    def take_signals(self) -> list[int]:
+        """Signals that came since the last call."""
+        taken = []
+        while self._signals:
+            taken.append(self._signals.popleft())
+        return taken
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something is wished or the time is over."""
+        ready, _, _ = select.select([self._wake], [], [], max(0.0, seconds))
+        if ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+
+    def close(self) -> None:
+        """Give the descriptor back; wishes after this are lost."""
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _poke(self) -> None:
+        if self._wake >= 0:
+            with contextlib.suppress(BlockingIOError, OSError):
+                os.eventfd_write(self._wake, 1)
+
+
+@contextlib.contextmanager
+def signals_to(control: Control) -> Iterator[None]:
+    """While inside: SIGHUP hands the run over; SIGINT and SIGTERM become ``signal`` events, and the viewer decides.
+
+    Outside the main thread Python allows no handlers; then nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        if number == signal.SIGHUP:
+            control.hand_over()
+        else:
+            control.signalled(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

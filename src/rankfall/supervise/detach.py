@@ -1,0 +1,48 @@
+"""A supervisor of its own, apart from this process and its terminal: session, folder of its log, parent init."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+from rankfall.model import EvidenceLost, LockHeld
+from rankfall.store import RunDir
+
+LOG_NAME: Final = "supervisor.log"
+# From the start of Python to the lease, on a slow machine.
+_START_S: Final = 60.0
+_HELD: Final = 75
+
+
+def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
+    """Start a detached supervisor; returns when it holds the run.
+
+    Args:
+        run_dir: the run.
+        wait: seconds it may wait for another supervisor to let go.
+
+    Returns:
+        Its pid.
+
+    Raises:
+        LockHeld: another supervisor holds the run and did not let go.
+        EvidenceLost: it did not start; the message has its last words.
+    """
+    # -P: a folder named rankfall where the user stands must not be imported.
+    command = [sys.executable, "-P", "-m", "rankfall.supervise", "--detach", "--wait", f"{wait:g}", str(run_dir.path)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_S + wait, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EvidenceLost(
+            f"the supervisor of {run_dir.id} did not start: {error}", hint=f"rankfall attach {run_dir.id}"
+        ) from error
+    said = done.stdout.decode("utf-8", "replace").strip()
+    if done.returncode == 0 and said.isdigit():
+        return int(said)
+    words = done.stderr.decode("utf-8", "replace").strip()[-1000:] or said
+    if done.returncode == _HELD:
+        raise LockHeld(words, hint=f"rankfall attach {run_dir.id}")
+    raise EvidenceLost(f"the supervisor of {run_dir.id} did not start: {words}", hint=f"see {run_dir.path / LOG_NAME}")

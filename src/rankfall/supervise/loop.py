@@ -1,0 +1,362 @@
+"""One run from its first attempt to its end: start, watch, explain, decide, carry out. Resumable from the run directory alone.
+
+What is about to be done is written before it is done, and every step can be done twice without harm: an attempt is begun in the store
+before its slots are started, slots are started once by their own mark, a verdict equal to the stored one is no new version, a decision is
+carried out by beginning the next attempt. So a supervisor that is killed anywhere and started again neither repeats nor forgets.
+Only the environment is not in the directory: slots that a later supervisor starts inherit that one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.backends.local import LocalBackend
+from rankfall.backends.protocol import Backend, Plan
+from rankfall.decide import decide
+from rankfall.diagnose import rfc3339
+from rankfall.model import (
+    FINAL_STATES,
+    Decision,
+    Diagnosis,
+    Evidence,
+    InfrastructureError,
+    Outcome,
+    RankfallError,
+    StoreError,
+)
+from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
+from rankfall.supervise.attempt import AttemptWatch
+from rankfall.supervise.control import Control, read_cancel, signals_to
+from rankfall.supervise.events import Event, EventLog
+from rankfall.supervise.history import past_attempts
+from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.outcome import outcome_of, released
+
+_NS: Final = 1_000_000_000
+_JITTER: Final = 0.25
+_RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
+
+
+def supervise(
+    run_dir: RunDir,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    control: Control | None = None,
+    backend: Backend | None = None,
+    wait: float = 0.0,
+    handle_signals: bool = False,
+    on_lease: Callable[[], None] | None = None,
+) -> Outcome:
+    """Bring a run to its end, from wherever it stands.
+
+    Args:
+        run_dir: the run.
+        on_event: called in this thread with each piece of news; must be quick.
+        control: to cancel, release or hand over from outside.
+        backend: the local one by default.
+        wait: seconds to wait for another supervisor to let go.
+        handle_signals: SIGINT and SIGTERM become ``signal`` events, SIGHUP hands the run over; in the main thread only.
+        on_lease: called once when this process holds the run.
+
+    Returns:
+        The outcome; with state ``running`` when this process let go of the run.
+
+    Raises:
+        LockHeld: another process supervises the run.
+        StoreError: the run directory cannot be read or written at all.
+    """
+    own = control or Control()
+    try:
+        with signals_to(own) if handle_signals else contextlib.nullcontext():
+            with run_dir.lease(wait=wait) as writer:
+                if on_lease is not None:
+                    on_lease()
+                run = _Run(run_dir, writer=writer, on_event=on_event, control=own, backend=backend or LocalBackend())
+                outcome = run.to_end()
+            if own.wish == "hand_over" and outcome.state not in FINAL_STATES:
+                from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
+
+                spawn_detached(run_dir)
+            return outcome
+    finally:
+        if control is None:
+            own.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        writer: Writer,
+        on_event: Callable[[Event], None] | None,
+        control: Control,
+        backend: Backend,
+    ) -> None:
+        self._run_dir = run_dir
+        self._spec = run_dir.spec
+        self._writer = writer
+        self._events = EventLog(run_dir.path, on_event)
+        self._ledger = Ledger(writer, on_gap=self._gap)
+        self._control = control
+        self._backend = backend
+        self._attempts: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
+        self._verdicts: dict[int, Diagnosis] = {}
+        self._planned: set[int] = set()
+        self._refusal = ""
+        self._decisions: dict[int, DecisionRow] = {row.attempt: row for row in writer.decisions()}
+
+    def to_end(self) -> Outcome:
+        try:
+            return self._to_end()
+        finally:
+            self._backend.release()
+
+    def _to_end(self) -> Outcome:
+        if self._writer.run().state in FINAL_STATES:
+            self._close_decisions()
+            return outcome_of(self._run_dir, self._writer)
+        if self._attempts:
+            self._events.say("resumed", f"supervision resumed at attempt {max(self._attempts)}", at=time.time_ns())
+        while True:
+            number = max(self._attempts, default=0)
+            row = self._attempts.get(number)
+            if row is None or (row.ended is not None and self._goes_on(number)):
+                number += 1
+                if not self._wait_for_turn(number - 1):
+                    return self._stopped_between()
+                if not self._begin(number):
+                    return self._end("failed", f"attempt {number} could not be planned: {self._refusal}")
+            elif row.ended is not None:
+                return self._finish(number)
+            diagnosis = self._watch(number)
+            if diagnosis is None:
+                self._events.say("released", "supervision let go of the run; its slots go on", at=time.time_ns())
+                return released(self._run_dir, attempts=number)
+            self._conclude(number, diagnosis)
+
+    # -- attempts
+
+    def _begin(self, number: int) -> bool:
+        """Plan an attempt and write it down; nothing runs yet."""
+        self._refusal = ""
+        try:
+            plan = self._backend.plan(self._spec, self._run_dir, number)
+        except RankfallError as error:
+            self._refusal = error.message
+            return False
+        now = time.time_ns()
+        self._planned.add(number)
+        self._attempts[number] = AttemptRow(attempt=number, started=now, plan=plan.row())
+        self._ledger.begin_attempt(number, at=now, plan=plan.row())
+        self._ledger.set_run("starting", reason=f"attempt {number}", at=now)
+        self._close_decisions()
+        self._events.say(
+            "attempt",
+            f"attempt {number}: {len(plan.slots)} nodes x {self._spec.nproc_per_node} ranks",
+            at=now,
+            attempt=number,
+            launcher=plan.launcher,
+            rdzv=plan.rdzv,
+            port=plan.port,
+        )
+        for note in plan.notes:
+            self._events.say("launcher", note, at=now, attempt=number, launcher=plan.launcher)
+        return True
+
+    def _watch(self, number: int) -> Diagnosis | None:
+        row = self._attempts[number]
+        plan = Plan.of_row(row.plan, self._spec)
+        watch = AttemptWatch(
+            self._run_dir,
+            plan=plan,
+            backend=self._backend,
+            ledger=self._ledger,
+            events=self._events,
+            control=self._control,
+            started=row.started or time.time_ns(),
+        )
+        settled = self._writer.diagnosis(number)
+        asked = read_cancel(self._run_dir.path) is not None
+        untouched = all(self._backend.life(plan, s.slot) == "absent" for s in plan.slots)
+        if number not in self._planned:
+            self._backend.adopt(plan)
+        if settled is None and not (asked and untouched):
+            try:
+                self._backend.submit(plan)
+            except InfrastructureError as error:
+                watch.refused(_start_failure(error, number))
+        elif untouched:
+            watch.refused(_start_failure(InfrastructureError("cancelled before its slots were started"), number))
+        return watch.run(settled=settled)
+
+    def _conclude(self, number: int, diagnosis: Diagnosis) -> None:
+        """Write down the verdict, then the end of the attempt, then the decision as intent."""
+        verdict = diagnosis.verdict
+        if verdict.state != "succeeded":
+            version = self._ledger.add_verdict(number, diagnosis)
+            verdict = msgspec.structs.replace(verdict, version=version)
+            diagnosis = msgspec.structs.replace(diagnosis, verdict=verdict)
+            where = (
+                "all ranks" if verdict.scope == "all" else f"rank {verdict.rank}" if verdict.rank is not None else "?"
+            )
+            self._events.say(
+                "verdict",
+                f"{verdict.cause.slug} ({verdict.cause.confidence}), {where} on {verdict.node}",
+                at=time.time_ns(),
+                attempt=number,
+                slug=verdict.cause.slug,
+                confidence=verdict.cause.confidence,
+                rank=verdict.rank,
+                node=verdict.node,
+                version=version,
+            )
+        self._verdicts[number] = diagnosis
+        now = time.time_ns()
+        self._ledger.end_attempt(number, at=now, state=verdict.state)
+        self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)
+
+    # -- decisions
+
+    def _diagnosis(self, number: int) -> Diagnosis | None:
+        return self._verdicts.get(number) or self._writer.diagnosis(number)
+
+    def _goes_on(self, number: int) -> bool:
+        """Whether another attempt follows this ended one; decides when nobody did."""
+        diagnosis = self._diagnosis(number)
+        if self._attempts[number].state == "succeeded" or diagnosis is None:
+            return False
+        row = self._decisions.get(number)
+        if row is None:
+            row = self._decide(number, diagnosis)
+        return row.decision.action in _RETRIES
+
+    def _decide(self, number: int, diagnosis: Diagnosis) -> DecisionRow:
+        past = past_attempts(self._writer, before=number, decisions=self._decisions, verdicts=self._verdicts)
+        decision = decide(diagnosis, spec=self._spec, history=past)
+        if decision.delay_s:
+            jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
+            decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
+        now = time.time_ns()
+        decision = msgspec.structs.replace(decision, at=rfc3339(now))
+        found = self._ledger.add_decision(number, decision)
+        row = DecisionRow(id=found or 0, attempt=number, decision=decision)
+        self._decisions[number] = row
+        self._say_decision(number, decision, at=now)
+        return row
+
+    def _say_decision(self, number: int, decision: Decision, *, at: int) -> None:
+        self._events.say(
+            "decision",
+            f"{decision.action}: {decision.because}",
+            at=at,
+            attempt=number,
+            action=decision.action,
+            rule=decision.rule,
+            budget=decision.budget,
+            left=decision.left,
+            delay_s=round(decision.delay_s, 3),
+        )
+
+    def _close_decisions(self) -> None:
+        """Mark as done what has been carried out: every decision about an attempt that another one or the run's end followed."""
+        for row in self._decisions.values():
+            if row.done_at is None:
+                now = time.time_ns()
+                self._ledger.decision_done(row, at=now)
+                self._decisions[row.attempt] = msgspec.structs.replace(row, done_at=now)
+
+    def _wait_for_turn(self, after: int) -> bool:
+        """Wait out the back-off behind an attempt; False when the wait was cut short by a wish."""
+        if after == 0:
+            return self._wish() is None
+        ended = self._attempts[after].ended or time.time_ns()
+        due = ended + round(self._decisions[after].decision.delay_s * _NS)
+        self._ledger.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=time.time_ns())
+        while (left := due - time.time_ns()) > 0 and self._wish() is None:
+            for number in self._control.take_signals():
+                self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
+            self._control.wait(min(0.1, left / _NS))
+        return self._wish() is None
+
+    def _wish(self) -> str | None:
+        if self._control.wish is not None:
+            return self._control.wish
+        return "cancel" if self._control.cancelled is not None or read_cancel(self._run_dir.path) else None
+
+    def _stopped_between(self) -> Outcome:
+        """No attempt runs and a wish came."""
+        if self._wish() != "cancel":
+            self._events.say("released", "supervision let go of the run between two attempts", at=time.time_ns())
+            return released(self._run_dir, attempts=max(self._attempts, default=0))
+        request = read_cancel(self._run_dir.path)
+        reason = request.text if request else f"cancelled: {self._control.cancelled}".rstrip(": ")
+        return self._end("cancelled", reason)
+
+    # -- the end
+
+    def _finish(self, number: int) -> Outcome:
+        state = self._attempts[number].state
+        if state == "succeeded":
+            return self._end("succeeded", None)
+        if state == "cancelled":
+            request = read_cancel(self._run_dir.path)
+            return self._end("cancelled", request.text if request else "cancelled")
+        row = self._decisions.get(number)
+        return self._end("failed", row.decision.because if row else "no verdict was reached")
+
+    def _end(self, final: Literal["succeeded", "failed", "cancelled"], reason: str | None) -> Outcome:
+        now = time.time_ns()
+        self._ledger.set_run(final, reason=reason, at=now)
+        self._close_decisions()
+        self._ledger.flush()
+        newest = max(self._attempts, default=0)
+        outcome = outcome_of(
+            self._run_dir, self._writer, state=final, diagnosis=self._diagnosis(newest) if newest else None
+        )
+        self._events.say(
+            "ended",
+            f"run {self._run_dir.id} {final}",
+            at=now,
+            state=final,
+            code=outcome.code,
+            origin=outcome.exit_origin,
+        )
+        self._derive()
+        self._ledger.flush()
+        return outcome
+
+    def _derive(self) -> None:
+        """Files made for reading; the run does not depend on them."""
+        from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
+
+        try:
+            write_derived(self._run_dir)
+        except (OSError, StoreError) as error:
+            self._ledger.note(f"the files per rank could not be written: {error}"[:500])
+
+    def _gap(self, text: str) -> None:
+        self._events.say("gap", text, at=time.time_ns())
+
+
+def _start_failure(error: InfrastructureError, attempt: int) -> Evidence:
+    return Evidence(
+        id=f"start:{attempt}",
+        source="recorder",
+        slug="disk_full" if "No space left" in error.message else "container_config",
+        role="primary",
+        trust="supervisor",
+        at=time.time_ns(),
+        uncertainty=0.0,
+        where=f"attempt {attempt}",
+        line=error.message[:2000],
+        specificity=50,
+        attempt=attempt,
+        fingerprint="start:" + ("disk_full" if "No space left" in error.message else "container_config"),
+    )

@@ -1,0 +1,37 @@
+"""Brings slots to their end: asked first, through their wrapper; by force when the wrapper itself is deaf."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from rankfall.backends.protocol import Backend, Plan
+
+# How long after the grace time a wrapper may take to end what does not die at once. It then kills nobody any more: we do.
+DEAF_S: Final = 5.0
+
+
+class Stopping:
+    """One stop of one attempt; ``step`` is called until nothing runs. Monotonic seconds.
+
+    Args:
+        grace: between SIGTERM and SIGKILL.
+        reason: goes into the wrapper's marks of its own kills.
+    """
+
+    def __init__(self, backend: Backend, plan: Plan, *, grace: float, reason: str, now: float) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._grace = grace
+        self._reason = reason
+        self._told: set[int] = set()
+        self.began = now
+
+    def step(self, running: Collection[int], *, now: float) -> None:
+        """Tell those that were not told yet; a wrapper that is only starting is told as soon as it listens."""
+        left = set(running)
+        untold = left - self._told
+        if untold:
+            self._told.update(self._backend.stop(self._plan, untold, grace=self._grace, reason=self._reason))
+        if left and now - self.began > self._grace + DEAF_S:
+            self._backend.end(self._plan, left, grace=0.0)
