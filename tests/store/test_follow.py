@@ -110,18 +110,20 @@ def test_logs_s39_a_clock_five_minutes_ahead_holds_no_line_longer_than_the_hold(
     assert line.at > clock.now
 
 
-def test_ranks_known_late_lose_no_line(run_dir: RunDir, writer: Writer) -> None:
+def test_logs_s25_ranks_known_15_minutes_late_lose_no_line(run_dir: RunDir, writer: Writer) -> None:
     clock = Clock()
     follower = Follower(run_dir, LineQuery(ranks=frozenset({3})), clock=clock)
     mine, other = stream(run_dir, 1, slot=1), stream(run_dir, 0, slot=1)
-    mine.write(b"early\n", at=clock.now)
-    other.write(b"other\n", at=clock.now)
+    many = [b"%d " % number + b"x" * 1000 for number in range(2000)]
     for _ in range(900):
         clock.pass_(1)
         assert follower.poll() == []
+        if many[len(mine.data.split(b"\n")) - 1 :]:
+            mine.write(b"\n".join(many) + b"\n", at=clock.now)
+            other.write(b"other\n", at=clock.now)
     writer.put_streams([row(run_dir, mine, 3), row(run_dir, other, 2)])
     clock.pass_(1)
-    assert [(line.rank, line.data) for line in follower.poll()] == [(3, b"early")]
+    assert [(line.rank, line.data) for line in follower.poll()] == [(3, text) for text in many]
 
 
 def test_an_unfiltered_view_waits_a_while_for_the_rank_and_then_shows_the_line_without(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import tracemalloc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -287,6 +289,36 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_given(run_dir: RunDir) -> 
     problems = []
     assert [line.data for line in read_lines(run_dir, LineQuery(tail=5), problems=problems)] == [b"there"]
     assert any("2.out.log cannot be read" in text for text in problems)
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    open_folder: Path, as_user: Callable[[], AbstractContextManager[None]]
+) -> None:
+    run_dir = RunDir.create(JobSpec(command=("a",)), home=open_folder)
+    stream(run_dir, "slot", slot=0).write(b"hidden\n", at=1)
+    stream(run_dir, "slot", slot=1).write(b"shown\n", at=1)
+    run_dir.stream_dir(1, "worker", 0).chmod(0)
+    (run_dir.logs_dir / "notes.txt").touch()
+    (run_dir.logs_dir / "attempt-1" / "x").mkdir()
+    (run_dir.logs_dir / "attempt-1" / "worker-1" / "tmp").mkdir()
+    problems: list[str] = []
+    with as_user():
+        assert [line.data for line in read_lines(run_dir, LineQuery(), problems=problems)] == [b"shown"]
+    assert any("worker-0/0 cannot be read: Permission denied" in text for text in problems)
+
+
+def test_a_pipe_in_the_place_of_a_stream_makes_nobody_wait(run_dir: RunDir) -> None:
+    there = stream(run_dir, 0)
+    there.write(b"there\n", at=1)
+    os.mkfifo(there.path.with_name("1.out.log"))
+    os.mkfifo(there.path.with_name("1.out.idx"))
+    os.mkfifo(run_dir.records_dir / "start-a1-worker-0-x.json")
+    for query in (LineQuery(), LineQuery(tail=3), LineQuery(since=1)):
+        problems: list[str] = []
+        assert [line.data for line in read_lines(run_dir, query, problems=problems)] == [b"there"]
+        assert query.tail is not None or any(
+            "1.out.log cannot be read: is no regular file" in text for text in problems
+        )
 
 
 def test_logs_s47_the_last_100_lines_of_one_rank_of_5_gb_are_quick(run_dir: RunDir, writer: Writer) -> None:

@@ -13,10 +13,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from helpers import wait_until
-from rankfall.model import Cause, Decision, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts, StoreError, Verdict
+from rankfall.model import (
+    Cause,
+    Decision,
+    Diagnosis,
+    Evidence,
+    JobSpec,
+    RankFacts,
+    RankStatus,
+    SlotFacts,
+    StoreError,
+    Verdict,
+)
 from rankfall.store import AttemptRow, RunDir, RunRow, Writer, list_runs
 from rankfall.store.writer import MAX_NOTES
 from stream_files import row, stream
@@ -142,6 +154,22 @@ def test_ps_and_status_speak_of_the_newest_attempt_and_round(run_dir: RunDir, wr
         (1, "SIGKILL", None),
         (2, "3", 0.0),
     ]
+
+
+def test_the_age_of_the_last_line_is_read_from_the_index(run_dir: RunDir, writer: Writer) -> None:
+    writer.begin_attempt(1, at=1, plan={})
+    writer.put_ranks(1, [RankFacts(rank=rank, round=1, last_line_at=5 * 10**9) for rank in range(3)])
+    for local, rank, number in ((0, 0, 1), (1, 1, 0), (2, 2, 1)):
+        found = stream(run_dir, local)
+        found.write(b"x\n", at=(1 if rank == 2 else 8) * 10**9)
+        writer.put_streams([msgspec.structs.replace(row(run_dir, found, rank), round=number)])
+    ages = [rank.line_age_s for rank in writer_status(run_dir, now=10 * 10**9)]
+    assert ages == [2.0, 5.0, 5.0]
+
+
+def writer_status(run_dir: RunDir, *, now: int) -> tuple[RankStatus, ...]:
+    with run_dir.reader() as reader:
+        return reader.status(now).ranks
 
 
 def test_16384_ranks_with_five_pieces_of_evidence_each_take_seconds(run_dir: RunDir, writer: Writer) -> None:
@@ -336,6 +364,15 @@ def test_without_its_database_a_run_tells_what_its_files_tell(run_dir: RunDir, r
         assert reader.diagnosis() is None
         assert reader.summary().state == "unknown"
         assert reader.status(0).incomplete
+
+
+def test_a_database_that_is_no_file_is_said(run_dir: RunDir) -> None:
+    run_dir.db_path.mkdir()
+    with pytest.raises(StoreError, match=r"cannot write .*run\.db: unable to open"), run_dir.lease():
+        pass
+    with run_dir.reader() as reader:
+        assert "cannot be read" in reader.problems[0]
+    assert run_dir.lease_holder() is None
 
 
 def test_a_damaged_database_is_kept_aside_when_the_run_goes_on(run_dir: RunDir) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankfall.store.stream import IndexReader, IndexRow, read_bytes, stamps_backward
+from rankfall.store.stream import IndexReader, IndexRow, open_regular, read_bytes, stamps_backward
 
 MAX_LINE: Final = 1 << 20
 MIN_BLOCK: Final = 2048
@@ -79,7 +79,7 @@ class Forward:
         Raises:
             OSError: the stream cannot be read.
         """
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(self.path)
         try:
             size = os.fstat(fd).st_size
             size = size if self._end is None else min(size, self._end)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankfall.diagnose import rfc3339
 from rankfall.model import RankFacts, RankStatus, RunSummary, SlotFacts, SlotStatus, StatusDocument, StoreError
+from rankfall.store.stream import IndexReader
 
 if TYPE_CHECKING:
     from rankfall.store.queries import Queries
@@ -42,6 +43,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     attempt = tables.newest_attempt()
     slots = tables.slots(attempt) if attempt is not None else []
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
+    last = _last_lines(run_dir, tables, attempt, ranks) if attempt is not None else {}
     return StatusDocument(
         run=short.run,
         name=short.name,
@@ -57,7 +59,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         supervised=run_dir.lease_holder() is not None,
         incomplete=tuple(dict.fromkeys([*row.incomplete, *tables.problems])),
         slots=tuple(_slot(run_dir, attempt or 0, facts) for facts in slots),
-        ranks=tuple(_rank(facts, now) for facts in ranks),
+        ranks=tuple(_rank(facts, now, last.get(facts.rank)) for facts in ranks),
     )
 
 
@@ -110,8 +112,22 @@ def _wrapper_pid(run_dir: RunDir, attempt: int, role: str, slot: int) -> int | N
         return None
 
 
-def _rank(facts: RankFacts, now: int) -> RankStatus:
-    age = None if facts.last_line_at is None else max(0.0, (now - facts.last_line_at) / _NS)
+def _last_lines(run_dir: RunDir, tables: Queries, attempt: int, ranks: list[RankFacts]) -> dict[int, int]:
+    """When each rank's newest chunk came, from the indexes: true also while nobody supervises the run."""
+    rounds = {facts.rank: facts.round for facts in ranks}
+    found: dict[int, int] = {}
+    for row in tables.streams(attempt):
+        if row.rank is None or row.rank not in rounds or row.to_byte is not None or row.round != rounds[row.rank]:
+            continue
+        stamp = IndexReader(run_dir.path / row.stream).last_stamp()
+        if stamp is not None:
+            found[row.rank] = max(stamp, found.get(row.rank, stamp))
+    return found
+
+
+def _rank(facts: RankFacts, now: int, last: int | None) -> RankStatus:
+    known = [at for at in (facts.last_line_at, last) if at is not None]
+    age = max(0.0, (now - max(known)) / _NS) if known else None
     return RankStatus(
         rank=facts.rank,
         state=facts.state,

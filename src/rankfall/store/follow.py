@@ -17,6 +17,7 @@ from rankfall.store.cursor import Forward, lines_backward
 from rankfall.store.merge import Feed, Line, View, cursor_for, tail_of
 from rankfall.store.names import StreamName
 from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, chosen_streams, known_ranges, wanted_ranks
+from rankfall.store.stream import read_bytes
 
 if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
@@ -26,6 +27,8 @@ HOLD_S: Final = 0.2
 PATIENCE_S: Final = 2.0
 # The tables are read again at least so often: a change within one tick of the file system's clock cannot be seen.
 _REREAD_S: Final = 1.0
+# And at most so often: a supervisor of thousands of ranks writes all the time.
+_PAUSE_S: Final = 0.1
 _NS: Final = 1_000_000_000
 _BLOCK: Final = 256 << 10
 _MAX_PROBLEMS: Final = 100
@@ -133,7 +136,7 @@ class Follower:
             self._run_dir, self._query, attempt=attempt, since=self._since_attempt or 0, problems=problems
         )
         # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
-        self._read_tables(now, {name.attempt for name in names})
+        self._read_tables(now, {name.attempt for name in names}, patient=patient)
         for name in names:
             if name.stream not in self._started and name.attempt >= (self._since_attempt or 0):
                 self._waiting.setdefault(name.stream, (name, now))
@@ -182,9 +185,11 @@ class Follower:
         )
         return view if view.useful else None
 
-    def _read_tables(self, now: int, attempts: set[int]) -> None:
+    def _read_tables(self, now: int, attempts: set[int], *, patient: bool) -> None:
         seen = (self._signature(), attempts)
-        if self._since_attempt is not None and seen == self._seen and now - self._read_at < _REREAD_S * _NS:
+        age = now - self._read_at
+        fresh = age < _REREAD_S * _NS if seen == self._seen else patient and 0 <= age < _PAUSE_S * _NS
+        if self._since_attempt is not None and fresh:
             return
         self._seen, self._read_at = seen, now
         with self._run_dir.reader() as tables:
@@ -234,8 +239,6 @@ def _last_line_end(view: View) -> int:
         last = next(lines_backward(view.name.path, end=size, block=4096), None)
         if last is None:
             return 0
-        with view.name.path.open("rb") as file:
-            file.seek(size - 1)
-            return size if file.read(1) == b"\n" else last.offset
+        return size if read_bytes(view.name.path, size - 1, 1) == b"\n" else last.offset
     except OSError:
         return 0

@@ -15,6 +15,7 @@ import msgspec
 from rankfall.model import RankFacts, Record, SlotFacts
 from rankfall.store.names import StreamName, find_streams
 from rankfall.store.rows import AttemptRow, StreamRow
+from rankfall.store.stream import read_bytes
 
 if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
@@ -117,8 +118,7 @@ def _records(folder: Path, attempt: int | None, *, kinds: tuple[str, ...]) -> It
         if not name.endswith(".json") or not name.startswith(tuple(f"{kind}-" for kind in kinds)):
             continue
         try:
-            with (folder / name).open("rb") as file:
-                record = decoder.decode(file.read(_MAX_RECORD))
+            record = decoder.decode(read_bytes(folder / name, 0, _MAX_RECORD))
         except (OSError, msgspec.MsgspecError):
             continue
         if record.kind in kinds and (attempt is None or record.attempt == attempt):

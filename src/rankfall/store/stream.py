@@ -6,7 +6,9 @@ stamps and time but no byte of the stream.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,7 +98,7 @@ class _Opened:
     def __enter__(self) -> Self:
         path = self._reader.path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_regular(path)
             head = os.pread(self._fd, len(MAGIC), 0)
             size = os.fstat(self._fd).st_size
         except OSError as error:
@@ -149,14 +151,17 @@ def position(path: Path, byte: int) -> int:
     """
     row = IndexReader(path).at(byte)
     try:
-        with path.open("rb", buffering=0) as file:
-            start, line = _anchor(file.fileno(), row, byte)
+        fd = open_regular(path)
+        try:
+            start, line = _anchor(fd, row, byte)
             while start < byte:
-                data = os.pread(file.fileno(), min(BLOCK, byte - start), start)
+                data = os.pread(fd, min(BLOCK, byte - start), start)
                 if not data:
                     break
                 line += data.count(b"\n")
                 start += len(data)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise StoreError(
             f"cannot read {path}: {error.strerror or error}",
@@ -174,13 +179,26 @@ def _anchor(fd: int, row: IndexRow | None, byte: int) -> tuple[int, int]:
     return (row.offset, line) if before and line >= 0 else (0, 0)
 
 
+def open_regular(path: Path) -> int:
+    """A descriptor for reading. A job can put anything in its folders: a pipe there must not make a reader wait for ever.
+
+    Raises:
+        OSError: it cannot be opened or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return fd
+
+
 def read_bytes(path: Path, start: int, length: int) -> bytes:
     """Bytes of a stream, fewer where it ends.
 
     Raises:
         OSError: it cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path)
     try:
         return os.pread(fd, max(0, length), start)
     finally:
