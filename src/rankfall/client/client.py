@@ -1,0 +1,141 @@
+"""Submits jobs and finds runs of one home."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankfall.client.run import Run, supervise_here
+from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict, check_spec
+from rankfall.store import RunDir, list_runs
+from rankfall.store import home as default_home
+from rankfall.supervise import spawn_detached
+
+
+class Client:
+    """Runs of one home.
+
+    Args:
+        home: Rankfall's home; by default ``$RANKFALL_HOME`` or the platform's data folder.
+
+    Raises:
+        StoreError: home cannot be made, or is laid out by another version.
+    """
+
+    def __init__(self, *, home: Path | None = None) -> None:
+        self.home = home.absolute() if home is not None else default_home()
+
+    async def submit(self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None) -> Run:
+        """Start a job.
+
+        Args:
+            spec: the job. Without ``cwd`` and ``python`` this process's folder and Python are written into it, so that the run is
+                the same whoever supervises it later.
+            detach: supervise in a process of its own; false = in a thread of this process, and the run waits when it ends.
+            request_token: names the request: a second call with it gives the same run.
+
+        Raises:
+            UsageError: the spec cannot work; nothing was created.
+            StoreError: the home cannot be written.
+        """
+        return await asyncio.to_thread(self._submit, spec, detach, request_token)
+
+    async def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """What ``submit`` would start, as plain data with secrets masked; creates nothing.
+
+        Raises:
+            UsageError: the spec cannot work.
+        """
+        return await asyncio.to_thread(self._plan, complete(spec))
+
+    async def runs(self) -> list[RunSummary]:
+        """All runs, newest first."""
+        return await asyncio.to_thread(self._runs)
+
+    async def get(self, run: str) -> Run:
+        """The run with this id, or the only one whose id begins so.
+
+        Raises:
+            NotFound: there is none.
+            UsageError: several begin so.
+        """
+        return Run(await asyncio.to_thread(RunDir.open, self.home, run))
+
+    async def why(self, target: str | Run | Path | Collection[Path], *, attempt: int | None = None) -> Verdict:
+        """The verdict of a run, or of plain files and folders.
+
+        Args:
+            target: a run, its id, or paths. A text is a run's id first, a path second.
+            attempt: of a run; the newest by default.
+
+        Raises:
+            NotFound: there is no such run, attempt or file.
+        """
+        return await asyncio.to_thread(self._why, target, attempt)
+
+    def _submit(self, spec: JobSpec, detach: bool, request_token: str | None) -> Run:  # noqa: FBT001 - private, by position from to_thread
+        spec = complete(spec)
+        self._plan(spec)
+        directory = RunDir.create(spec, home=self.home, request_token=request_token)
+        run = Run(directory)
+        if run.outcome() is not None or directory.lease_holder() is not None:
+            # An earlier request with the same token made it.
+            return run
+        if detach:
+            with contextlib.suppress(LockHeld):
+                spawn_detached(directory)
+        else:
+            threading.Thread(target=supervise_here, args=(directory,), name=f"rankfall-{run.id}", daemon=True).start()
+        return run
+
+    def _plan(self, spec: JobSpec) -> dict[str, Any]:
+        from rankfall.backends.local import LocalBackend  # noqa: PLC0415 - a client that only lists runs needs none
+
+        backend = LocalBackend()
+        try:
+            return backend.plan(spec, RunDir(self.home / "runs" / f"{spec.name}-000000"), 1).document()
+        finally:
+            backend.release()
+
+    def _runs(self) -> list[RunSummary]:
+        found = []
+        for directory in list_runs(self.home):
+            with directory.reader() as reader:
+                found.append(reader.summary())
+        return found
+
+    def _why(self, target: str | Run | Path | Collection[Path], attempt: int | None) -> Verdict:
+        from rankfall.explain import explain_files, explain_run  # noqa: PLC0415 - loads the signatures
+
+        if isinstance(target, Run):
+            return explain_run(target.directory, attempt=attempt).verdict
+        if isinstance(target, str):
+            try:
+                return explain_run(RunDir.open(self.home, target), attempt=attempt).verdict
+            except NotFound:
+                if not os.path.lexists(target):
+                    raise
+                target = Path(target)
+        paths = [target] if isinstance(target, Path) else list(target)
+        if attempt is not None:
+            raise UsageError("files have no attempts", hint="leave attempt out")
+        return explain_files(paths).verdict
+
+
+def complete(spec: JobSpec) -> JobSpec:
+    """The same spec with what only this process knows: folder and Python, both absolute.
+
+    Raises:
+        SpecError: fields contradict each other.
+    """
+    check_spec(spec)
+    here = Path(spec.cwd).expanduser() if spec.cwd else Path.cwd()
+    return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)

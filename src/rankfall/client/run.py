@@ -1,0 +1,213 @@
+"""One run as its user sees it: status, lines, verdict, the wait for its end, the wish for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Collection, Iterator
+from typing import Final, Literal
+
+from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, StatusDocument, Verdict
+from rankfall.store import RunDir
+from rankfall.store.lines import Follower, Line, LineQuery, read_lines
+from rankfall.supervise import request_cancel, spawn_detached
+
+_POLL_S: Final = 0.1
+_FOLLOW_S: Final = 0.05
+# What a supervisor still does after the final state: the files made for reading.
+_LINGER_S: Final = 5.0
+# How long a run may be without a supervisor before a wait for it is given up: one may just be taking over from another.
+_ALONE_S: Final = 5.0
+
+
+class Run:
+    """One run, live or ended.
+
+    Attributes:
+        id: as ``ps`` shows it.
+        directory: its run directory.
+    """
+
+    def __init__(self, directory: RunDir) -> None:
+        self.directory = directory
+        self.id = directory.id
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    async def status(self) -> StatusDocument:
+        """The run with its slots and ranks, as it stands now."""
+        return await asyncio.to_thread(self._status)
+
+    async def verdict(self, *, attempt: int | None = None) -> Verdict | None:
+        """The newest verdict, of one attempt or of the newest that has one; None while nothing has fallen."""
+        return await asyncio.to_thread(self._verdict, attempt)
+
+    async def logs(
+        self,
+        *,
+        follow: bool = False,
+        ranks: Collection[int] | None = None,
+        last: bool = False,
+        failed: bool = False,
+        slots: Collection[int] | None = None,
+        attempt: int | Literal["all"] | None = None,
+        streams: Literal["all", "out", "err"] = "all",
+        since: int | None = None,
+        tail: int | None = None,
+        grep: str | None = None,
+        include_unranked: bool | None = None,
+    ) -> AsyncIterator[Line]:
+        """Lines of the run in the order of their stamps; fields and filters as :class:`rankfall.store.lines.LineQuery`.
+
+        Args:
+            follow: go on until the run has ended; each line comes once.
+            ranks: global ranks; None = all.
+            last: the last rank.
+            failed: ranks that failed.
+            slots: only these slots.
+            attempt: its number, ``"all"``, or None for the newest.
+            streams: both, only stdout, or only stderr.
+            since: nanoseconds since the epoch.
+            tail: only the last so many lines of what is there.
+            grep: RE2 pattern.
+            include_unranked: lines of no rank too.
+
+        Raises:
+            UsageError: the filters make no sense.
+        """
+        query = LineQuery(
+            ranks=frozenset(ranks) if ranks is not None else None,
+            last=last,
+            failed=failed,
+            slots=frozenset(slots) if slots is not None else None,
+            attempt=attempt,
+            streams=streams,
+            since=since,
+            tail=tail,
+            grep=grep,
+            include_unranked=include_unranked,
+        )
+        if follow:
+            async for line in self._follow(query):
+                yield line
+            return
+        lines = await asyncio.to_thread(read_lines, self.directory, query)
+        while batch := await asyncio.to_thread(_some, lines):
+            for line in batch:
+                yield line
+
+    async def _follow(self, query: LineQuery) -> AsyncIterator[Line]:
+        follower = await asyncio.to_thread(Follower, self.directory, query)
+        while True:
+            # Asked before the lines are read: what was written before the end is then surely among them.
+            over = await asyncio.to_thread(self._over)
+            found = await asyncio.to_thread(follower.poll)
+            for line in found:
+                yield line
+            if over and not found:
+                break
+            if not found:
+                await asyncio.sleep(_FOLLOW_S)
+        for line in await asyncio.to_thread(list, follower.drain()):
+            yield line
+
+    async def wait(self, *, timeout: float | None = None) -> Outcome:  # noqa: ASYNC109 - the deadline is of the wait alone
+        """Wait for the end.
+
+        Args:
+            timeout: seconds; None = no limit.
+
+        Raises:
+            TimeoutError: the run had not ended by then; it goes on.
+            EvidenceLost: nobody supervises the run, so it cannot come to its end by itself.
+        """
+        async with asyncio.timeout(timeout):
+            found = await self._end()
+        deadline = time.monotonic() + _LINGER_S
+        while await asyncio.to_thread(self.directory.lease_holder) is not None:
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_FOLLOW_S)
+        return found
+
+    async def _end(self) -> Outcome:
+        alone_since: float | None = None
+        while True:
+            found = await asyncio.to_thread(self.outcome)
+            if found is not None:
+                return found
+            if await asyncio.to_thread(self.directory.lease_holder) is not None:
+                alone_since = None
+            elif alone_since is None:
+                alone_since = time.monotonic()
+            elif time.monotonic() - alone_since > _ALONE_S:
+                raise EvidenceLost(
+                    f"nobody supervises run {self.id}, so it cannot come to its end",
+                    hint=f"rankfall attach {self.id}, or Run.resume()",
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def cancel(self, reason: str = "") -> Outcome:
+        """Ask for the end, and wait for it. Without a living supervisor this process stops the slots itself.
+
+        A run that has ended already stays as it is.
+        """
+        if (ended := await asyncio.to_thread(self.outcome)) is not None:
+            return ended
+        await asyncio.to_thread(request_cancel, self.directory.path, reason=reason)
+        while (found := await asyncio.to_thread(self.outcome)) is None:
+            if await asyncio.to_thread(self.directory.lease_holder) is None:
+                with contextlib.suppress(LockHeld):
+                    return await asyncio.to_thread(supervise_here, self.directory)
+            await asyncio.sleep(_FOLLOW_S)
+        return found
+
+    async def resume(self) -> bool:
+        """Give the run a detached supervisor when it has none and has not ended; whether one was started."""
+        if await asyncio.to_thread(self.outcome) is not None:
+            return False
+        if await asyncio.to_thread(self.directory.lease_holder) is not None:
+            return False
+        try:
+            await asyncio.to_thread(spawn_detached, self.directory)
+        except LockHeld:
+            return False
+        return True
+
+    def _status(self) -> StatusDocument:
+        with self.directory.reader() as reader:
+            return reader.status(time.time_ns())
+
+    def _verdict(self, attempt: int | None) -> Verdict | None:
+        with self.directory.reader() as reader:
+            found = reader.diagnosis(attempt)
+        return found.verdict if found else None
+
+    def _over(self) -> bool:
+        with self.directory.reader() as reader:
+            return reader.run().state in FINAL_STATES
+
+    def outcome(self) -> Outcome | None:
+        """How the run ended; None while it has not. Reads files: call it from a thread where that matters."""
+        from rankfall.supervise.outcome import outcome_of  # noqa: PLC0415 - a client that only lists runs needs none
+
+        with self.directory.reader() as reader:
+            return outcome_of(self.directory, reader) if reader.run().state in FINAL_STATES else None
+
+
+def supervise_here(directory: RunDir) -> Outcome:
+    """Supervise a run in this thread to its end."""
+    from rankfall.supervise.loop import supervise  # noqa: PLC0415 - loads the signatures
+
+    return supervise(directory)
+
+
+def _some(lines: Iterator[Line], count: int = 500) -> list[Line]:
+    found = []
+    for line in lines:
+        found.append(line)
+        if len(found) >= count:
+            break
+    return found

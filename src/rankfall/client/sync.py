@@ -1,0 +1,97 @@
+"""The same clients for code without an event loop. Refuses nothing of its own; must not be used inside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rankfall.client.client import Client
+from rankfall.client.run import Run
+from rankfall.model import JobSpec, Outcome, RunSummary, StatusDocument, Verdict
+from rankfall.store.lines import Line
+
+T = TypeVar("T")
+
+
+class SyncRun:
+    """A :class:`Run` for code without an event loop; the same methods, without ``await``."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.id = run.id
+        self.directory = run.directory
+
+    def __repr__(self) -> str:
+        return f"SyncRun({self.id!r})"
+
+    def status(self) -> StatusDocument:
+        """As :meth:`Run.status`."""
+        return _sync(self._run.status())
+
+    def verdict(self, *, attempt: int | None = None) -> Verdict | None:
+        """As :meth:`Run.verdict`."""
+        return _sync(self._run.verdict(attempt=attempt))
+
+    def logs(self, **filters: Any) -> Iterator[Line]:
+        """As :meth:`Run.logs`."""
+        with asyncio.Runner() as runner:
+            lines = self._run.logs(**filters)
+            with contextlib.suppress(StopAsyncIteration):
+                while True:
+                    yield runner.run(_next(lines))
+
+    def wait(self, *, timeout: float | None = None) -> Outcome:
+        """As :meth:`Run.wait`."""
+        return _sync(self._run.wait(timeout=timeout))
+
+    def cancel(self, reason: str = "") -> Outcome:
+        """As :meth:`Run.cancel`."""
+        return _sync(self._run.cancel(reason))
+
+    def resume(self) -> bool:
+        """As :meth:`Run.resume`."""
+        return _sync(self._run.resume())
+
+
+class SyncClient:
+    """A :class:`Client` for code without an event loop; not to be used inside one.
+
+    Args:
+        home: as :class:`Client`.
+    """
+
+    def __init__(self, *, home: Path | None = None) -> None:
+        self._client = Client(home=home)
+        self.home = self._client.home
+
+    def submit(self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None) -> SyncRun:
+        """As :meth:`Client.submit`."""
+        return SyncRun(_sync(self._client.submit(spec, detach=detach, request_token=request_token)))
+
+    def plan(self, spec: JobSpec) -> dict[str, Any]:
+        """As :meth:`Client.plan`."""
+        return _sync(self._client.plan(spec))
+
+    def runs(self) -> list[RunSummary]:
+        """As :meth:`Client.runs`."""
+        return _sync(self._client.runs())
+
+    def get(self, run: str) -> SyncRun:
+        """As :meth:`Client.get`."""
+        return SyncRun(_sync(self._client.get(run)))
+
+    def why(self, target: str | SyncRun | Path | Collection[Path], *, attempt: int | None = None) -> Verdict:
+        """As :meth:`Client.why`."""
+        wanted = Run(target.directory) if isinstance(target, SyncRun) else target
+        return _sync(self._client.why(wanted, attempt=attempt))
+
+
+async def _next(lines: AsyncIterator[T]) -> T:
+    return await anext(lines)
+
+
+def _sync(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
