@@ -22,7 +22,7 @@ GREP_LIMIT = 60
 
 def ordinary(size: int, seed: int = 7) -> bytes:
     """Lines that training programs print, about ``size`` bytes, with a failure line in 50,000."""
-    draw = random.Random(seed)  # noqa: S311 - no secret, the same text every time
+    draw = random.Random(seed)
     lines = []
     total = 0
     while total < size:
@@ -31,14 +31,14 @@ def ordinary(size: int, seed: int = 7) -> bytes:
         kind = draw.randrange(6)
         if number % LINES_PER_FAILURE == LINES_PER_FAILURE - 1:
             line = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 388.00 MiB. GPU 0 has a total capacity of 9.68 GiB"
-        elif kind <= 2:  # noqa: PLR2004 - half of the lines are step lines
+        elif kind <= 2:
             line = (
                 f"[rank{draw.randrange(8)}] {stamp} INFO trainer step {number:>8} loss {draw.random() * 3:.5f} "
                 f"grad_norm {draw.random():.4f} lr {draw.random() / 1e3:.3e} tokens/s {draw.randrange(10**5)} mfu {draw.random():.3f}"
             )
-        elif kind == 3:  # noqa: PLR2004
+        elif kind == 3:
             line = f"{stamp} - megatron - INFO - iteration {number}/500000 | consumed samples: {number * 512} | elapsed time per iteration (ms): {draw.random() * 900:.1f} | lm loss: {draw.random():.6E}"
-        elif kind == 4:  # noqa: PLR2004
+        elif kind == 4:
             line = f"gpu-{draw.randrange(64):02d}:{draw.randrange(99999)}:{draw.randrange(99999)} [{draw.randrange(8)}] NCCL INFO Channel {draw.randrange(16):02d}/0 : {draw.randrange(64)}[{draw.randrange(8)}] -> {draw.randrange(64)}[{draw.randrange(8)}] via P2P/CUMEM"
         else:
             line = f"Epoch {number // 1000}:  {draw.randrange(100)}%|#########  | {number % 9188}/9188 [30:57<01:45,  4.68it/s, loss={draw.random():.3f}, v_num=0]"
@@ -54,8 +54,8 @@ def row(name: str, seconds: float, size: int, found: int) -> None:
 
 def main() -> None:
     """Print the table."""
-    from rankfall.signatures.catalogue import default_catalogue  # noqa: PLC0415 - its loading is one of the rows
-    from rankfall.signatures.literals import required_words  # noqa: PLC0415
+    from rankfall.signatures.catalogue import default_catalogue
+    from rankfall.signatures.literals import required_words
 
     start = time.perf_counter()
     catalogue = default_catalogue()

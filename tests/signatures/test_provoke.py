@@ -1,0 +1,73 @@
+"""Real programs, run here and now, still print what the signatures know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankfall.model.causes import cause_info
+from rankfall.signatures.catalogue import default_catalogue
+from rankfall.signatures.matcher import best
+from rankfall.signatures.table import Where
+
+FOLDER = Path(__file__).parent / "provoke"
+
+
+def provoke(program: str, timeout: float) -> list[tuple[str, str, str]]:
+    """Run a provoking program; (case, expected slug, text) of each of its cases."""
+    done = subprocess.run(
+        [sys.executable, FOLDER / f"{program}.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "LC_ALL": "C.UTF-8"},
+        timeout=timeout,
+        check=True,
+    )
+    sections = done.stdout.decode("utf-8", "replace").split("### ")[1:]
+    return [(*section.partition("\n")[0].split(" ", 1), section.partition("\n")[2]) for section in sections]  # type: ignore[misc]
+
+
+def check(
+    program: str, *, at_least: int, timeout: float = 50, where: tuple[Where, ...] = ("line", "exception")
+) -> None:
+    catalogue = default_catalogue()
+    cases = provoke(program, timeout)
+    assert len(cases) >= at_least
+    wrong = []
+    for name, slug, text in cases:
+        hits = list(catalogue.scan(text.encode(), where))
+        if cause_info(slug).role == "primary":  # the launcher's words about its own kills are there as well
+            hits = [hit for hit in hits if hit.signature.role == "primary"]
+        hit = best(hits)
+        if hit is None or hit.signature.slug != slug:
+            wrong.append((name, slug, hit and hit.signature.id, text[-600:]))
+    assert not wrong
+
+
+def test_python_prints_what_the_signatures_know() -> None:
+    check("python_cases", at_least=40)
+
+
+def test_shell_and_c_library_print_what_the_signatures_know() -> None:
+    check("shell_cases", at_least=15)
+
+
+@pytest.mark.torch
+def test_torch_prints_what_the_signatures_know() -> None:
+    check("torch_cases", at_least=20)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_gloo_prints_what_the_signatures_know() -> None:
+    check("gloo_cases", at_least=12, timeout=110)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(150)
+def test_torchrun_prints_what_the_signatures_know() -> None:
+    check("torchrun_cases", at_least=6, timeout=140, where=("line",))
