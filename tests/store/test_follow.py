@@ -126,6 +126,25 @@ def test_logs_s25_ranks_known_15_minutes_late_lose_no_line(run_dir: RunDir, writ
     assert [(line.rank, line.data) for line in follower.poll()] == [(3, text) for text in many]
 
 
+def test_without_a_supervisor_the_ranks_own_records_tell_whose_a_stream_is(run_dir: RunDir) -> None:
+    clock = Clock()
+    with run_dir.lease() as writer:
+        writer.begin_attempt(1, at=1, plan={})
+        mapped = stream(run_dir, 0)
+        writer.put_streams([row(run_dir, mapped, 5)])
+    follower = Follower(run_dir, LineQuery(), clock=clock)
+    for local in (0, 1):
+        found = mapped if local == 0 else stream(run_dir, local)
+        found.write(b"x\n", at=clock.now)
+        text = (
+            f'{{"id":"{local}","kind":"start","attempt":1,"role":"worker","slot":0,"ordinal":{local},"rank":{local}}}'
+        )
+        (run_dir.records_dir / f"start-a1-worker-0-{local}.json").write_text(text)
+    clock.pass_(1)
+    assert [line.rank for line in follower.poll()] == [5, 1]
+    assert [line.rank for line in read_lines(run_dir, LineQuery())] == [5, 1]
+
+
 def test_an_unfiltered_view_waits_a_while_for_the_rank_and_then_shows_the_line_without(
     run_dir: RunDir, writer: Writer
 ) -> None:
@@ -134,6 +153,8 @@ def test_an_unfiltered_view_waits_a_while_for_the_rank_and_then_shows_the_line_w
     known, unknown, none = stream(run_dir, 0), stream(run_dir, 1), stream(run_dir, "slot")
     for found in (known, unknown, none):
         found.write(b"x\n", at=clock.now)
+        # As a supervisor does that sees a stream before the record that names its rank.
+        writer.put_streams([row(run_dir, found, None)])
     clock.pass_(0.5)
     # The launcher's own lines wait for nobody.
     assert [line.stream[-12:] for line in follower.poll()] == ["slot.out.log"]

@@ -220,6 +220,25 @@ def test_who_waits_gets_the_lease_when_it_is_free(run_dir: RunDir, kind: str) ->
     assert not list(run_dir.path.glob(".lease*"))
 
 
+COUNT = (
+    HOLD[: HOLD.index("with ")]
+    + """
+path = Path(sys.argv[1])
+for _ in range(15):
+    with RunDir(path).lease(wait=60):
+        number = int((path / "count").read_text())
+        (path / "count").write_text(str(number + 1))
+"""
+)
+
+
+def test_only_one_of_many_processes_writes_at_a_time(run_dir: RunDir, kind: str) -> None:
+    (run_dir.path / "count").write_text("0")
+    processes = [subprocess.Popen([sys.executable, "-c", COUNT, run_dir.path, kind]) for _ in range(3)]
+    assert [process.wait(timeout=50) for process in processes] == [0, 0, 0]
+    assert (run_dir.path / "count").read_text() == "45"
+
+
 def test_a_second_lease_in_the_same_process_is_refused_too(run_dir: RunDir, kind: str) -> None:
     with run_dir.lease(), pytest.raises(LockHeld), run_dir.lease(wait=0.1):
         pass

@@ -136,7 +136,7 @@ class Follower:
             self._run_dir, self._query, attempt=attempt, since=self._since_attempt or 0, problems=problems
         )
         # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
-        self._read_tables(now, {name.attempt for name in names}, patient=patient)
+        self._read_tables(now, names, patient=patient)
         for name in names:
             if name.stream not in self._started and name.attempt >= (self._since_attempt or 0):
                 self._waiting.setdefault(name.stream, (name, now))
@@ -185,7 +185,8 @@ class Follower:
         )
         return view if view.useful else None
 
-    def _read_tables(self, now: int, attempts: set[int], *, patient: bool) -> None:
+    def _read_tables(self, now: int, names: list[StreamName], *, patient: bool) -> None:
+        attempts = {name.attempt for name in names}
         seen = (self._signature(), attempts)
         age = now - self._read_at
         fresh = age < _REREAD_S * _NS if seen == self._seen else patient and 0 <= age < _PAUSE_S * _NS
@@ -199,7 +200,8 @@ class Follower:
             for number in attempts:
                 if number < self._since_attempt:
                     continue
-                self._ranges.update(known_ranges(tables, number))
+                unknown = [name for name in names if name.attempt == number and name.stream not in self._ranges]
+                self._ranges.update(known_ranges(self._run_dir, tables, number, unknown))
                 self._wanted[number] = wanted_ranks(self._run_dir, tables, self._query, number)
             for problem in tables.problems:
                 self._note(problem)

@@ -193,7 +193,7 @@ def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[Vi
         if attempt is None and names:
             # No table knows an attempt: the newest folder is the newest attempt.
             names = [name for name in names if name.attempt == names[-1].attempt]
-        ranges = known_ranges(tables, number)
+        ranges = known_ranges(run_dir, tables, number, names)
         wanted = {n: wanted_ranks(run_dir, tables, query, n) for n in {name.attempt for name in names}}
         problems.extend(tables.problems)
     matches = Matcher(query.grep)

@@ -12,6 +12,7 @@ import msgspec
 from rankfall.model import RankFacts, StoreError, UsageError
 from rankfall.store.documents import newest_round
 from rankfall.store.names import StreamName, find_streams
+from rankfall.store.salvage import streams as salvaged_streams
 from rankfall.store.salvage import world_sizes
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ class Ranges:
     """Ranks of one stream's bytes.
 
     Args:
-        ranges: (first byte, end byte or None, rank or None), by first byte.
+        ranges: (first byte, end byte or None, rank), by first byte.
     """
 
-    def __init__(self, ranges: tuple[tuple[int, int | None, int | None], ...] = ()) -> None:
+    def __init__(self, ranges: tuple[tuple[int, int | None, int], ...] = ()) -> None:
         self.ranges = ranges
         # Nearly always one rank has the whole stream.
         self.simple = not ranges or (len(ranges) == 1 and ranges[0][0] == 0 and ranges[0][1] is None)
@@ -97,7 +98,7 @@ class Ranges:
 
     def any_in(self, wanted: Wanted) -> bool:
         """Whether some byte is of a wanted rank."""
-        return any(rank is not None and rank in wanted for _, _, rank in self.ranges)
+        return any(rank in wanted for _, _, rank in self.ranges)
 
 
 def check(query: LineQuery) -> None:
@@ -162,11 +163,21 @@ def chosen_streams(
     ]
 
 
-def known_ranges(tables: Queries, attempt: int | None) -> dict[str, Ranges]:
-    """Ranks by stream, as far as they are known."""
-    found: dict[str, list[tuple[int, int | None, int | None]]] = {}
-    for row in tables.streams(attempt):
-        found.setdefault(row.stream, []).append((row.from_byte, row.to_byte, row.rank))
+def known_ranges(run_dir: RunDir, tables: Queries, attempt: int | None, names: list[StreamName]) -> dict[str, Ranges]:
+    """Ranks by stream, as far as they are known.
+
+    While nobody supervises the run, nobody fills the table either: the ranks' own records are asked about the rest of ``names``.
+    """
+    found: dict[str, list[tuple[int, int | None, int]]] = {}
+    # A row without a rank says that nobody knows it yet.
+    rows = [row for row in tables.streams(attempt) if row.rank is not None]
+    mapped = {row.stream for row in rows}
+    open_ones = {name.stream for name in names if name.of_a_rank and name.stream not in mapped}
+    if open_ones and run_dir.lease_holder() is None:
+        rows += [row for row in salvaged_streams(run_dir, attempt) if row.stream in open_ones]
+    for row in rows:
+        if row.rank is not None:
+            found.setdefault(row.stream, []).append((row.from_byte, row.to_byte, row.rank))
     return {stream: Ranges(tuple(ranges)) for stream, ranges in found.items()}
 
 
