@@ -196,9 +196,11 @@ def _proof(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
     def order(row: tuple[Subject, Evidence]) -> tuple[object, ...]:
         subject, e = row
         at = e.at if e.at is not None else 1 << 62
+        # How a process ended, in a launcher's words, says little beside the words of why.
+        kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
         if chosen is not None and subject.key in own:
-            return (0, e is not chosen.best, e.slug != chosen.slug, role[e.role], at, e.where, e.id)
-        return (1, role[e.role], NEAREST.get(e.slug, 5), 0, at, e.where, e.id)
+            return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, e.where, e.id)
+        return (1, kind, NEAREST.get(e.slug, 5), 0, at, e.where, e.id)
 
     rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
     return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
