@@ -15,7 +15,7 @@ from helpers import wait_until
 from rankfall.model import JobSpec
 from rankfall.store import RunDir, Writer
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
-from stream_files import row, stream
+from stream_files import FakeStream, row, stream
 
 S = 1_000_000_000
 
@@ -49,11 +49,11 @@ def test_each_line_comes_exactly_once_whatever_the_poll_moments(steps: list[tupl
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir.create(JobSpec(command=("a",)), home=Path(folder))
         follower = Follower(run_dir, LineQuery(), clock=clock, patience=0)
-        streams = {}
+        streams: dict[int, FakeStream] = {}
         seen: list[Line] = []
         for what, number, data in steps:
             if what == "write":
-                found = streams.setdefault(number, None) or stream(run_dir, number)
+                found = streams.get(number) or stream(run_dir, number)
                 streams[number] = found
                 found.write(data, at=clock.now - lag * S // 10)
             elif what == "poll":
@@ -247,9 +247,12 @@ def test_the_wrappers_own_writer_is_followed_live_and_its_index_is_true(run_dir:
     follower = Follower(run_dir, LineQuery(), hold=0.01)
     seen: list[Line] = []
     with subprocess.Popen([sys.executable, "-c", WRITER, folder / "slot.out", source]) as process:
-        wait_until(
-            lambda: seen.extend(follower.poll()) or process.poll() is not None, timeout=30, what="the writer's end"
-        )
+
+        def ended() -> bool:
+            seen.extend(follower.poll())
+            return process.poll() is not None
+
+        wait_until(ended, timeout=30, what="the writer's end")
     seen += follower.drain()
     assert process.returncode == 0
     expected = [text for n in range(2000) for text in (b"line %d" % n, b"half %d" % n)]

@@ -64,7 +64,7 @@ def test_what_is_written_is_read_beside_the_writer(run_dir: RunDir, writer: Writ
             assert tables.slots(1) == slots[::-1]
             assert tables.ranks(1) == [ranks[2], ranks[0], ranks[1]]
             assert tables.streams() == tables.streams(1) == [mapped]
-            assert tables.streams(2) == tables.ranks(2) == tables.slots(2) == tables.evidence(2) == []
+            assert not any([tables.streams(2), tables.ranks(2), tables.slots(2), tables.evidence(2)])
             assert [found.id for found in tables.evidence(1)] == ["1", "2", "3"]
         writer.put_ranks(1, [RankFacts(rank=0, round=1, state="ended", signal=15)])
         assert [facts.signal for facts in reader.ranks(1)] == [None, None, 15]
