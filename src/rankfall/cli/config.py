@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import Annotated
 
-import typer
+import click
 
 from rankfall.cli import emit
-from rankfall.cli.app import verb_app
 from rankfall.model import UsageError
 
-app = verb_app()
 _SCHEMAS = ("job", "record", "verdict", "runs", "status")
 
 
-@app.callback(no_args_is_help=True)
+@click.group("config")
 def config() -> None:
     """Show formats: JSON schemas of the documents."""
 
 
-@app.command("schema")
-def schema(
-    name: Annotated[str, typer.Argument(help=f"Which document: {', '.join(_SCHEMAS)}.")] = "job",
-) -> None:
+@config.command("schema")
+@click.argument("name", default="job", metavar=f"[{'|'.join(_SCHEMAS)}]")
+def schema(*, name: str) -> None:
     """Print the JSON schema of a document.
 
     An editor that knows the schema of `job` completes and checks job.yaml.

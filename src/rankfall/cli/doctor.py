@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
 from rankfall.cli import emit
-from rankfall.cli.app import verb_app
 from rankfall.cli.checks import Check, DoctorDocument, State, disk, kernel, pythons, worst
 from rankfall.cli.emit import Output
+from rankfall.cli.options import output_option
 from rankfall.report.escape import clean
 from rankfall.report.paint import Paint
 
-app = verb_app()
 _INFRASTRUCTURE: Final = 69
 _WIDTH: Final = 14
 
 
-@app.command("doctor")
-def doctor(
-    *,
-    python: Annotated[str | None, typer.Option("--python", help="The job's Python; default: Rankfall's own.")] = None,
-    output: Annotated[Output, typer.Option("-o", "--output", help="Format.")] = Output.TABLE,
-) -> None:
+@click.command("doctor")
+@click.option("--python", help="The job's Python; default: Rankfall's own.")
+@output_option()
+def doctor(*, python: str | None, output: Output) -> int:
     """Check what this machine can do for Rankfall, and say what to do about the rest."""
     checks = run_checks(python)
     found = worst(checks)
@@ -32,8 +29,7 @@ def doctor(
         _print(checks, found)
     else:
         sys.stdout.write(emit.document(DoctorDocument(state=found, checks=checks), output))
-    if found == "fail":
-        raise typer.Exit(_INFRASTRUCTURE)
+    return _INFRASTRUCTURE if found == "fail" else 0
 
 
 def run_checks(python: str | None) -> tuple[Check, ...]:

@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
+import click
+
 from rankfall.cli import emit
 from rankfall.cli.app import command
 
@@ -53,15 +55,19 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _invoke(argv: Sequence[str]) -> int:
-    import typer  # noqa: PLC0415 - loaded by the app already; here for its two exceptions
-
     try:
         result = command().main(args=list(argv), prog_name="rankfall", standalone_mode=False)
-    except typer.Exit as end:
-        return end.exit_code
-    except typer.Abort:
-        emit.say("aborted")
+    except click.Abort:
+        # click makes it of Ctrl-C too.
+        emit.say("interrupted")
         return CANCELLED
+    except click.exceptions.NoArgsIsHelpError as error:
+        emit.say(error.format_message())
+        return USAGE
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        where = f"{context.command_path} --help" if context is not None else "rankfall --help"
+        return _fail(error.format_message().strip(), where, USAGE)
     except Exception as error:
         known = _known(error)
         if known is None:
@@ -80,18 +86,7 @@ def _known(error: Exception) -> int | None:
         return _fail(error.message, error.hint, error.code)
     if isinstance(error, RankfallError):
         return _fail(error.message, error.hint, error.exit_code)
-    told = getattr(error, "format_message", None)
-    return _usage(error, told()) if told is not None else None
-
-
-def _usage(error: Exception, text: str) -> int:
-    """A refusal of the option parser, whose exceptions live in another place in each version of typer."""
-    context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        emit.say(str(error))
-        return USAGE
-    where = f"{context.command_path} --help" if context is not None else "rankfall --help"
-    return _fail(text.strip(), where, USAGE)
+    return None
 
 
 def _fail(message: str, hint: str | None, code: int) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-import typer
+import click
 
 from rankfall.cli import emit
-from rankfall.cli.app import verb_app
+from rankfall.cli.options import run_argument
 from rankfall.cli.target import one_run
 from rankfall.cli.values import Ranks, parse_ranks, parse_since
 from rankfall.cli.view import LineWriter
@@ -18,47 +17,46 @@ from rankfall.model import FINAL_STATES, NotFound, UsageError
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery, read_lines
 
-app = verb_app()
 _TICK_S: Final = 0.1
 _BATCH: Final = 1000
 
 
-class Stream(StrEnum):
-    """What ``--stream`` takes."""
-
-    STDOUT = "stdout"
-    STDERR = "stderr"
-
-
-class Form(StrEnum):
-    """What ``-o`` takes here."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-@app.command("logs")
+@click.command("logs")
+@run_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
+@click.option("--all", "everything", is_flag=True, help="All ranks and lines of no rank (the default).")
+@click.option("--since", metavar="10m|TIME", help="Only lines that came since.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines, of all together.")
+@click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
+@click.option("--attempt", metavar="N|all", help="Default: the newest.")
+@click.option("--grep", metavar="RE2", help="Only lines that match.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only one of the two.")
+@click.option("--timestamps", is_flag=True, help="When each line came (UTC).")
+@click.option("--prefix/--no-prefix", default=None, help="[rank N] before each line; default: unless one rank.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object a line.",
+)
 def logs(
-    run: Annotated[str | None, typer.Argument(help="Run id or its beginning; the newest run by default.")] = None,
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run is over.")] = False,
-    rank: Annotated[
-        list[str] | None, typer.Option("--rank", metavar="0,8-15|first|last|failed", help="Only these.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All ranks and lines of no rank (the default).")] = False,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="10m|TIME", help="Only lines that came since.")
-    ] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines, of all together.")] = None,
-    previous: Annotated[bool, typer.Option("-p", "--previous", help="The attempt before the newest.")] = False,
-    attempt: Annotated[str | None, typer.Option("--attempt", metavar="N|all", help="Default: the newest.")] = None,
-    grep: Annotated[str | None, typer.Option("--grep", metavar="RE2", help="Only lines that match.")] = None,
-    stream: Annotated[Stream | None, typer.Option("--stream", help="Only one of the two.")] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", help="When each line came (UTC).")] = False,
-    prefix: Annotated[
-        bool | None, typer.Option("--prefix/--no-prefix", help="[rank N] before each line; default: unless one rank.")
-    ] = None,
-    output: Annotated[Form, typer.Option("-o", "--output", help="json: one object a line.")] = Form.TEXT,
+    run: str | None,
+    follow: bool,
+    rank: tuple[str, ...],
+    everything: bool,
+    since: str | None,
+    tail: int | None,
+    previous: bool,
+    attempt: str | None,
+    grep: str | None,
+    stream: str | None,
+    timestamps: bool,
+    prefix: bool | None,
+    output: str,
 ) -> None:
     """Show what the ranks printed, merged by time.
 
@@ -66,21 +64,21 @@ def logs(
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
-    ranks = parse_ranks(rank or ())
+    ranks = parse_ranks(rank)
     directory = one_run(run)
     query = LineQuery(
         ranks=ranks.numbers or None,
         last=ranks.last,
         failed=ranks.failed,
         attempt=chosen_attempt(directory, attempt=attempt, previous=previous),
-        streams="all" if stream is None else "out" if stream is Stream.STDOUT else "err",
+        streams="all" if stream is None else "out" if stream == "stdout" else "err",
         since=parse_since(since, now=time.time_ns()) if since else None,
         tail=tail,
         grep=grep,
     )
     single = len(ranks.numbers) + ranks.last == 1 and not ranks.failed
     writer = LineWriter(
-        prefix=(not single) if prefix is None else prefix, timestamps=timestamps, as_json=output is Form.JSON
+        prefix=(not single) if prefix is None else prefix, timestamps=timestamps, as_json=output == "json"
     )
     if follow:
         follow_lines(directory, query, writer)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Annotated
 
-import typer
+import click
 
 from rankfall.cli import emit
-from rankfall.cli.app import verb_app
 from rankfall.cli.emit import Output
+from rankfall.cli.options import output_option, run_argument
 from rankfall.cli.target import one_run, read_home
 from rankfall.model import FINAL_STATES, RunsDocument, RunSummary
 from rankfall.report.tables import render_runs, render_status
 from rankfall.store import list_runs
 
-app = verb_app()
 _SHOWN = 20
 
 
-@app.command("ps")
-def ps(
-    *,
-    everything: Annotated[bool, typer.Option("-a", "--all", help="All runs, also long ended ones.")] = False,
-    output: Annotated[Output, typer.Option("-o", "--output", help="Format.")] = Output.TABLE,
-) -> None:
+@click.command("ps")
+@click.option("-a", "--all", "everything", is_flag=True, help="All runs, also long ended ones.")
+@output_option()
+def ps(*, everything: bool, output: Output) -> None:
     """List the runs of this machine, newest first.
 
     Without -a: those that are not over, and the newest 20 in all.
@@ -41,12 +37,10 @@ def ps(
         emit.say(f"{len(found) - len(shown)} more: rankfall ps -a")
 
 
-@app.command("status")
-def status(
-    run: Annotated[str | None, typer.Argument(help="Run id or its beginning; the newest run by default.")] = None,
-    *,
-    output: Annotated[Output, typer.Option("-o", "--output", help="Format.")] = Output.TABLE,
-) -> None:
+@click.command("status")
+@run_argument
+@output_option()
+def status(*, run: str | None, output: Output) -> None:
     """Show a run: its state, its slots, its ranks."""
     with one_run(run).reader() as reader:
         document = reader.status(time.time_ns())

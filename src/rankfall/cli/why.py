@@ -4,47 +4,30 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from rankfall.cli import emit
-from rankfall.cli.app import verb_app
 from rankfall.cli.emit import Output
+from rankfall.cli.options import output_option
 from rankfall.cli.target import one_run, read_home
 from rankfall.explain import explain_files, explain_run, explain_stream
 from rankfall.model import NotFound, UsageError, Verdict
 from rankfall.report.terminal import render_verdict
 from rankfall.store import RunDir
 
-app = verb_app()
 
-
-@app.command("why")
-def why(
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN | PATH... | -]",
-            help="A run, log files and folders, or - for a pipe; the newest run by default.",
-        ),
-    ] = None,
-    *,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="Of a run: this attempt; default the newest.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Of a run: diagnose anew, whatever verdict is stored.")
-    ] = False,
-    output: Annotated[
-        Output, typer.Option("-o", "--output", help="Format; json is rankfall.verdict/1.")
-    ] = Output.TABLE,
-) -> None:
+@click.command("why")
+@click.argument("target", nargs=-1, metavar="[RUN | PATH... | -]")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of a run: this attempt; default the newest.")
+@click.option("--fresh", is_flag=True, help="Of a run: diagnose anew, whatever verdict is stored.")
+@output_option("Format; json is rankfall.verdict/1.")
+def why(*, target: tuple[str, ...], attempt: int | None, fresh: bool, output: Output) -> None:
     """Say which rank fell first, why, and where.
 
     Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
     """
-    verdict, source = _explained(target or [], attempt=attempt, fresh=fresh)
+    verdict, source = _explained(list(target), attempt=attempt, fresh=fresh)
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))
         return

@@ -1,0 +1,38 @@
+"""Options that several verbs share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from rankfall.cli.emit import Output
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_RANKS = "0,8-15|first|last|failed"
+
+
+def output_option(text: str = "Format.") -> Callable[[F], F]:
+    """``-o table|json|yaml``, given to the verb as ``output: Output``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice([form.value for form in Output]),
+        default=Output.TABLE.value,
+        show_default=True,
+        callback=lambda ctx, param, value: Output(value),  # noqa: ARG005 - click's signature
+        help=text,
+    )
+
+
+def run_argument(function: F) -> F:
+    """A run's id, or its beginning, or none for the newest run."""
+    return click.argument("run", required=False, metavar="[RUN]")(function)
+
+
+def shown_ranks(function: F) -> F:
+    """``--rank`` and ``--all`` of the verbs that show a live run."""
+    function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
+    return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these.")(function)

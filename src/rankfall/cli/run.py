@@ -1,0 +1,168 @@
+"""``run`` and ``submit``: a job from flags or a file; refused before anything is created when it cannot work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from rankfall.backends.local import LocalBackend
+from rankfall.backends.protocol import Plan
+from rankfall.cli import emit
+from rankfall.cli.emit import Output
+from rankfall.cli.jobs import Flags, make_spec
+from rankfall.cli.options import output_option, shown_ranks
+from rankfall.cli.session import Session, tell_exit
+from rankfall.cli.values import parse_ranks
+from rankfall.cli.viewer import Viewer
+from rankfall.model import JobSpec, UsageError
+from rankfall.store import RunDir, default_home, home
+from rankfall.supervise import spawn_detached
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Flags end at the first word that is none: what follows is the job's.
+_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
+_MANY_SLOTS: Final = 8
+_RUN: Final = """Run a job here and stay with it.
+
+Shows the output of rank 0 and the last rank, and of all others what tells of a failure. Ends with 0, with the code of the rank that was
+the root cause (128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled); the last line of stderr
+says whose code it is.
+
+\b
+  rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
+  rankfall run --nnodes 2 --nproc-per-node 2 -m package.train --lr 1e-3
+  rankfall run --nnodes 2 --nproc-per-node 2 -- torchrun train.py
+"""
+_SUBMIT: Final = """Run a job in the background; prints the run's id.
+
+\b
+  run=$(rankfall submit --nnodes 2 --nproc-per-node 2 train.py)
+  rankfall wait "$run"
+"""
+
+_COUNT: Final = click.IntRange(min=1, max=100_000)
+_OPTIONS: Final = (
+    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."),
+    click.option("-f", "--file", type=click.Path(path_type=Path), help="job.yaml; flags beat its fields."),
+    click.option("--name", help="The run's id begins with it; default: the script's name."),
+    click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic."),
+    click.option("--nproc-per-node", type=_COUNT, metavar="N", help="Ranks per node."),
+    click.option("--max-restarts", type=click.IntRange(0, 1_000_000), metavar="N", help="New attempts in all."),
+    click.option("-e", "--env", multiple=True, metavar="K=V", help="A variable for the job; K alone takes yours."),
+    click.option("--launcher", metavar="auto|torchrun|plain|exec", help="Who starts the ranks."),
+    click.option("--python", metavar="PATH", help="The job's Python."),
+    click.option("--cwd", metavar="PATH", help="Where the job runs; default: here."),
+    click.option("--inside", metavar="auto|require|off", help="The recorder inside the ranks."),
+    click.option("--hang-timeout", metavar="10m|never", help="No progress for so long is a hang."),
+    click.option("--retryable", multiple=True, metavar="TYPE", help="Exceptions worth a new attempt."),
+    click.option("--final", multiple=True, metavar="TYPE", help="Exceptions that end the run."),
+    click.option("--budget", multiple=True, metavar="SLUG=N", help="New attempts for one cause or family."),
+    click.option("-m", "--module", is_flag=True, help="The first word is a module's name."),
+    click.option("--dry-run", is_flag=True, help="Print what would be started; start nothing."),
+    output_option("Format of --dry-run and of -d."),
+    click.option("-q", "--quiet", is_flag=True, help="No output of the job, no progress; only how it ended."),
+)
+
+
+def _job_options(function: F) -> F:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command("run", help=_RUN, context_settings=_SETTINGS)
+@_job_options
+@click.option("-d", "--detach", is_flag=True, help="In the background, as submit does.")
+@shown_ranks
+def run(
+    *,
+    detach: bool,
+    rank: tuple[str, ...],
+    everything: bool,
+    dry_run: bool,
+    output: Output,
+    quiet: bool,
+    **job: Any,
+) -> int:
+    """Check, plan, create, then stay with the run or leave it to a detached supervisor; the exit code."""
+    if everything and rank:
+        raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    shown = parse_ranks(rank)
+    directory = _made(job, dry_run=dry_run, output=output)
+    if directory is None:
+        return 0
+    if detach:
+        _start_detached(directory, output, quiet=quiet)
+        return 0
+    emit.say(f"rankfall: run {directory.id}", quiet=quiet)
+    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet)
+    outcome = Session(directory, viewer, own=True).stay()
+    return 0 if outcome is None else tell_exit(outcome)
+
+
+@click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)
+@_job_options
+def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
+    """As ``run -d``; the exit code."""
+    directory = _made(job, dry_run=dry_run, output=output)
+    if directory is not None:
+        _start_detached(directory, output, quiet=quiet)
+    return 0
+
+
+def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | None:
+    """A new run directory for the job of these flags; None after a dry run."""
+    spec = make_spec(Flags(**job))
+    plan = planned(spec)
+    if dry_run:
+        _print_plan(plan, spec, output)
+        return None
+    return RunDir.create(spec, home=home())
+
+
+def planned(spec: JobSpec) -> Plan:
+    """The plan of the first attempt; nothing is created, so that what cannot work is refused without a trace.
+
+    Raises:
+        UsageError: something that the job needs is missing, or fields contradict the command.
+        InfrastructureError: no port is free.
+    """
+    backend = LocalBackend()
+    try:
+        return backend.plan(spec, RunDir(default_home() / "runs" / f"{spec.name}-000000"), 1)
+    finally:
+        backend.release()
+
+
+def _start_detached(directory: RunDir, output: Output, *, quiet: bool) -> None:
+    spawn_detached(directory)
+    if output is Output.TABLE:
+        emit.out(directory.id)
+    else:
+        sys.stdout.write(emit.document({"run": directory.id, "path": str(directory.path)}, output))
+    emit.say(f"rankfall: watch it with: rankfall attach {directory.id}", quiet=quiet)
+
+
+def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
+    shown = plan.document()
+    if output is not Output.TABLE:
+        sys.stdout.write(emit.document(shown, output))
+        return
+    import shlex  # noqa: PLC0415 - only here
+
+    emit.out(f"{spec.name}: {len(plan.slots)} nodes x {spec.nproc_per_node} ranks, launcher {plan.launcher}")
+    for note in plan.notes:
+        emit.out(f"  {note}")
+    slots: list[dict[str, Any]] = shown["slots"]
+    for slot in slots[:_MANY_SLOTS]:
+        emit.out(f"\nslot {slot['slot']} on {slot['node']}, in {slot['cwd']}")
+        emit.out(f"  {shlex.join(slot['argv'])}")
+        for key, value in {**slot["env"], **shown["env"]}.items():
+            emit.out(f"    {key}={value}")
+    if len(slots) > _MANY_SLOTS:
+        emit.out(f"\nand {len(slots) - _MANY_SLOTS} slots more, all of them in -o json")
+    emit.say("nothing was started")

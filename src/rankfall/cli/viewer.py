@@ -1,0 +1,170 @@
+"""What a person sees of a live run: the job's lines on stdout, news and verdicts on stderr. Reads the run directory only.
+
+It works the same beside a supervisor of this process, of another one, and of none.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rankfall.cli import emit
+from rankfall.cli.values import Ranks
+from rankfall.cli.view import Interesting, LineWriter
+from rankfall.model import Outcome, StoreError, Verdict
+from rankfall.report import words
+from rankfall.report.escape import one_line
+from rankfall.report.paint import Paint
+from rankfall.report.terminal import render_brief, render_verdict
+from rankfall.store import RunDir
+from rankfall.store.lines import Follower, LineQuery
+from rankfall.supervise.events import Event, read_events
+
+_TOLD = frozenset({"resumed", "attempt", "launcher", "failure", "hang", "stopping", "gap"})
+_TEXT = 400
+
+
+class Viewer:
+    """One viewer of one run.
+
+    Args:
+        directory: the run.
+        ranks: whose lines are shown; none chosen = rank 0 and the last one, and what tells of a failure from all others.
+        everything: lines of all ranks and of no rank.
+        quiet: neither lines nor news; what happened in the end is told all the same.
+        tail: of what is there already, only the last so many lines; None = all.
+        history: tell the news from before this moment too.
+        final_words: tell how it ended.
+    """
+
+    def __init__(
+        self,
+        directory: RunDir,
+        *,
+        ranks: Ranks,
+        everything: bool = False,
+        quiet: bool = False,
+        tail: int | None = None,
+        history: bool = True,
+        final_words: bool = True,
+    ) -> None:
+        self._directory = directory
+        self._quiet = quiet
+        self._final_words = final_words
+        self._paint = Paint(color=emit.color_on(sys.stderr))
+        self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
+        self._follower: Follower | None = None
+        self._choose = Interesting(_usual(directory)) if ranks.everything and not everything else None
+        self._writer = LineWriter()
+        self._offset = 0 if history else read_events(directory.path)[1]
+        self._started: set[tuple[int, int]] = set()
+        self._shown_attempt: int | None = None
+
+    def step(self) -> bool:
+        """Show what is new; whether there was anything."""
+        events, self._offset = read_events(self._directory.path, offset=self._offset)
+        # Lines first: a verdict should stand below what led to it.
+        count = self._lines(final=False)
+        for event in events:
+            self._tell(event)
+        self._told_ranks()
+        return bool(count or events)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Show all that is left, then how it ended."""
+        events, self._offset = read_events(self._directory.path, offset=self._offset)
+        self._lines(final=True)
+        for event in events:
+            self._tell(event)
+        self._told_ranks()
+        for problem in self._follower.problems if self._follower else ():
+            self._say(one_line(problem, width=_TEXT))
+        if not self._final_words:
+            return
+        if outcome.state == "succeeded":
+            emit.say(f"rankfall: run {outcome.run} {self._paint.good('succeeded')}{self._took(outcome)}")
+            return
+        if outcome.verdict is None:
+            emit.say(f"rankfall: run {outcome.run} {outcome.state}, without a verdict; rankfall why {outcome.run}")
+            return
+        emit.say()
+        emit.say(render_verdict(outcome.verdict, width=emit.width(), color=self._paint.color))
+
+    def _lines(self, *, final: bool) -> int:
+        if self._follower is None:
+            self._follower = self._begin()
+        if self._follower is None:
+            return 0
+        count = 0
+        while True:
+            lines = self._follower.poll()
+            count += len(lines)
+            self._writer.write(line for line in lines if self._choose is None or self._choose(line))
+            if not lines or not final:
+                break
+        if final:
+            self._writer.write(line for line in self._follower.drain() if self._choose is None or self._choose(line))
+        return count
+
+    def _begin(self) -> Follower | None:
+        """Follow once there is an attempt; before, the record has nothing that could be read."""
+        if self._quiet or not self._directory.db_path.exists():
+            return None
+        with self._directory.reader() as reader:
+            return Follower(self._directory, self._query) if reader.newest_attempt() else None
+
+    def _tell(self, event: Event) -> None:
+        if event.kind == "rank":
+            attempt, rank = event.data.get("attempt"), event.data.get("rank")
+            if isinstance(attempt, int) and isinstance(rank, int):
+                self._started.add((attempt, rank))
+        elif event.kind == "decision":
+            self._verdict_of(event)
+        elif event.kind in _TOLD:
+            self._say(one_line(event.text, width=_TEXT))
+
+    def _told_ranks(self) -> None:
+        """Ranks that started, together: a thousand of them are one line."""
+        if self._started:
+            numbers = {rank for _, rank in self._started}
+            self._say(f"{words.count(len(numbers), 'rank')} started: {words.ranks(numbers)}")
+            self._started.clear()
+
+    def _verdict_of(self, event: Event) -> None:
+        """The verdict of an attempt that is followed by another; the last one is shown at the end."""
+        attempt = event.data.get("attempt")
+        if not isinstance(attempt, int) or self._quiet or self._shown_attempt == attempt:
+            return
+        verdict = self._stored(attempt)
+        if verdict is None or verdict.decision is None or verdict.decision.action in {"stop", "none"}:
+            return
+        self._shown_attempt = attempt
+        emit.say()
+        emit.say(render_brief(verdict, width=emit.width(), color=self._paint.color))
+        emit.say()
+
+    def _stored(self, attempt: int) -> Verdict | None:
+        try:
+            with self._directory.reader() as reader:
+                found = reader.diagnosis(attempt)
+        except StoreError:
+            return None
+        return found.verdict if found else None
+
+    def _say(self, text: str) -> None:
+        emit.say(self._paint.dim(f"rankfall: {text}"), quiet=self._quiet)
+
+    def _took(self, outcome: Outcome) -> str:
+        with self._directory.reader() as reader:
+            row = reader.run()
+        again = f" in attempt {outcome.attempts}" if outcome.attempts > 1 else ""
+        if row.started is None or row.ended is None:
+            return again
+        return f"{again} after {words.span((row.ended - row.started) / 1e9)}"
+
+
+def _usual(directory: RunDir) -> frozenset[int]:
+    """Rank 0 and the last rank of a full start."""
+    try:
+        return frozenset({0, directory.spec.world_size - 1})
+    except StoreError:
+        return frozenset({0})

@@ -1,0 +1,125 @@
+"""``attach``, ``wait`` and ``cancel``: come back to a run, whoever started or supervises it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Final
+
+import click
+
+from rankfall.cli import emit
+from rankfall.cli.emit import Output
+from rankfall.cli.options import output_option, run_argument, shown_ranks
+from rankfall.cli.session import Session, tell_exit
+from rankfall.cli.target import one_run
+from rankfall.cli.values import Ranks, parse_ranks, parse_span
+from rankfall.cli.viewer import Viewer
+from rankfall.model import FINAL_STATES, EvidenceLost, Outcome, UsageError
+from rankfall.store import RunDir
+from rankfall.supervise import request_cancel
+from rankfall.supervise.outcome import outcome_of
+
+_TICK_S: Final = 0.1
+# How long a run may be without a supervisor before wait gives up: longer than a hand-over takes.
+_ALONE_S: Final = 10.0
+_TIMED_OUT: Final = 124
+_CANCELLED: Final = 130
+
+
+@click.command("attach")
+@run_argument
+@shown_ranks
+@click.option("--tail", type=click.IntRange(min=0), default=20, show_default=True, help="Begin with the last N lines.")
+@click.option("-q", "--quiet", is_flag=True, help="Only how it ended.")
+def attach(*, run: str | None, rank: tuple[str, ...], everything: bool, tail: int, quiet: bool) -> int:
+    """Go on watching a run, as if it had been started here.
+
+    When its supervisor died, this one takes over: the job itself never stopped. Ctrl-C asks whether to detach or to cancel.
+    """
+    if everything and rank:
+        raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    directory = one_run(run)
+    viewer = Viewer(directory, ranks=parse_ranks(rank), everything=everything, quiet=quiet, tail=tail, history=False)
+    outcome = Session(directory, viewer, own=False).stay()
+    return 0 if outcome is None else tell_exit(outcome)
+
+
+@click.command("wait")
+@run_argument
+@click.option("--timeout", metavar="90s|10m", help="Give up after this time.")
+@output_option("Format of the outcome.")
+def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
+    """Wait for a run's end and leave with the exit code that `run` would have had; 124 when the time is over."""
+    limit = parse_span(timeout, flag="--timeout") if timeout else None
+    directory = one_run(run)
+    outcome = _wait(directory, limit=limit)
+    if outcome is None:
+        emit.say(f"rankfall: {directory.id} is not over after {timeout}")
+        emit.say(f"rankfall-exit: rankfall {_TIMED_OUT}")
+        return _TIMED_OUT
+    _tell(outcome, output)
+    return tell_exit(outcome)
+
+
+@click.command("cancel")
+@run_argument
+@click.option("--reason", default="", help="Kept with the run.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output_option("Format of the outcome.")
+def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
+    """Stop a run and everything it started; returns when nothing of it runs any more."""
+    directory = one_run(run)
+    if run is None and not yes:
+        _ask(directory)
+    with directory.reader() as reader:
+        state = reader.run().state
+    if state in FINAL_STATES:
+        emit.say(f"rankfall: {directory.id} is over already: {state}")
+        return 0
+    request_cancel(directory.path, reason=reason)
+    # Waits for its supervisor, or stops the slots from here when there is none.
+    viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, final_words=False)
+    outcome = Session(directory, viewer, own=False).stay()
+    if outcome is None:
+        return _CANCELLED
+    _tell(outcome, output)
+    return 0
+
+
+def _wait(directory: RunDir, *, limit: float | None) -> Outcome | None:
+    pause = threading.Event()
+    begun = alone = time.monotonic()
+    while True:
+        with directory.reader() as reader:
+            state = reader.run().state
+            if state in FINAL_STATES:
+                return outcome_of(directory, reader)
+        now = time.monotonic()
+        if directory.lease_holder() is not None:
+            alone = now
+        elif now - alone > _ALONE_S:
+            raise EvidenceLost(
+                f"nobody supervises {directory.id} (state {state}): its end will not be noticed",
+                hint=f"rankfall attach {directory.id} takes it over",
+            )
+        if limit is not None and now - begun >= limit:
+            return None
+        pause.wait(_TICK_S)
+
+
+def _tell(outcome: Outcome, output: Output) -> None:
+    if output is Output.TABLE:
+        emit.out(f"{outcome.run} {outcome.state}")
+    else:
+        sys.stdout.write(emit.document(outcome, output))
+
+
+def _ask(directory: RunDir) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("cancel needs a run's id, or -y for the newest one", hint=f"rankfall cancel {directory.id}")
+    sys.stderr.write(f"Cancel {directory.id}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise click.Abort
