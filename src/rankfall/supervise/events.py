@@ -17,6 +17,7 @@ EventKind = Literal[
     "failure",
     "hang",
     "stopping",
+    "stopped",
     "gap",
     "verdict",
     "decision",

@@ -80,7 +80,7 @@ class News:
             facts = sheets[key]
             own = ", by Rankfall" if facts.killed_by == "wrapper" else ""
             self._events.say(
-                "failure",
+                "stopped" if own else "failure",
                 f"{key[0]} {key[1]} on {facts.node} {_how(facts)}{own}",
                 at=facts.ended_at or now,
                 attempt=self._attempt,
@@ -88,7 +88,6 @@ class News:
                 rank=facts.rank if isinstance(facts, RankFacts) else None,
                 exit_code=facts.exit_code,
                 signal=facts.signal,
-                own=facts.killed_by == "wrapper",
             )
 
 

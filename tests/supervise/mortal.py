@@ -1,0 +1,61 @@
+"""Supervises a run and dies by SIGKILL right before or after the N-th thing it does that lasts: ``mortal.py RUN N before|after``.
+
+What lasts: each write to the store, each start of a slot, each line into a slot's ``ctl``. Prints how many there were when it lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankfall.backends import slots
+from rankfall.store import RunDir, Writer
+from rankfall.supervise.loop import supervise
+
+WRITES = (
+    "set_run",
+    "begin_attempt",
+    "end_attempt",
+    "put_slots",
+    "put_ranks",
+    "put_streams",
+    "add_evidence",
+    "add_verdict",
+    "add_decision",
+    "decision_done",
+)
+
+
+def main() -> None:
+    run, moment, when = sys.argv[1:4]
+    count = 0
+    names: list[str] = []
+
+    def mortal(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            names.append(name)
+            if count == int(moment) and when == "before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*args, **kwargs)
+            if count == int(moment) and when == "after":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+    for name in WRITES:
+        setattr(Writer, name, mortal(name, getattr(Writer, name)))
+    slots.start = mortal("start", slots.start)
+    slots.tell = mortal("tell", slots.tell)
+    outcome = supervise(RunDir(Path(run)))
+    print(outcome.state, count, ",".join(names))
+
+
+if __name__ == "__main__":
+    main()
