@@ -39,6 +39,9 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Pa
         words = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *words]
     try:
         slot_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _failed(slot_dir, error) from error
+    try:
         return os.posix_spawn(
             words[0],
             words,
@@ -55,10 +58,14 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Pa
     except FileExistsError:
         return None
     except OSError as error:
-        raise InfrastructureError(
-            f"slot {slot_dir.name} could not be started: {error.strerror or error}",
-            hint="check space and permissions of the run directory, and the limit of processes",
-        ) from error
+        raise _failed(slot_dir, error) from error
+
+
+def _failed(slot_dir: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(
+        f"slot {slot_dir.name} could not be started: {error.strerror or error}",
+        hint="check space and permissions of the run directory, and the limit of processes",
+    )
 
 
 def _current_folder() -> str:
