@@ -106,8 +106,8 @@ def next_commands(verdict: Verdict) -> tuple[str, ...]:
         return (f"rankfall logs {verdict.run}{follow} --tail 50", f"rankfall status {verdict.run}")
     which = f" --rank {verdict.rank}" if verdict.rank is not None else " --rank failed"
     commands = [f"rankfall logs {verdict.run}{attempt}{which} --tail 50"]
-    if verdict.cause.confidence == "unknown" or verdict.scope == "all":
-        commands = [f"rankfall logs {verdict.run}{attempt} --all --tail 200"]
+    if verdict.cause.confidence == "unknown" or verdict.scope in {"all", "external"}:
+        commands = [f"rankfall logs {verdict.run}{attempt} --tail 200"]
     if verdict.state == "running":
         commands.append(f"rankfall attach {verdict.run}")
     commands.append(f"rankfall why {verdict.run}{attempt} -o json")
@@ -231,8 +231,8 @@ def _evidence(verdict: Verdict, *, width: int, paint: Paint) -> str:
     for number, proof in enumerate(shown[:_MAX_EVIDENCE]):
         lines += _proof(proof, whole=number == 0, width=width, paint=paint)
     if not shown and verdict.decisive is not None:
+        lines.append(f"  {verdict.decisive.source}  {paint.dim(one_line(verdict.decisive.where, width=300))}")
         lines += _line_of(verdict.decisive.line, whole=True, width=width)
-        lines.append(f"    {paint.dim(f'{verdict.decisive.source}  {one_line(verdict.decisive.where, width=300)}')}")
     if len(shown) > _MAX_EVIDENCE:
         lines.append(paint.dim(f"  and {len(shown) - _MAX_EVIDENCE} more, all of them in -o json"))
     return "\n".join(lines)

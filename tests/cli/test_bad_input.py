@@ -1,0 +1,162 @@
+"""Every wrong flag, field, file and target: one clear message, the next step, exit code 2 or 66, no traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankfall.cli.guard import run
+
+# words of the command line -> what the message must hold; {job} is a job file with the content below it.
+FLAGS = [
+    (["run"], ["nothing to run", "rankfall run train.py"]),
+    (["run", "--nnodes", "0", "train.py"], ["--nnodes", "MIN:MAX"]),
+    (["run", "--nnodes", "x", "train.py"], ["--nnodes", "MIN:MAX"]),
+    (["run", "--nnodes", "4:2", "train.py"], ["--nnodes", "MIN <= MAX"]),
+    (["run", "--nproc-per-node", "0", "train.py"], ["--nproc-per-node"]),
+    (["run", "--nproc_per_node", "gpu", "train.py"], ["--nproc-per-node", "gpu"]),
+    (["run", "--max-restarts", "-1", "train.py"], ["--max-restarts"]),
+    (["run", "--nproc", "2", "train.py"], ["--nproc", "--nproc-per-node"]),
+    (["run", "--launcher", "mpi", "train.py"], ["$.launcher", "auto, torchrun, plain, exec"]),
+    (["run", "--inside", "maybe", "train.py"], ["$.inside", "auto, require, off"]),
+    (["run", "--name", "Big Job", "train.py"], ["$.name", "lower-case"]),
+    (["run", "--env", "=1", "train.py"], ["--env", "NAME=VALUE"]),
+    (["run", "-e", "NO_SUCH_VARIABLE_HERE", "train.py"], ["NO_SUCH_VARIABLE_HERE"]),
+    (["run", "-e", "RANKFALL_RUN=x", "train.py"], ["$.env.RANKFALL_RUN"]),
+    (["run", "--hang-timeout", "soon", "train.py"], ["--hang-timeout", "10m"]),
+    (["run", "--budget", "nonsense=1", "train.py"], ["--budget", "nonsense"]),
+    (["run", "--retryable", "a.B", "--final", "a.B", "train.py"], ["$.policies.retryable", "a.B"]),
+    (["run", "--nnodes", "1:2", "--launcher", "plain", "train.py"], ["$.launcher", "auto, torchrun"]),
+    (["run", "-m"], ["-m names no module"]),
+    (["run", "--all", "--rank", "0", "train.py"], ["--all", "--rank"]),
+    (["run", "--rank", "x", "train.py"], ["--rank", "first, last, failed"]),
+    (["run", "-o", "xml", "train.py"], ["table", "json", "yaml"]),
+    (["run", "absent.py"], ["absent.py", "does not exist"]),
+    (["run", "--", "no-such-program-anywhere"], ["no-such-program-anywhere", "PATH"]),
+    (["run", "--python", "/no/python", "train.py"], ["$.python"]),
+    (["run", "--cwd", "/no/such/folder", "train.py"], ["/no/such/folder"]),
+    (["run", "-f", "absent.yaml"], ["absent.yaml", "No such file"]),
+    (["submit", "--dry-run", "--nnodes", "-3", "train.py"], ["--nnodes"]),
+    (
+        ["run", "--nnodes", "2", "--", sys.executable, "-m", "torch.distributed.run", "--nnodes", "3", "train.py"],
+        ["nnodes", "3", "2"],
+    ),
+    (["logs", "--tail", "-1"], ["--tail"]),
+    (["logs", "--stream", "both"], ["--stream", "stdout", "stderr"]),
+    (["logs", "--all", "--rank", "1"], ["--all", "--rank"]),
+    (["ps", "extra"], ["extra"]),
+    (["ps", "--colour"], ["--colour"]),
+    (["wait", "--timeout", "soon"], ["--timeout", "10m"]),
+    (["why", "-", "other"], ["- stands alone"]),
+    (["config", "schema", "nonsense"], ["nonsense", "job, record, verdict, runs, status"]),
+    (["stauts"], ["stauts", "status"]),
+    (["--nonsense"], ["--nonsense"]),
+]
+FIELDS = [
+    ("command: train.py", ["$.command"]),
+    ("command: []", ["$.command", "empty"]),
+    ("command: [train.py]\nnodes: 2", ["$.nodes", "nnodes"]),
+    ("command: [train.py]\nnnodes: two", ["$.nnodes"]),
+    ("command: [train.py]\nnnodes: 0", ["$.nnodes"]),
+    ("command: [train.py]\nnnodes: 4\nnnodes_max: 2", ["$.nnodes_max"]),
+    ("command: [train.py]\nbackend: kubernetes", ["$.backend", "local"]),
+    ("command: [train.py]\npolicies: {max_restart: 1}", ["$.policies.max_restart", "max_restarts"]),
+    ("command: [train.py]\npolicies: {grace_s: -1}", ["$.policies.grace_s"]),
+    ("command: [train.py]\npolicies: 3", ["$.policies"]),
+    ("command: [train.py]\nenv: {A: 1}", ["$.env"]),
+    ("command: [train.py]\nschema: rankfall.job/2", ["$.schema", "rankfall.job/1"]),
+    ("command: [train.py", ["line 1"]),
+    ("- a\n- b", ["mapping"]),
+    ("", ["mapping"]),
+    ("\x00", ["YAML"]),
+    ("a: &a [*a]\ncommand: [train.py]", ["$.a"]),
+    ("command: [train.py]\nrole: 'a b'", ["$.role"]),
+]
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> str:
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.startswith(("rankfall: ", "newest run"))
+    return err
+
+
+@pytest.mark.parametrize(("words", "holds"), FLAGS, ids=lambda value: " ".join(value)[:40])
+def test_a_wrong_flag_is_refused_with_its_name_and_what_is_allowed(
+    words: list[str], holds: list[str], here: Path, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    text = said(capfd)
+    for part in holds:
+        assert part in text
+    assert not list(home.glob("runs/*"))
+
+
+@pytest.mark.parametrize(("content", "holds"), FIELDS, ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_a_wrong_field_is_refused_with_its_path(
+    content: str, holds: list[str], here: Path, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "job.yaml").write_text(content)
+    assert run(["run", "-f", "job.yaml"]) == 2
+    text = said(capfd)
+    for part in holds:
+        assert part in text
+    assert not list(home.glob("runs/*"))
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "attach", "wait", "cancel", "why"])
+def test_a_run_that_does_not_exist_is_66(verb: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "nothing-000000"]) == 66
+    assert "nothing-000000" in said(capfd)
+    assert run([verb]) == 66
+    assert "no run yet" in said(capfd)
+
+
+def test_a_job_file_that_cannot_be_a_job_file(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "-f", "."]) == 2
+    assert "directory" in said(capfd)
+    with (here / "big.yaml").open("wb") as file:
+        os.ftruncate(file.fileno(), 1 << 30)
+    assert run(["run", "-f", "big.yaml"]) == 2
+    assert "MiB" in said(capfd)
+
+
+def test_a_home_that_cannot_be_used_is_said(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "file").write_text("")
+    monkeypatch.setenv("RANKFALL_HOME", str(here / "file" / "home"))
+    assert run(["run", "train.py"]) == 74
+    assert "RANKFALL_HOME" in said(capfd)
+
+
+def test_a_home_of_another_version_is_refused(home: Path, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    home.mkdir()
+    (home / "layout").write_text("99\n")
+    assert run(["ps"]) == 74
+    assert "layout '99'" in said(capfd)
+
+
+def test_a_defect_is_one_line_and_a_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankfall.cli.runs.list_runs", lambda home: 1 / 0)
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    assert run(["ps"]) == 74
+    text = said(capfd)
+    assert "ZeroDivisionError" in text
+    assert len(text.strip().split("\n")) == 2
+    assert "1 / 0" in next(here.glob("rankfall-*.txt")).read_text()
+    monkeypatch.setenv("RANKFALL_DEBUG", "1")
+    assert run(["ps"]) == 74
+    assert "Traceback" in capfd.readouterr().err
