@@ -14,6 +14,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankfall.signatures.table import Where
 
 CHUNK = 4 << 20
 LINES_PER_FAILURE = 50_000
@@ -23,7 +27,7 @@ GREP_LIMIT = 60
 def ordinary(size: int, seed: int = 7) -> bytes:
     """Lines that training programs print, about ``size`` bytes, with a failure line in 50,000."""
     draw = random.Random(seed)
-    lines = []
+    lines: list[str] = []
     total = 0
     while total < size:
         number = len(lines)
@@ -68,9 +72,11 @@ def main() -> None:
     )
 
     data = ordinary(int(sys.argv[1]) << 20 if len(sys.argv) > 1 else 256 << 20)
-    for label, where in (("rankfall, lines", "line"), ("rankfall, lines + kernel", ("line", "kernel"))):
+    kinds: dict[str, tuple[Where, ...]] = {"rankfall, lines": ("line",), "rankfall, lines + kernel": ("line", "kernel")}
+    for label, where in kinds.items():
         start = time.perf_counter()
-        position, lines = 0, set()
+        position = 0
+        lines: set[int] = set()
         while position < len(data):
             end = data.rfind(b"\n", position, position + CHUNK) + 1 or len(data)
             lines.update(position + hit.line_start for hit in catalogue.scan(data[position:end], where))
@@ -90,7 +96,7 @@ def main() -> None:
             ("grep -E, the patterns", "-E", [posix(each.pattern) for each in chosen]),
         ):
             Path(folder, "rules").write_text("\n".join(rules) + "\n")
-            command = [grep, "-c", "-a", flag, "-f", Path(folder, "rules"), log]
+            command = [grep, "-c", "-a", flag, "-f", str(Path(folder, "rules")), str(log)]
             start = time.perf_counter()
             try:
                 done = subprocess.run(

@@ -116,6 +116,7 @@ Traceback (most recent call last):
 srun: job 4711 queued and waiting for resources
 Restored all states from the checkpoint at step_1200
 timeout: 600, backend: nccl, killed: false
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 evaluation finished, 12 samples were not found in the cache
 """
 
@@ -123,6 +124,14 @@ evaluation finished, 12 samples were not found in the cache
 @pytest.mark.parametrize("line", HARMLESS.splitlines())
 def test_ordinary_lines_are_no_evidence(line: str) -> None:
     assert CATALOGUE.match_line(line.encode(), ("line", "exception", "kernel")) == []
+
+
+def test_json_of_events_is_no_source_code() -> None:
+    hit = best(
+        CATALOGUE.match_line(b'            "message": "Back-off restarting failed container trainer in pod train-0",')
+    )
+    assert hit is not None
+    assert hit.signature.slug == "controller_verdict"
 
 
 def test_the_start_without_examples_reads_the_same_signatures() -> None:

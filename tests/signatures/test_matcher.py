@@ -141,7 +141,7 @@ def test_lines_bring_launcher_reports_along() -> None:
     assert kinds("launcher") == {"launcher"}
     report = b"  exitcode  : -9 (pid: 6670)  (SIGKILL)"
     for where in ("line", "launcher"):
-        (hit,) = (h for h in default_catalogue().match_line(report, where) if h.signature.id == "killed_unknown.exit")  # type: ignore[arg-type]
+        (hit,) = (h for h in default_catalogue().match_line(report, where) if h.signature.id == "killed_unknown.exit")
         assert hit.groups == {"exit": "-9", "pid": "6670"}
     assert default_catalogue().match_line(report, "kernel") == []
 

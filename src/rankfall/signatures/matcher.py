@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 #: Longest text of a group that is kept, in bytes; text from jobs has no bound of its own.
 MAX_GROUP: Final = 512
 
-# A line of source echoed by a traceback, after any prefix: indented by at least two spaces, then the beginning of a statement.
+# A line of source, as a traceback echoes it after any prefix: indented by at least two spaces, then the beginning of a
+# statement; or an import.
 _ECHO: Final = (
     r"""(?:^|[\]>:|] ?)[ \t]{2,}(?:raise |assert |return |if |elif |except\b|with |warnings\.warn\(|"""
-    r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]?['"#][^']|File "[^"]*", line \d+(?:, in .*)?$)"""
+    r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]['"]|#|"[^"]*"\)?$|File "[^"]*", line \d+(?:, in .*)?$)"""
+    r"""|^(?:from [\w.]+ import |import [\w.]+(?: as \w+)?$)"""
 )
 _ROLE_ORDER: Final = {"primary": 0, "secondary": 1, "context": 2}
 

@@ -37,7 +37,7 @@ def two(work: Callable[[int], None], *, detail: bool = False) -> None:
             os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             if detail:
                 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-                dist.set_debug_level_from_env()
+                dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # there, though not listed
             try:
                 work(rank)
             except BaseException:  # noqa: BLE001 - every way to fail is what this program is for
