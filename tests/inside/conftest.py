@@ -1,0 +1,128 @@
+"""Starts real wrappers: one slot in a temporary directory, its records decoded by the reading side's own struct."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers import wait_until
+
+from rankfall.backends.bundle import unpack
+from rankfall.model import Record
+from rankfall_inside import procfs
+
+ROW = struct.Struct("<QQqQB7x")
+
+
+class Slot:
+    """One slot. ``home`` is the unpacked bundle; ``env`` goes to the wrapper."""
+
+    def __init__(self, base: Path, home: Path) -> None:
+        self.base = base
+        self.home = home
+        self.dir = base / "slot"
+        self.record_dir = base / "records"
+        self.stream_dir = base / "logs" / "0"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RANKFALL_", "TORCHELASTIC_")) and k != "PYTHONPATH"}
+        self.env = kept | {
+            "RANKFALL_RUN": "demo-abc123",
+            "RANKFALL_ATTEMPT": "2",
+            "RANKFALL_ROLE": "worker",
+            "RANKFALL_SLOT": "1",
+            "RANKFALL_SLOT_DIR": str(self.dir),
+            "RANKFALL_RECORD_DIR": str(self.record_dir),
+            "RANKFALL_NODE": "n1",
+            "RANKFALL_TOKEN": "0123456789abcdef",
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        path = self.base / name
+        path.write_text(text)
+        return str(path)
+
+    def start(self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str) -> subprocess.Popen[bytes]:
+        argv = [python, str(self.home), "wrap", "--stream-dir", str(self.stream_dir), *options, "--", *command]
+        process = subprocess.Popen(
+            argv, env=self.env | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[bytes]:
+        process = self.start(*command, options=options, python=python, **env)
+        out, err = process.communicate(timeout=50)
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def rank(self, text: str, *, python: str = sys.executable, args: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[bytes]:
+        """Run a script as the only rank of the slot."""
+        identity = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+        return self.run(python, *args, self.script(text), **(identity | env))
+
+    def records(self, kind: str | None = None) -> list[Record]:
+        paths = sorted(path for path in self.record_dir.glob("*.json"))
+        found = [msgspec.json.decode(path.read_bytes(), type=Record) for path in paths]
+        return [record for record in found if kind in (None, record.kind)]
+
+    def one(self, kind: str) -> Record:
+        found = self.records(kind)
+        assert len(found) == 1, found
+        return found[0]
+
+    def stream(self, name: str) -> bytes:
+        path = self.stream_dir / f"{name}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def index(self, name: str) -> list[tuple[int, ...]]:
+        data = (self.stream_dir / f"{name}.idx").read_bytes()
+        assert data[:8] == b"RFIDX1\0\0"
+        assert (len(data) - 8) % ROW.size == 0
+        return list(ROW.iter_unpack(data[8:]))
+
+    def control(self, line: str) -> None:
+        wait_until((self.dir / "ctl").exists, timeout=10, what="the wrapper's control pipe")
+        with (self.dir / "ctl").open("w") as pipe:
+            pipe.write(line + "\n")
+
+    def wait_text(self, name: str, text: bytes) -> None:
+        wait_until(lambda: text in self.stream(name), timeout=20, what=f"{text!r} in {name}")
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def slot(tmp_path: Path, home: Path):
+    one = Slot(tmp_path, home)
+    yield one
+    for process in one.started:
+        # What a failed test left behind: the wrapper's descendants, then the wrapper.
+        if process.poll() is None:
+            for child in procfs.descendants(process.pid):
+                os.kill(child.pid, signal.SIGKILL)
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def find_python():
+    """Finds a real interpreter by version: on PATH, or among pyenv's."""
+    import shutil
+
+    def find(version: str) -> str:
+        root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+        candidates = [shutil.which(f"python{version}"), *(str(p / "bin" / "python") for p in sorted(root.glob(f"{version}.*")))]
+        for candidate in candidates:
+            if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+                return candidate
+        raise AssertionError(f"no Python {version} found: put python{version} on PATH or install it with pyenv")
+
+    return find

@@ -1,0 +1,217 @@
+"""The hook in real Pythons: every way to fail is recorded, and the user's own text and code always survive."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+
+import msgspec
+import pytest
+
+from rankfall.model import Record
+
+
+def test_errors_s3_an_error_record_says_who_where_what_and_when(slot) -> None:
+    before = time.time_ns()
+    done = slot.rank("def f():\n    raise ValueError('boom')\nf()")
+    assert done.returncode == 1
+    record = slot.one("error")
+    assert (record.run, record.attempt, record.role, record.slot, record.node) == ("demo-abc123", 2, "worker", 1, "n1")
+    assert (record.rank, record.local_rank, record.world_size, record.rank_source) == (3, 1, 4, "env:RANK")
+    assert (record.error.types, record.error.message, record.error.mark) == (("ValueError",), "boom", None)
+    assert [(frame.func, frame.line, frame.user) for frame in record.error.frames] == [("<module>", 3, True), ("f", 2, True)]
+    assert before < record.error.raised_ns <= record.at_ns
+    assert slot.stream("0.err").endswith(b"ValueError: boom\n")
+    assert slot.one("end").exit.code == 1
+    start = slot.one("start")
+    assert (start.streams, start.ordinal, start.writer) == (True, 0, "hook")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "types", "exit_code"),
+    [
+        ("import sys; sys.exit(3)", 3, ("SystemExit",), 3),
+        ("import sys; sys.exit('words')", 1, ("SystemExit",), 1),
+        ("raise KeyboardInterrupt", 130, ("KeyboardInterrupt",), None),
+        ("import sys\ntry:\n    1/0\nexcept Exception:\n    sys.exit(5)", 5, ("ZeroDivisionError",), 5),
+        ("import os; os._exit(4)", 4, None, None),
+        ("import os; os.abort()", 134, None, None),
+        ("import sys; sys.exit(0)", 0, None, None),
+        ("import sys; sys.exit()", 0, None, None),
+    ],
+)
+def test_errors_s19_every_way_to_leave_is_recorded_with_its_code(slot, text, code, types, exit_code) -> None:
+    assert slot.rank(text).returncode == code
+    end = slot.one("end")
+    assert (end.rank, 128 + end.exit.signal if end.exit.signal else end.exit.code) == (3, code)
+    errors = slot.records("error")
+    assert ([(e.error.types, e.error.exit_code) for e in errors]) == ([(types, exit_code)] if types else [])
+
+
+def test_a_crash_leaves_its_python_stack_on_stderr(slot) -> None:
+    slot.rank("import os\ndef crash_here(): os.abort()\ncrash_here()")
+    assert b"in crash_here" in slot.stream("0.err")
+
+
+def test_exceptions_of_threads_are_recorded_with_their_name(slot) -> None:
+    text = "import threading\ndef f(): raise OSError('in thread')\nt = threading.Thread(target=f, name='loader'); t.start(); t.join()"
+    assert slot.rank(text).returncode == 0
+    error = slot.one("error").error
+    assert (error.types, error.thread) == (("OSError",), "loader")
+    assert b"OSError: in thread" in slot.stream("0.err")
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_hook_that_the_user_sets_later_does_not_hide_the_error(slot, chained: bool) -> None:
+    call = "before(*a)" if chained else "None"
+    text = f"import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: (print('own hook'), {call})\nraise ValueError('x')"
+    assert slot.rank(text).returncode == 1
+    assert slot.one("error").error.types == ("ValueError",)
+    assert slot.stream("0.out") == b"own hook\n"
+
+
+def test_a_sitecustomize_of_the_user_still_runs(slot) -> None:
+    own = slot.base / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.OWN = __file__\n")
+    assert slot.rank("print(OWN)\nimport sitecustomize\nprint(sitecustomize.__file__ == OWN)", PYTHONPATH=str(own)).returncode == 0
+    assert slot.stream("0.out") == f"{own / 'sitecustomize.py'}\nTrue\n".encode()
+
+
+def test_errors_s20_a_failing_str_changes_neither_text_nor_code(slot) -> None:
+    text = "class Bad(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Bad"
+    assert slot.rank(text).returncode == 1
+    assert slot.one("error").error.types == ("__main__.Bad",)
+    assert b"Bad: <exception str() failed>" in slot.stream("0.err")
+
+
+def test_errors_s35_a_record_that_no_disk_takes_goes_out_on_the_log_channel(slot) -> None:
+    text = "import os, shutil\nshutil.rmtree(os.environ['RANKFALL_RECORD_DIR'])\nopen(os.environ['RANKFALL_RECORD_DIR'], 'w').close()\nraise ValueError('late token=hunter22x')"
+    assert slot.rank(text).returncode == 1
+    lines = slot.stream("0.err").split(b"\n")
+    channel = [line for line in lines if line.startswith(b"\x1erankfall/1 ")]
+    assert len(channel) == 1
+    mark, token, data = channel[0].split(b" ")
+    assert (mark, token) == (b"\x1erankfall/1", b"0123456789abcdef")
+    record = msgspec.json.decode(base64.urlsafe_b64decode(data), type=Record)
+    assert (record.kind, record.rank, record.error.types) == ("error", 3, ("ValueError",))
+    assert b"hunter22x" not in base64.urlsafe_b64decode(data)
+    assert any(b"ValueError: late" in line for line in lines)
+
+
+def test_closed_files_and_a_missing_slot_directory_leave_the_users_error_alone(slot) -> None:
+    text = "import os, shutil, sys\nshutil.rmtree(os.environ['RANKFALL_SLOT_DIR'])\nos.close(1)\nraise ValueError('still here')"
+    assert slot.rank(text).returncode == 1
+    assert b"ValueError: still here" in slot.stream("0.err")
+    assert slot.one("error").error.message == "still here"
+
+
+def test_progress_is_stored_and_goes_into_error_and_end(slot) -> None:
+    text = "from rankfall_inside import progress\nfor i in range(1000): progress(i)\nprogress(1000, phase='checkpoint')\nraise ValueError"
+    assert slot.rank(text).returncode == 1
+    for kind in ("error", "end"):
+        record = slot.one(kind)
+        assert (record.step, record.phase) == (1000, "checkpoint")
+        assert record.step_ns
+
+
+def test_what_a_script_imports_works_without_any_wrapper() -> None:
+    import subprocess
+
+    text = "from rankfall.inside import Final, Retryable, progress, record\nprogress(1)\n@record\ndef f(): return 5\nassert f() == 5\nassert str(Final('x')) == 'x'"
+    subprocess.run([sys.executable, "-c", text], check=True)
+
+
+def test_a_recorded_function_is_seen_even_when_its_caller_catches(slot) -> None:
+    text = "import os\nfrom rankfall_inside import record\n@record\ndef f(): raise ValueError('seen')\ntry: f()\nexcept ValueError: os._exit(9)"
+    assert slot.rank(text).returncode == 9
+    assert slot.one("error").error.message == "seen"
+
+
+def test_a_script_that_asks_for_us_itself_needs_no_sitecustomize(slot) -> None:
+    text = f"import sys\nsys.path.insert(0, {str(slot.home)!r})\nimport rankfall_inside\nrankfall_inside.progress(4)\nraise ValueError('x')"
+    assert slot.rank(text, args=("-I",)).returncode == 1
+    assert slot.one("error").step == 4
+
+
+def test_a_rank_that_replaces_itself_is_one_rank(slot) -> None:
+    text = "import os, sys\nif 'AGAIN' not in os.environ:\n    os.environ['AGAIN'] = '1'\n    print('first', flush=True)\n    os.execv(sys.executable, [sys.executable, *sys.argv])\nprint('second')\nraise ValueError('x')"
+    assert slot.rank(text).returncode == 1
+    assert slot.stream("0.out") == b"first\nsecond\n"
+    assert (slot.one("start").ordinal, slot.one("error").ordinal) == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_a_rank_are_no_ranks(slot, method: str) -> None:
+    text = f"""
+import multiprocessing as mp, subprocess, sys
+def work():
+    print('child', flush=True)
+    raise OSError('of a child')
+if __name__ == '__main__':
+    mp.set_start_method({method!r})
+    p = mp.Process(target=work); p.start(); p.join()
+    subprocess.run([sys.executable, '-c', 'raise KeyError(1)'])
+    print('code', p.exitcode)
+"""
+    assert slot.rank(text).returncode == 0
+    assert len(slot.records("start")) == len(slot.records("end")) == 1
+    assert not slot.records("error")
+    assert slot.stream("0.out") == b"child\ncode 1\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_multiprocessing_children_that_set_rank_themselves_are_ranks(slot, method: str) -> None:
+    text = f"""
+import multiprocessing as mp, os
+def work(i):
+    os.environ.update(RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE='2')
+    import colorsys
+    print('I am', i)
+    if i: raise ValueError('in rank 1')
+if __name__ == '__main__':
+    mp.set_start_method({method!r})
+    ps = [mp.Process(target=work, args=(i,)) for i in range(2)]
+    for p in ps: p.start()
+    for p in ps: p.join()
+"""
+    assert slot.run(sys.executable, slot.script(text)).returncode == 0
+    starts = {record.rank: record for record in slot.records("start")}
+    assert {rank: (r.world_size, r.streams) for rank, r in starts.items()} == {0: (2, True), 1: (2, True)}
+    for rank, record in starts.items():
+        assert slot.stream(f"{record.ordinal}.out") == f"I am {rank}\n".encode()
+    error = slot.one("error")
+    assert (error.rank, error.error.types, error.error.message) == (1, ("ValueError",), "in rank 1")
+    assert {record.rank: record.exit.code for record in slot.records("end")} == {0: 0, 1: 1}
+
+
+def test_a_launcher_that_sets_rank_for_its_children_is_no_rank(slot) -> None:
+    text = """
+import os, subprocess, sys
+for i in range(2):
+    os.environ['RANK'] = str(i)
+    subprocess.run([sys.executable, '-c', 'print("rank")'])
+raise ValueError('the launcher itself')
+"""
+    assert slot.run(sys.executable, slot.script(text)).returncode == 1
+    assert sorted(record.rank for record in slot.records("start")) == [0, 1]
+    assert not slot.records("error")
+
+
+def test_a_shell_between_launcher_and_rank_does_not_matter(slot) -> None:
+    script = slot.script("print('hi')\nraise ValueError('x')")
+    assert slot.run("bash", "-c", f"RANK=2 LOCAL_RANK=0 bash -c '{sys.executable} {script}; exit 8'").returncode == 8
+    assert slot.one("start").rank == 2
+    assert slot.one("error").error.types == ("ValueError",)
+
+
+def test_a_process_without_rank_imports_nothing_heavy(slot) -> None:
+    text = "import sys; print(sorted({'typing','re','json','traceback','threading','datetime','ctypes','uuid','rankfall_inside.records'} & set(sys.modules)))"
+    plain = slot.run(sys.executable, "-S", "-c", text)
+    assert plain.returncode == 0
+    bare = slot.stream("slot.out")
+    slot.stream_dir = slot.base / "logs" / "1"
+    # A bare interpreter: a virtual environment's own .pth files would import what they like.
+    assert slot.run(getattr(sys, "_base_executable", sys.executable), "-c", text).returncode == 0
+    assert slot.stream("slot.out") == bare
