@@ -1,0 +1,197 @@
+"""The wish for the end, from wherever it comes; and letting go of a run without ending it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import wait_until
+from rankfall.model import FINAL_STATES, LockHeld, Outcome
+from rankfall.store import RunDir
+from rankfall.supervise import Control, read_cancel, request_cancel, spawn_detached
+
+from .conftest import Bench
+
+WAIT = 20.0
+SLEEP = "print('here', flush=True)\ntime.sleep(600)"
+
+
+class Threaded:
+    """A supervisor in a thread."""
+
+    def __init__(self, bench: Bench, run: RunDir) -> None:
+        self.control = Control()
+        self.outcome: Outcome | None = None
+        self._thread = threading.Thread(target=self._work, args=(bench, run))
+        self._thread.start()
+
+    def _work(self, bench: Bench, run: RunDir) -> None:
+        self.outcome = bench.supervise(run, control=self.control)
+
+    def join(self) -> Outcome:
+        self._thread.join(WAIT)
+        assert self.outcome is not None
+        self.control.close()
+        return self.outcome
+
+
+def state(run: RunDir) -> str:
+    with run.reader() as reader:
+        return reader.run().state
+
+
+def until_output(run: RunDir, count: int = 2) -> None:
+    def lines() -> bool:
+        return sum(path.read_bytes().count(b"here") for path in run.logs_dir.rglob("*.log")) >= count
+
+    wait_until(lines, timeout=WAIT, what=f"{count} ranks")
+
+
+@pytest.fixture
+def alone() -> Iterator[list[int]]:
+    """Pids of supervisors that a test started; ended when they outlive it."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
+    except OSError:
+        return True
+
+
+def test_errors_s40_cancel_by_request_means_cancelled_and_no_retry(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec(SLEEP))
+    supervisor = Threaded(bench, run)
+    until_output(run)
+    request = request_cancel(run.path, reason="wrong data")
+    outcome = supervisor.join()
+    assert (outcome.state, outcome.code, outcome.exit_origin, outcome.attempts) == ("cancelled", 130, "rankfall", 1)
+    assert outcome.verdict is not None
+    assert outcome.verdict.cause.slug == "cancelled"
+    with run.reader() as reader:
+        assert reader.run().reason == request.text
+        assert "wrong data" in request.text
+        assert all(facts.killed_by == "wrapper" for facts in reader.slots(1))
+
+
+def test_the_first_request_stands_and_a_damaged_one_counts(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec())
+    assert read_cancel(run.path) is None
+    first = request_cancel(run.path, reason="one")
+    assert request_cancel(run.path, reason="two") == first
+    (run.path / "cancel").write_bytes(b"\x00")
+    assert read_cancel(run.path) is not None
+    assert bench.supervise(run).state == "cancelled"
+    assert not list(run.logs_dir.iterdir())
+
+
+def test_cancel_through_the_control_object(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec(SLEEP))
+    supervisor = Threaded(bench, run)
+    until_output(run)
+    supervisor.control.cancel("Ctrl-C")
+    assert supervisor.join().state == "cancelled"
+
+
+def test_cancel_between_two_attempts(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec("os.kill(os.getpid(), 9)", nnodes=1, policies={"backoff_s": 50.0}))
+    supervisor = Threaded(bench, run)
+    wait_until(lambda: state(run) == "restarting", timeout=WAIT, what="the back-off")
+    request_cancel(run.path)
+    outcome = supervisor.join()
+    assert (outcome.state, outcome.code, outcome.attempts) == ("cancelled", 130, 1)
+
+
+def test_a_released_run_goes_on_and_is_taken_up_again(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec("print('here', flush=True)\ntime.sleep(1.5)\nprint('done')"))
+    supervisor = Threaded(bench, run)
+    until_output(run)
+    supervisor.control.release()
+    assert supervisor.join().state == "running"
+    assert len(bench.left()) >= 4
+    outcome = bench.supervise(run)
+    assert (outcome.state, outcome.attempts) == ("succeeded", 1)
+    assert (run.path / "rank-00000.log").read_text() == "here\ndone\n"
+
+
+def test_a_second_supervisor_is_refused(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec(SLEEP))
+    supervisor = Threaded(bench, run)
+    until_output(run)
+    with pytest.raises(LockHeld):
+        bench.supervise(run)
+    with pytest.raises(LockHeld):
+        spawn_detached(run, wait=0.0)
+    supervisor.control.cancel()
+    supervisor.join()
+
+
+def test_cancel_of_a_run_whose_supervisor_was_killed(bench: Bench, alone: list[int]) -> None:
+    run = bench.run_dir(bench.spec(SLEEP))
+    alone.append(spawn_detached(run))
+    until_output(run)
+    os.kill(alone[0], signal.SIGKILL)
+    wait_until(lambda: run.lease_holder() is None, timeout=WAIT, what="the lease free")
+    request_cancel(run.path)
+    assert bench.supervise(run).state == "cancelled"
+
+
+def test_a_detached_supervisor_brings_a_run_to_its_end_and_leaves(bench: Bench, alone: list[int]) -> None:
+    run = bench.run_dir(bench.spec("print('here')"))
+    alone.append(spawn_detached(run))
+    wait_until(lambda: state(run) in FINAL_STATES, timeout=WAIT, what="the end")
+    assert state(run) == "succeeded"
+    wait_until(lambda: gone(alone[0]), timeout=WAIT, what="the supervisor gone")
+    assert "ended: run" in (run.path / "supervisor.log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_detached_supervisor_cancels(bench: Bench, alone: list[int], number: int) -> None:
+    run = bench.run_dir(bench.spec(SLEEP))
+    alone.append(spawn_detached(run))
+    until_output(run)
+    os.kill(alone[0], number)
+    wait_until(lambda: state(run) == "cancelled", timeout=WAIT, what="the end")
+    wait_until(lambda: gone(alone[0]), timeout=WAIT, what="the supervisor gone")
+
+
+def test_a_hangup_hands_the_run_to_a_detached_supervisor(bench: Bench, alone: list[int]) -> None:
+    run = bench.run_dir(bench.spec("print('here', flush=True)\ntime.sleep(2)"))
+    command = [sys.executable, "-m", "rankfall.supervise", str(run.path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+        until_output(run)
+        first.send_signal(signal.SIGHUP)
+        assert first.wait(WAIT) == 0
+        holder = run.lease_holder()
+        assert holder is not None
+        assert holder.pid != first.pid
+        alone.append(holder.pid)
+    wait_until(lambda: state(run) in FINAL_STATES, timeout=WAIT, what="the end")
+    assert state(run) == "succeeded"
+    with run.reader() as reader:
+        assert [row.attempt for row in reader.attempts()] == [1]
+
+
+def test_a_supervisor_that_cannot_start_says_why(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec())
+    (run.path / "spec.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankfall.supervise", str(run.path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 74
+    assert "Traceback" not in done.stderr
+    assert "spec.json" in done.stderr

@@ -1,0 +1,238 @@
+"""Runs from begin to end: success, retry, stop; the window between the first failure and the verdict."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankfall.model import Decision, Outcome, RankFacts, SlotFacts
+from rankfall.store import RunDir
+from rankfall.supervise.events import EVENTS_NAME, EventLog, read_events
+from rankfall.supervise.news import bad_ends
+from rankfall.supervise.settle import SettleWindow, went_on
+
+from .conftest import QUICK, Bench
+
+
+def verdict_of(run: RunDir, attempt: int) -> tuple[str, int | None]:
+    with run.reader() as reader:
+        found = reader.diagnosis(attempt)
+    assert found is not None
+    return found.verdict.cause.slug, found.verdict.rank
+
+
+def decision_of(outcome: Outcome) -> Decision:
+    assert outcome.verdict is not None
+    assert outcome.verdict.decision is not None
+    return outcome.verdict.decision
+
+
+def test_a_job_that_succeeds_has_no_verdict_and_code_0(bench: Bench) -> None:
+    run, outcome = bench.run("print('fine')")
+    assert (outcome.state, outcome.code, outcome.exit_origin, outcome.attempts) == ("succeeded", 0, "rankfall", 1)
+    assert outcome.verdict is None
+    assert outcome.raise_for_status() is outcome
+    assert (run.path / "rank-00001.log").read_text() == "fine\n"
+    with run.reader() as reader:
+        assert reader.run().state == "succeeded"
+        assert reader.verdicts() == []
+
+
+def test_the_story_of_a_run_is_told_and_kept(bench: Bench) -> None:
+    run, _ = bench.run("sys.exit(3 if rank == 1 else 0)", policies={"max_restarts": 0})
+    kinds = [event.kind for event in bench.events]
+    assert kinds[:2] == ["attempt", "launcher"]
+    assert kinds.count("rank") == 2
+    assert kinds[-3:] == ["verdict", "decision", "ended"]
+    assert "rank 1 on node1 ended with code 3" in bench.texts("failure")
+    assert read_events(run.path)[0] == bench.events
+
+
+def test_errors_s19_the_root_ranks_own_code_is_the_runs_code(bench: Bench) -> None:
+    _, outcome = bench.run("sys.exit(7 if rank == 1 else 0)", policies={"max_restarts": 0})
+    assert (outcome.state, outcome.code, outcome.exit_origin) == ("failed", 7, "rank")
+    assert outcome.verdict is not None
+    assert outcome.verdict.rank == 1
+
+
+def test_a_proven_user_error_stops_at_once(bench: Bench) -> None:
+    run, outcome = bench.run("if rank == 0: raise TypeError('no such thing')\ntime.sleep(0.2)")
+    assert (outcome.state, outcome.attempts, outcome.code) == ("failed", 1, 1)
+    assert verdict_of(run, 1) == ("user_code_exception", 0)
+    assert decision_of(outcome).action == "stop"
+
+
+def test_errors_s23_each_attempt_has_its_own_verdict(bench: Bench) -> None:
+    code = """
+attempt = int(os.environ["RANKFALL_ATTEMPT"])
+if attempt == 1 and rank == 0: os.kill(os.getpid(), signal.SIGKILL)
+if attempt == 2 and rank == 1: os.kill(os.getpid(), signal.SIGSEGV)
+time.sleep(0.1)
+"""
+    run, outcome = bench.run(code)
+    assert (outcome.state, outcome.attempts) == ("succeeded", 3)
+    assert verdict_of(run, 1) == ("killed_unknown", 0)
+    assert verdict_of(run, 2) == ("segfault", 1)
+    with run.reader() as reader:
+        assert [row.attempt for row in reader.verdicts()] == [1, 2]
+
+
+def test_errors_s4_the_root_decides_and_not_its_victims(bench: Bench) -> None:
+    code = """
+if os.environ["RANKFALL_ATTEMPT"] == "2": sys.exit(0)
+if rank == 0: os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.3)
+raise ConnectionResetError("[Errno 104] Connection reset by peer")
+"""
+    run, outcome = bench.run(code)
+    assert (outcome.state, outcome.attempts) == ("succeeded", 2)
+    assert verdict_of(run, 1) == ("killed_unknown", 0)
+
+
+def test_restarts_are_bounded(bench: Bench) -> None:
+    _, outcome = bench.run("os.kill(os.getpid(), signal.SIGKILL)", nnodes=1, policies={"max_restarts": 1})
+    assert (outcome.state, outcome.attempts, outcome.code) == ("failed", 2, 137)
+    assert decision_of(outcome).rule in {"restarts_spent", "repeated"}
+
+
+def test_errors_s7_all_evidence_there_no_wait(bench: Bench) -> None:
+    run, _ = bench.run("sys.exit(3)", policies={"max_restarts": 0, "settle_quiet_s": 20.0, "settle_max_s": 30.0})
+    with run.reader() as reader:
+        last = max(facts.ended_at or 0 for facts in reader.slots(1))
+    verdict = next(event for event in bench.events if event.kind == "verdict")
+    assert (verdict.at - last) / 1e9 < 1.0
+
+
+def test_errors_s6_a_rank_that_does_not_end_is_stopped_after_the_quiet_time(bench: Bench) -> None:
+    run, outcome = bench.run("time.sleep(0 if rank == 0 else 600); sys.exit(4)", policies={"max_restarts": 0})
+    assert outcome.code == 4
+    with run.reader() as reader:
+        slots = {facts.slot: facts for facts in reader.slots(1)}
+    assert slots[1].killed_by == "wrapper"
+    assert bench.texts("stopping") == ["stopping: another part of the job failed"]
+    assert bench.texts("stopped")
+
+
+def test_a_rank_that_leaves_early_with_0_is_fine(bench: Bench) -> None:
+    _, outcome = bench.run("time.sleep(0 if rank == 0 else 1.2)")
+    assert outcome.state == "succeeded"
+
+
+def test_an_error_that_is_only_printed_stops_nothing(bench: Bench) -> None:
+    code = """
+try:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+except RuntimeError:
+    import traceback; traceback.print_exc()
+time.sleep(1.2)
+"""
+    _, outcome = bench.run(code)
+    assert (outcome.state, outcome.attempts) == ("succeeded", 1)
+
+
+def test_a_verdict_does_not_wait_for_slots_that_are_slow_to_stop(bench: Bench) -> None:
+    code = """
+if rank == 1: sys.exit(5)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+    run, outcome = bench.run(code, policies={"max_restarts": 0, "grace_s": 2.5})
+    assert outcome.code == 5
+    with run.reader() as reader:
+        versions = [row.version for row in reader.verdicts()]
+    assert versions[0] == 1
+    stop = next(event.at for event in bench.events if event.kind == "stopping")
+    ended = next(event.at for event in bench.events if event.kind == "verdict")
+    assert (ended - stop) / 1e9 > 2.0
+
+
+def test_a_plan_that_fails_later_ends_the_run_with_its_reason(bench: Bench) -> None:
+    code = "os.unlink(sys.argv[0]); os.kill(os.getpid(), signal.SIGKILL)"
+    run, outcome = bench.run(code, nnodes=1)
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    with run.reader() as reader:
+        assert "does not exist" in (reader.run().reason or "")
+
+
+def test_a_finished_run_is_only_told_again(bench: Bench) -> None:
+    run, first = bench.run("sys.exit(3)", nnodes=1, policies={"max_restarts": 0})
+    count = len(bench.events)
+    assert bench.supervise(run) == first
+    assert len(bench.events) == count
+
+
+def test_inside_off_leaves_no_hook(bench: Bench) -> None:
+    run, outcome = bench.run("print('rankfall_inside.hook' in sys.modules)", inside="off")
+    assert outcome.state == "succeeded"
+    assert (run.path / "rank-00000.log").read_text() == "False\n"
+
+
+# -- the window
+
+
+def test_the_window_opens_once_and_closes_by_quiet_or_by_the_limit() -> None:
+    window = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=2.0, settle_max_s=5.0))
+    assert not window.see(0.0, failed=False, news=True)
+    assert not window.over(100.0)
+    assert window.see(100.0, failed=True, news=False)
+    assert not window.see(100.5, failed=True, news=False)
+    assert not window.over(101.9)
+    assert window.over(102.0)
+    window.see(101.9, failed=True, news=True)
+    assert not window.over(103.0)
+    for at in (103.0, 104.0, 104.9):
+        window.see(at, failed=True, news=True)
+    assert not window.over(104.9)
+    assert window.over(105.0)
+    window.close()
+    assert not window.over(200.0)
+
+
+def test_only_a_bad_end_is_a_failure_and_of_a_command_of_its_own_only_its_own() -> None:
+    slots = [SlotFacts(slot=0, state="ended", exit_code=0), SlotFacts(slot=1, state="running")]
+    ranks = [
+        RankFacts(rank=0, slot=0, state="ended", exit_code=0),
+        RankFacts(rank=1, slot=1, pid=9, state="ended", exit_code=2),
+    ]
+    assert bad_ends(slots, ranks, launcher="torchrun") == {("rank", 1, 9)}
+    assert bad_ends(slots, ranks, launcher="exec") == frozenset()
+    lost = [SlotFacts(slot=0, state="lost")]
+    assert bad_ends(lost, [], launcher="exec") == {("slot", 0, None)}
+
+
+def test_an_elastic_gang_that_went_on_is_told_from_one_that_hangs() -> None:
+    fell = RankFacts(rank=1, slot=1, pid=2, state="ended", signal=9, started_at=10, ended_at=50)
+    slots = [SlotFacts(slot=0, state="running"), SlotFacts(slot=1, state="ended", exit_code=1)]
+    old = RankFacts(rank=0, slot=0, pid=1, state="running", started_at=10)
+    new = RankFacts(rank=0, slot=0, pid=3, round=1, state="running", started_at=60)
+    assert not went_on([fell, old], slots, least=1)
+    assert went_on([fell, new], slots, least=1)
+    assert not went_on([fell, new], slots, least=2)
+
+
+# -- events
+
+
+def test_events_that_are_torn_or_damaged_cost_only_themselves(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, None)
+    log.say("gap", "one", at=1)
+    path = tmp_path / EVENTS_NAME
+    with path.open("ab") as file:
+        file.write(b"\xff no json\n")
+    log.say("gap", "two", at=2, slots=[1])
+    with path.open("ab") as file:
+        file.write(b'{"kind": "gap"')
+    events, offset = read_events(tmp_path)
+    assert [event.text for event in events] == ["one", "two"]
+    assert read_events(tmp_path, offset=offset) == ([], offset)
+    assert read_events(tmp_path / "absent") == ([], 0)
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "\x1b[31m"])
+def test_an_event_is_bounded_and_kept_raw(tmp_path: Path, text: str) -> None:
+    EventLog(tmp_path / "absent", None).say("gap", text, at=1)
+    EventLog(tmp_path, None).say("gap", text, at=time.time_ns())
+    assert read_events(tmp_path)[0][0].text == text[:2000]
