@@ -1,0 +1,286 @@
+"""Runs one fault: under Rankfall, and side by side under plain torchrun, and says what each made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from inject import injected
+from table import Fault, Launcher
+
+from rankfall.model import Decision, Diagnosis, Verdict
+from rankfall.store import RunDir, list_runs
+
+WORKER = Path(__file__).with_name("worker.py")
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 150
+GRADES = ("right", "weak", "unknown", "wrong")
+Grade = Literal["right", "weak", "unknown", "wrong"]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What Rankfall said.
+
+    Attributes:
+        verdicts: newest verdict of each attempt, in order; None where there is none.
+    """
+
+    state: str
+    code: int
+    verdicts: tuple[Verdict | None, ...]
+    decisions: tuple[Decision, ...]
+    diagnosis: Diagnosis | None
+    stderr: str
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What plain torchrun left: the block of each node, and the earliest error.json of all nodes."""
+
+    nodes: tuple[str, ...]
+    ranks: tuple[int | None, ...]
+    earliest: str
+    earliest_rank: int | None
+    tie: bool
+
+
+def write_plan(fault: Fault, folder: Path) -> Path:
+    """The worker's plan under a name that tells nothing."""
+    plan = folder / f"{secrets.token_hex(6)}.json"
+    plan.write_text(json.dumps({"actions": fault.actions} | fault.plan))
+    return plan
+
+
+def run_ours(fault: Fault, folder: Path, *, launcher: Launcher, nnodes: int = 2, hook: bool = True) -> Ours:
+    """The fault under the real ``rankfall run``.
+
+    Args:
+        folder: an empty folder; Rankfall's home is made inside it.
+        hook: false = the recorder is kept out of the ranks.
+    """
+    plan = write_plan(fault, folder)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    home = folder / "home"
+    with injected(fault, plan=plan, scratch=scratch) as setting:
+        job = {
+            "name": "job",
+            "command": fault.command or [str(WORKER)],
+            "module": fault.module,
+            "launcher": "plain" if launcher == "plain" else "torchrun",
+            "nnodes": nnodes,
+            "nproc_per_node": 2,
+            "cwd": str(folder),
+            "env": {"PLAN": str(plan), "OMP_NUM_THREADS": "1"} | fault.env | setting.env,
+            "inside": "auto" if hook else "off",
+            "rdzv": "auto" if launcher == "plain" else launcher,
+            "policies": {"max_restarts": 0, "grace_s": 3.0, "backoff_s": 0.1, "hang_timeout_s": 60.0} | fault.policies,
+        }
+        file = folder / "job.yaml"
+        file.write_text(json.dumps(job))
+        done = subprocess.run(
+            (*setting.prefix, str(BIN / "rankfall"), "run", "--quiet", "--file", str(file)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+            env=os.environ | {"RANKFALL_HOME": str(home), "NO_COLOR": "1"},
+        )
+        left = still_running(plan)
+    runs = list_runs(home)
+    assert runs, f"no run was made: {done.stderr}"
+    return _read(runs[0], done, left)
+
+
+def _read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, ...]) -> Ours:
+    with run.reader() as reader:
+        attempts = [row.attempt for row in reader.attempts()]
+        found = [reader.diagnosis(attempt) for attempt in attempts]
+        decisions = tuple(row.decision for row in reader.decisions())
+        state = reader.run().state
+    kept = [item for item in found if item is not None]
+    return Ours(
+        state=state,
+        code=done.returncode,
+        verdicts=tuple(item.verdict if item else None for item in found),
+        decisions=decisions,
+        diagnosis=kept[-1] if kept else None,
+        stderr=done.stderr,
+        left=left,
+    )
+
+
+def still_running(plan: Path) -> tuple[str, ...]:
+    """Command lines of processes of this job that live on."""
+    needle = f"PLAN={plan}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The grade of one verdict, and what is wrong with it."""
+
+    grade: Grade
+    faults: tuple[str, ...] = ()
+
+
+def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4) -> Judged:
+    """Compare the verdict of the last fallen attempt with the table."""
+    if verdict is None:
+        return Judged("unknown", ("there is no verdict",))
+    wrong, grade = [], "right"
+    slug = verdict.cause.slug
+    if verdict.rank != fault.rank:
+        if verdict.rank is not None:
+            wrong.append(f"rank {verdict.rank} is blamed, not {fault.rank}")
+        else:
+            grade = "weak"
+    if fault.slot is not None and verdict.slot != fault.slot:
+        (wrong.append(f"slot {verdict.slot} is blamed, not {fault.slot}") if verdict.slot is not None else None)
+        grade = "weak"
+    if slug not in fault.slugs:
+        if slug in fault.weak:
+            grade = "weak"
+        elif slug == "unknown":
+            grade = "unknown"
+        else:
+            wrong.append(f"cause {slug}, not {' or '.join(fault.slugs)}")
+    if verdict.node_action != "none":
+        wrong.append(f"node action {verdict.node_action}")
+    if slug in fault.slugs and verdict.retry not in fault.retry:
+        wrong.append(f"retry {verdict.retry}, allowed: {', '.join(sorted(fault.retry))}")
+    fallen = [item.rank for item in verdict.consequences]
+    if fault.rank is not None and fault.rank in fallen:
+        wrong.append(f"culprit {fault.rank} is named as a victim")
+    if fault.victims and verdict.rank == fault.rank:
+        absent = set(range(world)) - {fault.rank} - set(fallen)
+        if absent:
+            wrong.append(f"ranks {sorted(absent)} are not named as victims")
+    if wrong:
+        return Judged("wrong", tuple(wrong))
+    return Judged(msgspec.convert(grade, Grade))
+
+
+_BLOCK = re.compile(
+    r"Root Cause \(first observed failure\):.*?rank\s*: (?P<rank>\d+) .*?exitcode\s*: (?P<code>-?\d+).*?traceback : (?P<text>[^\n]*(?:\n(?!=)[^\n]*)*)",
+    re.DOTALL,
+)
+_LAST = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
+
+
+def run_theirs(fault: Fault, folder: Path, *, nnodes: int = 2) -> Theirs:
+    """The same worker under plain torchrun, one agent a node, with error files kept."""
+    plan = write_plan(fault, folder)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    port = _free_port()
+    with injected(fault, plan=plan, scratch=scratch) as setting:
+        env = os.environ | {"PLAN": str(plan), "OMP_NUM_THREADS": "1"} | fault.env | setting.env
+        program = ("-m", *fault.command) if fault.command and fault.module else fault.command or (str(WORKER),)
+        agents = []
+        for node in range(nnodes):
+            command = (
+                *setting.prefix,
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                f"--nnodes={nnodes}",
+                f"--node-rank={node}",
+                "--nproc-per-node=2",
+                "--master-addr=127.0.0.1",
+                f"--master-port={port}",
+                f"--log-dir={folder / f'log{node}'}",
+                *program,
+            )
+            with (folder / f"node{node}.txt").open("wb") as out:
+                agents.append(
+                    subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True)
+                )
+        _end(agents, plan)
+    shown = [_block((folder / f"node{node}.txt").read_text(errors="replace")) for node in range(nnodes)]
+    name, rank, tie = _earliest(folder, nnodes)
+    return Theirs(tuple(text for text, _ in shown), tuple(rank for _, rank in shown), name, rank, tie)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _end(agents: list[subprocess.Popen[bytes]], plan: Path) -> None:
+    """Wait for all agents; once one is gone, the other gets the time that a person would have."""
+    first = True
+    for agent in agents:
+        try:
+            agent.wait(40 if first else 15)
+        except subprocess.TimeoutExpired:
+            first = False
+            for other in agents:
+                other.terminate()
+    for agent in agents:
+        try:
+            agent.wait(10)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+    needle = f"PLAN={plan}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), 9)
+            except OSError:
+                continue
+
+
+def _block(text: str) -> tuple[str, int | None]:
+    """What one node's torchrun printed as root cause, in a few words, and the rank it blames."""
+    found = _BLOCK.search(text)
+    if found:
+        said = _LAST.findall(found["text"])
+        words = said[-1] if said else found["text"].strip().splitlines()[0]
+        return f"rank {found['rank']}, exit {found['code']}: {words[:80]}", int(found["rank"])
+    last = [line for line in _LAST.findall(text) if "ChildFailed" not in line]
+    return (f"no block ({last[-1][:80]})" if last else "nothing"), None
+
+
+def _earliest(folder: Path, nnodes: int) -> tuple[str, int | None, bool]:
+    """What the earliest error.json of all nodes says, whose it is, and whether another has the same second."""
+    found: list[tuple[int, int, str]] = []
+    for node in range(nnodes):
+        for path in sorted((folder / f"log{node}").rglob("error.json")):
+            rank = node * 2 + int(path.parent.name) if path.parent.name.isdigit() else -1
+            try:
+                message: Any = json.loads(path.read_bytes()[:1_000_000])["message"]
+                found.append((int(message["extraInfo"]["timestamp"]), rank, str(message["message"])))
+            except (ValueError, KeyError, TypeError):
+                # A reader that sorts by time has nothing to sort by here.
+                continue
+    shutil.rmtree(folder / "scratch", ignore_errors=True)
+    if not found:
+        return "nothing", None, False
+    found.sort()
+    first = found[0]
+    tie = any(item[0] == first[0] and item[1] != first[1] for item in found)
+    return f"rank {first[1]}: {first[2].splitlines()[0][:60] if first[2] else ''}", first[1], tie

@@ -1,0 +1,263 @@
+"""The training program that the fault matrix lets fall: steps of gloo all_reduce, like DDP, and primitive actions from a plan.
+
+The plan is a JSON file under a random name (``PLAN``); it says what a rank does at which step and never what that is called, so
+neither the output nor the code under test can know the fault. Actions stand in ``ACTIONS``; most end the rank in their own way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import ctypes
+import datetime as dt
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+PLAN = Path(os.environ["PLAN"])
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class StoreUnavailable(Exception):  # noqa: N818 - the name is what a user's policy speaks of
+    """An error of the user's own library."""
+
+
+class Unprintable(Exception):  # noqa: N818 - named for what it is
+    """An exception that fails once more when it is shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+def mark(step: int) -> None:
+    """Tell whoever acts from outside that this rank is here, and which processes stand above it."""
+    note = {"pid": os.getpid(), "ppid": os.getppid(), "wrapper": os.environ.get("RANKFALL_WRAPPER"), "step": step}
+    scratch = PLAN.with_suffix(f".{RANK}.tmp")
+    scratch.write_text(json.dumps(note))
+    scratch.replace(PLAN.with_suffix(f".{RANK}.here"))
+
+
+def until(path: Path) -> None:
+    """Wait until the outside has answered."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def do_raise(what: dict[str, Any]) -> NoReturn:
+    name, text = what["type"], what.get("text", "")
+    if name in {"Retryable", "Final"}:
+        raise getattr(importlib.import_module("rankfall_inside"), name)(text)
+    if name in globals():
+        raise globals()[name](text)
+    kind = getattr(__import__("builtins"), name)
+    cause = what.get("cause")
+    if cause:
+        try:
+            do_raise({"type": cause, "text": what.get("cause_text", "")})
+        except Exception as error:
+            raise kind(text) from error
+    if name == "ExceptionGroup":
+        raise kind(text, [KeyError("token_type"), ValueError("bad length 0")])
+    raise kind(*what["args"]) if "args" in what else kind(text)
+
+
+def do_thread(what: dict[str, Any]) -> None:
+    thread = threading.Thread(target=do_raise, args=(what,), name="prefetch")
+    thread.start()
+    thread.join()
+    sys.exit(1)
+
+
+def do_import(what: dict[str, Any]) -> None:
+    if "source" in what:
+        folder = PLAN.parent / f"lib{RANK}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{what['module']}.py").write_text(what["source"])
+        sys.path.insert(0, str(folder))
+    importlib.import_module(what["module"])
+
+
+def do_recurse(what: dict[str, Any]) -> None:
+    def descend(depth: int) -> int:
+        return descend(depth + 1) + 1
+
+    descend(0)
+
+
+def do_allocate(what: dict[str, Any]) -> None:
+    if what.get("ask"):
+        mark(0)
+        until(PLAN.with_suffix(".go"))
+    # Kept and touched, so that it is memory and not only addresses.
+    blocks = [bytearray(os.urandom(1 << 10) * (1 << 10)) for _ in range(what["mib"])]
+    print(len(blocks), "MiB cached", flush=True)
+
+
+def do_arguments(what: dict[str, Any]) -> None:
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--precision", choices=("fp32", "bf16"))
+    parser.parse_args(["--precision", "int3"])
+
+
+def do_fill(what: dict[str, Any]) -> None:
+    folder = Path(os.environ["SCRATCH"])
+    with (folder / "checkpoint.pt").open("wb", buffering=0) as file:
+        for _ in range(64):
+            file.write(bytes(1 << 16))
+
+
+def do_bind(what: dict[str, Any]) -> None:
+    port = int(os.environ["BUSY_PORT"])
+    if what.get("store"):
+        from torch.distributed.distributed_c10d import TCPStore  # noqa: PLC0415 - torch loads only where it is needed
+
+        TCPStore("127.0.0.1", port, is_master=True)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+
+
+def do_loader(what: dict[str, Any]) -> None:
+    """A data loader whose child meets its end, as ``what['child']`` says."""
+    import torch  # noqa: PLC0415 - as above
+    from torch.utils.data import DataLoader, Dataset  # noqa: PLC0415 - as above
+
+    class Samples(Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 9 and what["child"] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if index == 9 and what["child"] == "raises":
+                raise ValueError("cannot decode sample 9: bad JPEG header")
+            return torch.zeros(1 << 20 if what["child"] == "large" else 8)
+
+    for _ in DataLoader(Samples(), batch_size=4, num_workers=1):
+        pass
+
+
+def do_error_file(what: dict[str, Any]) -> None:
+    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or PLAN.with_suffix(".error"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = what["text"]
+    path.write_text(text * what.get("times", 1))
+
+
+def do_clock(what: dict[str, Any]) -> None:
+    """Shift this process's idea of the wall clock."""
+    real, real_ns, offset = time.time, time.time_ns, what["seconds"]
+    time.time = lambda: real() + offset
+    time.time_ns = lambda: real_ns() + offset * 10**9
+
+
+def do_mismatch(what: dict[str, Any]) -> None:
+    import torch  # noqa: PLC0415 - as above
+    import torch.distributed as dist  # noqa: PLC0415 - as above
+
+    if what["how"] == "size":
+        dist.all_reduce(torch.zeros(500))
+    else:
+        dist.broadcast(torch.zeros(1000), src=RANK)
+
+
+def do_at_exit(what: dict[str, Any]) -> None:
+    atexit.register(do_raise, what)
+
+
+def do_null(what: dict[str, Any]) -> None:
+    ctypes.string_at(0)
+
+
+def do_hang(what: dict[str, Any]) -> None:
+    while True:
+        time.sleep(3600)
+
+
+def do_spin(what: dict[str, Any]) -> None:
+    while True:
+        pass
+
+
+ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "raise": do_raise,
+    "thread": do_thread,
+    "atexit": do_at_exit,
+    "exit": lambda what: sys.exit(what["code"]),
+    "os_exit": lambda what: os._exit(what["code"]),
+    "leave": lambda _: sys.exit(0),
+    "signal": lambda what: os.kill(os.getpid(), what["number"]),
+    "abort": lambda _: os.abort(),
+    "null": do_null,
+    "import": do_import,
+    "recurse": do_recurse,
+    "allocate": do_allocate,
+    "arguments": do_arguments,
+    "fill": do_fill,
+    "bind": do_bind,
+    "loader": do_loader,
+    "error_file": do_error_file,
+    "clock": do_clock,
+    "mismatch": do_mismatch,
+    "hang": do_hang,
+    "spin": do_spin,
+    "sleep": lambda what: time.sleep(what["seconds"]),
+    "print": lambda what: print(what["text"], flush=True),
+    "mark": lambda _: mark(0),
+}
+
+
+def act(plan: dict[str, Any], when: int | str) -> None:
+    """Carry out what the plan holds for this rank, here and in this attempt."""
+    attempt = int(os.environ.get("RANKFALL_ATTEMPT", "1"))
+    for what in plan["actions"]:
+        ranks = what.get("ranks")
+        if (ranks is None or RANK in ranks) and what["when"] == when and attempt in what.get("attempts", [1]):
+            ACTIONS[what["do"]](what)
+
+
+def main() -> None:
+    """Import, rendezvous, steps, teardown: the places where a rank can fall."""
+    plan = json.loads(PLAN.read_text())
+    act(plan, "import")
+    import torch  # noqa: PLC0415 - some faults strike before torch is there
+    import torch.distributed as dist  # noqa: PLC0415 - as above
+    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above
+
+    try:
+        from rankfall_inside import progress  # noqa: PLC0415 - absent under plain torchrun
+    except ImportError:
+
+        def progress(step: int, phase: str | None = None) -> None:
+            pass
+
+    def train() -> None:
+        torch.set_num_threads(1)
+        act(plan, "init")
+        dist.init_process_group("gloo", timeout=dt.timedelta(seconds=plan.get("timeout", 60)))
+        gradient = torch.ones(1000)
+        for step in range(1, plan.get("steps", 30) + 1):
+            act(plan, step)
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+            progress(step)
+            if step % 10 == 0:
+                print(f"step {step} loss {1 / step:.3f}", flush=True)
+            time.sleep(plan.get("pace", 0.02))
+        act(plan, "teardown")
+        dist.barrier()
+        dist.destroy_process_group()
+
+    # As torch's documentation asks: the error goes to the launcher's file, too.
+    record(train)()
+
+
+if __name__ == "__main__":
+    main()
