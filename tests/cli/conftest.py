@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,24 @@ def rankfall(folder: Path) -> Iterator[Runner]:
     yield call
     for spec in sorted((folder.parent / "home" / "runs").glob("*/spec.json")):
         call("cancel", spec.parent.name)
+
+
+@pytest.fixture
+def start(folder: Path, rankfall: Runner) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts the real command and leaves it running; what still runs after the test is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def call(*words: str, **options: Any) -> subprocess.Popen[bytes]:
+        env = os.environ | options.pop("env", {})
+        made = subprocess.Popen(command(*words), cwd=folder, env=env, **options)
+        started.append(made)
+        return made
+
+    yield call
+    for one in started:
+        if one.poll() is None:
+            one.kill()
+        one.communicate()
 
 
 def command(*words: str) -> list[str]:

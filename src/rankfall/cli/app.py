@@ -40,6 +40,10 @@ HELP: Final = """Runs a multi-node training job and says which rank fell first, 
 """
 
 
+class ReaderGone(Exception):  # noqa: N818 - nothing is wrong
+    """Whoever read stdout went away."""
+
+
 class LazyGroup(click.Group):
     """Lists verbs by their one line of help, and loads the real one when it is called."""
 
@@ -50,6 +54,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """What ``--help`` needs to know of a verb."""
         return click.Command(cmd_name, help=VERBS[cmd_name][1]) if cmd_name in VERBS else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb. click itself would end the process with 1 when the reader of a pipe goes away."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

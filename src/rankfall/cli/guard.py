@@ -1,7 +1,7 @@
 """Runs the command line and turns every way to fail into a message, a next step and an exit code; a traceback only when asked for.
 
 Exit codes: those of the exception tree in ``rankfall.model.errors``; 130 after Ctrl-C; 74 for a defect of Rankfall itself, with the
-traceback in a file; 141 never: a reader of stdout that goes away ends the program quietly with 0.
+traceback in a file; 0 when the reader of stdout goes away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import click
 
 from rankfall.cli import emit
-from rankfall.cli.app import command
+from rankfall.cli.app import ReaderGone, command
 
 CANCELLED: Final = 130
 DEFECT: Final = 74
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         code = _invoke(argv)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         emit.close_quietly()
         return 0
     except KeyboardInterrupt:

@@ -1,0 +1,335 @@
+"""The verbs over real runs: plain launcher, real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from helpers import wait_until
+from rankfall.model.schemas import schema_of
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Starter = Callable[..., subprocess.Popen[bytes]]
+GANG = ("--nproc-per-node", "3", "--launcher", "plain")
+
+
+def valid(text: str, name: str) -> dict[str, Any]:
+    data = json.loads(text)
+    jsonschema.validate(data, schema_of(name))
+    found: dict[str, Any] = data
+    return found
+
+
+def runs(home: Path) -> list[str]:
+    return [path.parent.name for path in home.glob("runs/*/spec.json")]
+
+
+def logged(home: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(home.glob("runs/*/logs/**/*.log")))
+
+
+def all_ranks_run(home: Path, ranks: int = 3) -> bool:
+    return logged(home).count(b"to stderr") >= ranks
+
+
+def test_run_shows_the_first_and_the_last_rank_and_ends_with_0(rankfall: Runner) -> None:
+    done = rankfall("run", *GANG, "train.py", "--lr", "1e-3")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("[rank 0]")] == [
+        "[rank 0] rank 0 step 0",
+        "[rank 0] rank 0 step 1",
+        "[rank 0] rank 0 step 2",
+        "[rank 0] rank 0 to stderr",
+    ]
+    assert "[rank 2] rank 2 step 2" in lines
+    assert not [line for line in lines if line.startswith("[rank 1]")]
+    assert "launcher: plain" in done.stderr
+    assert "3 ranks started: 0-2" in done.stderr or "ranks started" in done.stderr
+    assert re.search(r"run train-[0-9a-f]{6} succeeded after \d", done.stderr)
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rankfall 0"
+
+
+def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Runner) -> None:
+    done = rankfall("run", *GANG, "train.py", "fail")
+    assert done.returncode == 1
+    assert "[rank 1] TypeError: unsupported operand" in done.stdout
+    assert "[rank 1] rank 1 step 0" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert re.search(
+        r"\n\nrun     train-[0-9a-f]{6}, attempt 1, failed\n"
+        r"rank    1 \(local rank 1, slot 0\)\n"
+        r"node    node0\n"
+        r"cause   Python exception in training code \(user_code_exception, proven\)\n"
+        r"done    stopped: .*\n",
+        done.stderr,
+    )
+    assert "      TypeError: unsupported operand" in done.stderr
+    assert re.search(r"\$ rankfall logs train-[0-9a-f]{6} --attempt 1 --rank 1 --tail 50", done.stderr)
+    assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
+
+
+@pytest.mark.parametrize(("word", "code"), [("exit", 17), ("kill", 137)])
+def test_run_ends_with_the_root_ranks_own_code(word: str, code: int, rankfall: Runner) -> None:
+    done = rankfall("run", *GANG, "--max-restarts", "0", "-q", "train.py", word)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == f"rankfall-exit: rank {code}"
+    assert "rank    1" in done.stderr
+
+
+def test_a_retried_attempt_is_explained_and_the_run_goes_on(rankfall: Runner) -> None:
+    done = rankfall("run", *GANG, "train.py", "kill")
+    assert done.returncode == 0
+    assert "cause   SIGKILL without a known sender" in done.stderr
+    assert "done    to be started again" in done.stderr
+    assert "succeeded in attempt 2" in done.stderr
+    last = rankfall("logs", "--rank", "0").stdout.splitlines()
+    before = rankfall("logs", "--rank", "0", "--previous").stdout.splitlines()
+    assert last == before == ["rank 0 step 0", "rank 0 step 1", "rank 0 step 2", "rank 0 to stderr"]
+    why = valid(rankfall("why", "--attempt", "1", "-o", "json").stdout, "rankfall.verdict-1")
+    assert (why["rank"], why["cause"]["slug"], why["decision"]["state"]) == (1, "killed_unknown", "done")
+
+
+def test_all_and_rank_choose_whose_lines_are_shown(rankfall: Runner) -> None:
+    assert "[rank 1] rank 1 step 1" in rankfall("run", *GANG, "--all", "train.py").stdout
+    only = rankfall("run", *GANG, "--rank", "1", "train.py").stdout.splitlines()
+    assert only
+    assert all(line.startswith("[rank 1] ") for line in only)
+
+
+def test_a_dry_run_prints_the_plan_hides_secrets_and_creates_nothing(rankfall: Runner, home: Path) -> None:
+    done = rankfall("run", "--dry-run", *GANG, "-e", "API_TOKEN=hunter2", "train.py")
+    assert done.returncode == 0
+    assert "slot 0 on node0" in done.stdout
+    assert "hunter2" not in done.stdout
+    plan = json.loads(rankfall("submit", "--dry-run", "-o", "json", "--nnodes", "2", *GANG, "train.py").stdout)
+    assert [slot["node"] for slot in plan["slots"]] == ["node0", "node1"]
+    assert not home.exists()
+
+
+def test_a_job_file_runs(rankfall: Runner, folder: Path) -> None:
+    (folder / "job.yaml").write_text("command: [train.py, x]\nnproc_per_node: 2\nlauncher: plain\nname: from-file\n")
+    done = rankfall("run", "-f", "job.yaml")
+    assert done.returncode == 0
+    assert "run from-file-" in done.stderr
+
+
+def test_the_documents_of_a_submitted_run_are_valid(rankfall: Runner, home: Path, folder: Path) -> None:
+    gate = folder / "gate"
+    name = rankfall("submit", "-q", *GANG, "train.py", "fail", GATE=str(gate)).stdout.strip()
+    assert runs(home) == [name]
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+
+    def live() -> dict[str, Any]:
+        return valid(rankfall("status", name, "-o", "json").stdout, "rankfall.status-1")
+
+    status = wait_until(
+        lambda: found if len((found := live())["ranks"]) == 3 else None, timeout=20, what="three ranks in status"
+    )
+    assert (status["state"], status["supervised"]) == ("running", True)
+    assert {rank["hook"] for rank in status["ranks"]} == {"loaded"}
+    assert "none so far" in rankfall("why", name).stdout
+    gate.touch()
+    waited = rankfall("wait", name, "-o", "json")
+    assert waited.returncode == 1
+    assert json.loads(waited.stdout)["state"] == "failed"
+    assert waited.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
+    listed = valid(rankfall("ps", "-o", "json").stdout, "rankfall.runs-1")
+    assert [(run["run"], run["state"], run["cause"], run["rank"]) for run in listed["runs"]] == [
+        (name, "failed", "user_code_exception", 1)
+    ]
+    verdict = valid(rankfall("why", name[:-2], "-o", "json").stdout, "rankfall.verdict-1")
+    assert (verdict["run"], verdict["rank"], verdict["exit_origin"]) == (name, 1, "rank")
+    assert yaml.safe_load(rankfall("why", "-o", "yaml").stdout) == verdict
+    assert name in rankfall("ps").stdout
+    assert "EXIT" in rankfall("status").stdout
+
+
+def test_logs_filter_by_rank_stream_pattern_and_count(rankfall: Runner) -> None:
+    rankfall("run", "-q", *GANG, "train.py")
+    assert rankfall("logs", "--rank", "1", "--tail", "1", "--stream", "stdout").stdout == "rank 1 step 2\n"
+    both = rankfall("logs", "--rank", "first,last", "--stream", "stderr").stdout.splitlines()
+    assert sorted(both) == ["[rank 0] rank 0 to stderr", "[rank 2] rank 2 to stderr"]
+    assert rankfall("logs", "--grep", "rank [12] step 1$", "--no-prefix", "--rank", "1").stdout == "rank 1 step 1\n"
+    assert rankfall("logs", "--since", "2020-01-01").stdout.count("\n") == 12
+    none = rankfall("logs", "--since", "2999-01-01T00:00:00Z")
+    assert (none.returncode, none.stdout) == (0, "")
+    stamped = rankfall("logs", "--rank", "0", "--tail", "1", "--timestamps").stdout
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z rank 0", stamped)
+    objects = [json.loads(line) for line in rankfall("logs", "-o", "json", "--rank", "2").stdout.splitlines()]
+    assert {(o["rank"], o["slot"], o["attempt"]) for o in objects} == {(2, 0, 1)}
+    assert [o["text"] for o in objects if o["out"]] == ["rank 2 step 0", "rank 2 step 1", "rank 2 step 2"]
+    bad = rankfall("logs", "--grep", "(")
+    assert bad.returncode == 2
+    assert "RE2" in bad.stderr
+
+
+def test_logs_follow_until_the_end(rankfall: Runner, start: Starter, home: Path, folder: Path) -> None:
+    gate = folder / "gate"
+    name = rankfall("submit", "-q", *GANG, "train.py", "fail", GATE=str(gate)).stdout.strip()
+    with (folder / "followed").open("wb") as file:
+        follower = start("logs", "-f", name, stdout=file)
+        wait_until(lambda: b"rank 1 step 2" in (folder / "followed").read_bytes(), timeout=20, what="live lines")
+        gate.touch()
+        assert follower.wait(20) == 0
+    lines = (folder / "followed").read_bytes().splitlines()
+    assert lines.count(b"[rank 1] rank 1 step 2") == 1
+    assert lines.count(b"[rank 1] TypeError: unsupported operand") == 1
+
+
+def test_a_pipe_gets_the_jobs_own_bytes(rankfall: Runner, folder: Path, home: Path) -> None:
+    (folder / "raw.py").write_text("import os; os.write(1, b'a\\x1b[31m\\xff\\rb\\n')")
+    rankfall("run", "-q", "--launcher", "plain", "raw.py")
+    done = subprocess.run(
+        rankfall("logs", "--rank", "0").args, cwd=folder, env=os.environ, capture_output=True, check=True, timeout=30
+    )
+    assert done.stdout == b"a\x1b[31m\xff\rb\n"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(start: Starter, folder: Path, home: Path) -> None:
+    gate = folder / "gate"
+    running = start("run", *GANG, "--all", "train.py", "exit", env={"GATE": str(gate)}, stdout=-1, stderr=-1)
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith(b"[rank")
+    running.stdout.close()
+    running.stdout = None
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    gate.touch()
+    assert running.wait(30) == 17
+
+
+def test_a_closed_pipe_ends_logs_quietly(rankfall: Runner, folder: Path) -> None:
+    rankfall("run", "-q", *GANG, "--", "seq", "200000")
+    words = " ".join(rankfall("logs").args)
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -1; echo ${{PIPESTATUS[0]}}"],
+        cwd=folder, env=os.environ, capture_output=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == b"0"
+    assert b"Traceback" not in done.stderr
+
+
+def test_errors_s40_a_cancelled_run_is_cancelled_and_130(rankfall: Runner, folder: Path, home: Path) -> None:
+    name = rankfall("submit", "-q", *GANG, "train.py", GATE=str(folder / "never")).stdout.strip()
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    assert rankfall("cancel").returncode == 2
+    assert rankfall("wait", name, "--timeout", "0.1s").returncode == 124
+    done = rankfall("cancel", name, "--reason", "enough", "-o", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["state"] == "cancelled"
+    waited = rankfall("wait", name)
+    assert waited.returncode == 130
+    assert waited.stderr.splitlines()[-1] == "rankfall-exit: rankfall 130"
+    assert "enough" in rankfall("why", name).stdout
+    again = rankfall("cancel", name)
+    assert again.returncode == 0
+    assert "over already" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_without_a_terminal_a_signal_cancels(number: int, start: Starter, folder: Path, home: Path) -> None:
+    running = start("run", *GANG, "train.py", env={"GATE": str(folder / "never")}, stdout=-3, stderr=-1, stdin=-3)
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    running.send_signal(number)
+    _, told = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert told.decode().splitlines()[-1] == "rankfall-exit: rankfall 130"
+
+
+def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
+    start: Starter, rankfall: Runner, folder: Path, home: Path
+) -> None:
+    gate = folder / "gate"
+    running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    running.send_signal(signal.SIGHUP)
+    assert running.wait(30) == 0
+    gate.touch()
+    assert rankfall("wait").returncode == 17
+
+
+def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Runner, folder: Path, home: Path) -> None:
+    gate = folder / "gate"
+    running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    running.kill()
+    running.wait(10)
+    assert "nobody supervises it now" in rankfall("status").stdout
+    attached = start("attach", "--all", stdout=-1, stderr=-1)
+    wait_until(lambda: b"resumed" in _events(home), timeout=20, what="a supervisor that took over")
+    gate.touch()
+    out, told = attached.communicate(timeout=30)
+    assert attached.returncode == 17
+    assert told.decode().splitlines()[-1] == "rankfall-exit: rank 17"
+    assert out.count(b"[rank 1] rank 1 step 2\n") == 1
+    assert rankfall("logs", "--rank", "1").stdout.count("rank 1 step 2\n") == 1
+    assert json.loads(rankfall("ps", "-o", "json").stdout)["runs"][0]["attempts"] == 1
+
+
+def test_cancel_stops_a_run_that_nobody_supervises(start: Starter, rankfall: Runner, folder: Path, home: Path) -> None:
+    running = start("run", *GANG, "train.py", env={"GATE": str(folder / "never")}, stdout=-3, stderr=-3)
+    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    running.kill()
+    running.wait(10)
+    [name] = runs(home)
+    assert rankfall("cancel", name).returncode == 0
+    slots = json.loads(rankfall("status", "-o", "json").stdout)
+    assert slots["state"] == "cancelled"
+    assert not [rank for rank in slots["ranks"] if rank["pid"] and Path(f"/proc/{rank['pid']}").exists()]
+
+
+def test_why_of_files_and_of_a_pipe(rankfall: Runner, folder: Path) -> None:
+    text = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "t.py", line 3, in <module>\n[rank1]: TypeError: no\n'
+    (folder / "node1.log").write_text(text)
+    of_file = valid(rankfall("why", "node1.log", "-o", "json").stdout, "rankfall.verdict-1")
+    of_pipe = valid(rankfall("why", "-", "-o", "json", stdin=text.encode()).stdout, "rankfall.verdict-1")
+    assert of_file["cause"]["slug"] == of_pipe["cause"]["slug"] == "user_code_exception"
+    assert of_file["rank"] == of_pipe["rank"] == 1
+    assert of_file["run"] is None
+    assert of_file["decisive"]["where"].startswith("node1.log:")
+    assert "run     none, read from node1.log" in rankfall("why", "node1.log").stdout
+    nothing = rankfall("why", "-", stdin=b"")
+    assert (nothing.returncode, "unknown" in nothing.stdout) == (0, True)
+
+
+def test_doctor_tries_everything_and_finds_the_hook(rankfall: Runner) -> None:
+    done = rankfall("doctor", "-o", "json")
+    document = json.loads(done.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert document["schema"] == "rankfall.doctor/1"
+    assert checks["hook"]["state"] == "pass"
+    assert checks["home"]["state"] == "pass"
+    assert all(check["next"] for check in document["checks"] if check["state"] == "fail")
+    assert done.returncode == (69 if document["state"] == "fail" else 0)
+    text = rankfall("doctor", "--python", "/no/python")
+    assert text.returncode == 69
+    assert re.search(r"^fail  job-python", text.stdout, re.MULTILINE)
+    assert "next: " in text.stdout
+
+
+def test_config_prints_the_schemas(rankfall: Runner) -> None:
+    for name in ("job", "record", "verdict", "runs", "status"):
+        assert json.loads(rankfall("config", "schema", name).stdout) == schema_of(f"rankfall.{name}-1")
+
+
+@pytest.mark.torch
+def test_torchrun_is_used_and_named_where_torch_is(rankfall: Runner) -> None:
+    done = rankfall("run", "--nproc-per-node", "2", "train.py", "fail")
+    assert "launcher: torchrun (torch " in done.stderr
+    assert "rank    1 (local rank 1, slot 0)" in done.stderr
+    assert done.returncode == 1
+
+
+def _events(home: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in home.glob("runs/*/events.jsonl"))
