@@ -1,0 +1,160 @@
+"""What happens at a real terminal: a pseudo-terminal, so that colours, escapes and Ctrl-C are the real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import subprocess
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import wait_until
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Starter = Callable[..., subprocess.Popen[bytes]]
+GANG = ("--nproc-per-node", "2", "--launcher", "plain")
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """A command at a terminal of its own."""
+
+    def __init__(self, start: Starter, *words: str, **env: str) -> None:
+        self.side, other = pty.openpty()
+        os.set_blocking(self.side, False)
+        self.text = b""
+        # setsid and the controlling terminal make Ctrl-C a SIGINT to this command only.
+        self.process = start(
+            *words, stdin=other, stdout=other, stderr=other, start_new_session=True,
+            env=env | {"TERM": "xterm"}, preexec_fn=_take_terminal,
+        )  # fmt: skip
+        os.close(other)
+
+    def read(self) -> bytes:
+        with contextlib.suppress(BlockingIOError, OSError):
+            while part := os.read(self.side, 65536):
+                self.text += part
+        return self.text
+
+    def until(self, part: bytes, *, times: int = 1) -> None:
+        wait_until(lambda: self.read().count(part) >= times, timeout=25, what=f"{part!r} in {self.text!r}")
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.side, keys)
+
+    def end(self) -> int:
+        wait_until(lambda: self.read() is not None and self.process.poll() is not None, timeout=25, what="its end")
+        self.read()
+        return self.process.returncode
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def at_terminal(start: Starter) -> Iterator[Callable[..., Terminal]]:
+    made: list[Terminal] = []
+
+    def call(*words: str, **env: str) -> Terminal:
+        made.append(Terminal(start, *words, **env))
+        return made[-1]
+
+    yield call
+    for one in made:
+        os.close(one.side)
+
+
+def test_ctrl_c_asks_and_detaching_leaves_the_run_alone(
+    at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
+) -> None:
+    gate = folder / "gate"
+    terminal = at_terminal("run", *GANG, "--all", "train.py", "exit", GATE=str(gate))
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?")
+    terminal.type(b"d\n")
+    assert terminal.end() == 0
+    assert b"Come back: rankfall attach train-" in terminal.text
+    gate.touch()
+    assert rankfall("wait").returncode == 17
+
+
+def test_enter_goes_on_and_c_cancels(at_terminal: Callable[..., Terminal], folder: Path) -> None:
+    terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(folder / "never"))
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?")
+    terminal.type(b"\n")
+    terminal.until(b"going on")
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?", times=2)
+    terminal.type(b"c\n")
+    assert terminal.end() == 130
+    assert b"rankfall-exit: rankfall 130" in terminal.text
+
+
+def test_ctrl_c_twice_detaches(at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path) -> None:
+    gate = folder / "gate"
+    terminal = at_terminal("run", *GANG, "--all", "train.py", GATE=str(gate))
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?")
+    terminal.type(CTRL_C)
+    assert terminal.end() == 0
+    assert b"detached" in terminal.text
+    gate.touch()
+    assert rankfall("wait").returncode == 0
+
+
+def test_leaving_attach_leaves_the_other_supervisor_alone(
+    at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
+) -> None:
+    gate = folder / "gate"
+    rankfall("submit", "-q", *GANG, "train.py", "exit", GATE=str(gate))
+    terminal = at_terminal("attach", "--all")
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?")
+    terminal.type(CTRL_C)
+    assert terminal.end() == 0
+    gate.touch()
+    assert rankfall("wait").returncode == 17
+
+
+def test_cancel_without_a_run_asks_first(at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path) -> None:
+    rankfall("submit", "-q", *GANG, "train.py", GATE=str(folder / "never"))
+    terminal = at_terminal("cancel")
+    terminal.until(b"[y/N]")
+    terminal.type(b"n\n")
+    assert terminal.end() == 130
+    terminal = at_terminal("cancel")
+    terminal.until(b"[y/N]")
+    terminal.type(b"y\n")
+    assert terminal.end() == 0
+    assert b"cancelled" in terminal.text
+
+
+def test_a_terminal_gets_colour_and_harmless_text(
+    at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
+) -> None:
+    (folder / "evil.py").write_text(r"import os; os.write(1, b'\x1b]0;owned\x07 \xe2\x80\xae a\r\n')")
+    rankfall("run", "-q", "--launcher", "plain", "evil.py")
+    terminal = at_terminal("logs", "--prefix")
+    assert terminal.end() == 0
+    assert b"\x1b[36m[rank 0]\x1b[0m \\x1b]0;owned\\x07 \\u202e a" in terminal.text
+    assert b"\x1b]" not in terminal.text
+    plain = at_terminal("logs", "--prefix", NO_COLOR="1")
+    assert plain.end() == 0
+    assert b"\x1b" not in plain.text
+
+
+def test_no_colour_without_a_terminal(rankfall: Runner) -> None:
+    done = rankfall("run", *GANG, "train.py", "fail")
+    assert not re.search(r"\x1b", done.stdout + done.stderr)
