@@ -28,6 +28,7 @@ class LocalBackend:
     def __init__(self) -> None:
         self._port: Reservation | None = None
         self._children: dict[int, Path] = {}
+        self._exits: dict[Path, int] = {}
 
     def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
         """What would be started. Creates nothing; a port is kept until the next plan or :meth:`release`.
@@ -151,6 +152,13 @@ class LocalBackend:
         """Whether its wrapper runs or is starting."""
         return self.life(plan, slot) in {"starting", "running"}
 
+    def exit_code(self, plan: Plan, slot: int) -> int | None:
+        """The wrapper's own exit code, which is its command's; None while it runs, when a signal ended it, or when it is not our child."""
+        slot_dir = Path(slot_plan(plan, slot).slot_dir)
+        self._reap(slot_dir)
+        status = self._exits.get(slot_dir, -1)
+        return os.WEXITSTATUS(status) if status >= 0 and os.WIFEXITED(status) else None
+
     def stop(self, plan: Plan, slots_: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
         """Ask slots to end: SIGTERM to their command, after ``grace`` seconds SIGKILL to all below it."""
         line = f"stop {max(0.0, grace):g} {reason}"
@@ -210,14 +218,14 @@ class LocalBackend:
             if folder != slot_dir:
                 continue
             try:
-                done, _ = os.waitpid(pid, os.WNOHANG)
+                done, status = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
-                done = pid
+                done, status = pid, -1
             if not done:
                 return False
             del self._children[pid]
-            return True
-        return False
+            self._exits[slot_dir] = status
+        return slot_dir in self._exits
 
 
 def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tuple[Launcher, str]:

@@ -113,6 +113,10 @@ class Backend(Protocol):
         """Whether its wrapper runs or is starting."""
         ...
 
+    def exit_code(self, plan: Plan, slot: int) -> int | None:
+        """The exit code of a slot's command as its parent saw it; None where nobody here could."""
+        ...
+
     def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
         """Ask slots to end; the numbers of those that could be told."""
         ...

@@ -74,6 +74,7 @@ class AttemptWatch:
         self._stopping: Stopping | None = None
         self._own_evidence: list[Evidence] = []
         self._dead: set[int] = set()
+        self._unwritten: set[int] = set()
         self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
         self._unstored: dict[str, Evidence] = {}
         self._stored_at = 0.0
@@ -145,20 +146,40 @@ class AttemptWatch:
             self._ledger.set_run("running", reason=None, at=now)
 
     def _slots(self) -> tuple[SlotFacts, ...]:
-        """The plan's slots, with what the backend sees of those that never wrote a record."""
+        """The plan's slots, with what the backend sees of those whose records do not tell."""
         known = {facts.slot: facts for facts in self._observer.slots()}
         found = []
         for one in self._plan.slots:
             facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
-            if facts.state == "expected" and one.slot not in self._dead:
-                if self._backend.life(self._plan, one.slot) in {"dead", "ended"}:
-                    # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
-                    self._dead.add(one.slot)
-            elif facts.state == "expected":
-                where = f"slots/attempt-{self._plan.attempt}/{one.role}-{one.slot}/wrapper.log"
-                facts = msgspec.structs.replace(facts, state="lost", where=where)
+            if facts.state in {"expected", "lost"}:
+                facts = self._unrecorded(facts)
             found.append(msgspec.structs.replace(facts, launcher=self._plan.launcher, node=facts.node or one.node))
         return tuple(found)
+
+    def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
+        """A slot without an end record: a wrapper that was killed, never came up, or could write nothing because the disk is full."""
+        slot = facts.slot
+        if facts.state == "expected":
+            if slot not in self._dead:
+                if self._backend.life(self._plan, slot) in {"dead", "ended"}:
+                    # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
+                    self._dead.add(slot)
+                return facts
+            where = f"slots/attempt-{self._plan.attempt}/{facts.role or self._spec.role}-{slot}/wrapper.log"
+            facts = msgspec.structs.replace(facts, state="lost", where=where)
+            came_up = False
+        else:
+            came_up = True
+        code = self._backend.exit_code(self._plan, slot)
+        # A wrapper that never came up has a code of its own; only 0 is surely the command's.
+        if code is None or (code and not came_up):
+            return facts
+        if slot not in self._unwritten:
+            self._unwritten.add(slot)
+            self._ledger.note(
+                f"slot {slot} of attempt {self._plan.attempt} ended with code {code} and could not record it"
+            )
+        return msgspec.structs.replace(facts, state="ended", exit_code=code, where="exit status of the wrapper")
 
     def _watch_wishes(self) -> None:
         for number in self._control.take_signals():
