@@ -96,6 +96,7 @@ def _set(options: Options, name: str, value: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the wrapper; its exit code is the command's."""
+    _open_standard_files()
     try:
         options = parse(argv)
     except ValueError as error:
@@ -121,6 +122,15 @@ def main(argv: Sequence[str]) -> int:
 
     options.home = home.prepare(files.path)
     return Wrapper(options, files, os.environ).run()
+
+
+def _open_standard_files() -> None:
+    """Closed ones would be taken by the first pipes, and the command would write into the wrong stream."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:  # noqa: PLR2004 - stderr
+        os.set_inheritable(fd, True)
+        fd = os.dup(fd)
+    os.close(fd)
 
 
 def _plainly(options: Options) -> NoReturn:

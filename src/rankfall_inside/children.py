@@ -1,12 +1,27 @@
 """Sees exceptions in ranks that are multiprocessing children: there they are caught before any excepthook.
 
-No function is replaced: multiprocessing runs finalizers while the exception is still being handled, and tells after-fork callbacks when
-a child begins.
+Up to Python 3.12 multiprocessing runs finalizers while the exception is still being handled, so a finalizer sees it and nothing is
+replaced. From 3.13 it does so no more: there ``run`` is called through a guard, one line ``File "<rankfall>"`` in the child's traceback.
 """
 
 from __future__ import annotations
 
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_GUARD = """\
+def guard(function, saw):
+    def run():
+        try:
+            function()
+        except BaseException as error:
+            saw(error)
+            raise
+    return run
+"""
 
 
 class _Anchor:
@@ -25,7 +40,30 @@ def watch() -> None:
     _installed = True
     from multiprocessing import util
 
+    from rankfall_inside import hook
+
+    if sys.version_info >= (3, 13):
+        _guard()
+        return
     util.register_after_fork(_anchor, _arm)
+    if hook.is_spawn_child():
+        # Newer Pythons call nothing when a spawned child begins, and keep the finalizers that are there.
+        _arm(None)
+
+
+def _guard() -> None:
+    from multiprocessing.process import BaseProcess
+
+    before = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - the one place between begin and run
+    names: dict[str, Any] = {}
+    # A file name of its own, so that nobody takes the frame for the user's or for a file to look at.
+    exec(compile(_GUARD, "<rankfall>", "exec"), names)  # noqa: S102 - a constant
+
+    def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.run = names["guard"](self.run, _saw)
+        return before(self, *args, **kwargs)
+
+    BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - as above
 
 
 def _arm(_: object) -> None:
@@ -36,9 +74,14 @@ def _arm(_: object) -> None:
 
 
 def _look() -> None:
+    error = sys.exc_info()[1]
+    if error is not None:
+        _saw(error)
+
+
+def _saw(error: BaseException) -> None:
     from rankfall_inside import hook
     from rankfall_inside import watch as watcher
 
-    error = sys.exc_info()[1]
-    if error is not None and hook.claim_quietly():
+    if hook.claim_quietly():
         watcher.saw(error)

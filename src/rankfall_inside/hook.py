@@ -37,7 +37,8 @@ class State:
         self.step_ns: int | None = None
         self.phase: str | None = None
         self.progress_due = 0.0
-        self.exit_code: int | None = None
+        # An error of the main thread is recorded.
+        self.told = False
 
 
 state = State()

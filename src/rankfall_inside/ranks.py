@@ -137,11 +137,14 @@ class Ranks:
 
     def scan(self, root: int, processes: dict[int, procfs.Stat]) -> None:
         """Look below ``root`` for processes that have RANK and no hook, and notice ends where no pidfd could be had."""
+        known = {rank.pid for rank in self.live()}
         for one in procfs.descendants(root, processes):
             ident = (one.pid, one.start)
-            if one.state == "Z" or ident in self._candidates or ident in self._no_rank:
-                continue
-            self._look(one, root)
+            if one.ppid in known:
+                # A child of a rank is none, whatever its environment says; parents come first, so grandchildren are met too.
+                known.add(one.pid)
+            elif one.state != "Z" and ident not in self._candidates and ident not in self._no_rank:
+                self._look(one, root)
         for ident in list(self._candidates):
             self._decide(ident, gone=ident[0] not in processes or processes[ident[0]].start != ident[1])
         self._no_rank = {ident for ident in self._no_rank if ident[0] in processes}
@@ -160,7 +163,11 @@ class Ranks:
         if found is None:
             # Between fork and exec a child looks like its parent: it is asked again while it is young.
             return
-        if identity.is_launcher(argv) or claims.find_root(one.pid, environ, root) != ident:
+        if (
+            environ.get("RANKFALL_CLAIMED")
+            or identity.is_launcher(argv)
+            or claims.find_root(one.pid, environ, root) != ident
+        ):
             self._no_rank.add(ident)
             return
         found["rank_source"] = str(found["rank_source"]).replace("env:", "proc:")

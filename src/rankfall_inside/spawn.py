@@ -38,8 +38,9 @@ def become_subreaper() -> bool:
 
 def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int) -> int:
     """Start ``argv`` with fd 1 and 2 on ``out`` and ``err``; the pid. A failed exec ends it with 127 or 126 and a line on ``err``."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     parent = os.getpid()
     pid = os.fork()
     if pid:

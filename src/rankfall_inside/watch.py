@@ -60,9 +60,23 @@ def _chain_excepthook() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         saw(error)
+        _keep_interrupt(error)
         before(kind, error, trace)
 
     sys.excepthook = excepthook
+
+
+def _keep_interrupt(error: BaseException) -> None:
+    """Keep the exit by SIGINT of an unhandled KeyboardInterrupt.
+
+    CPython remembers it in a flag that any later ``eval`` of a text clears, and the imports of a record evaluate texts; another
+    KeyboardInterrupt out of such a text sets it again (``run_eval_code_obj`` in CPython's pythonrun.c).
+    """
+    if isinstance(error, KeyboardInterrupt):
+        try:
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
+        except KeyboardInterrupt:
+            return
 
 
 def _chain_thread_hook() -> None:
@@ -101,9 +115,13 @@ def _remember_exit(status: Any) -> None:
     if state.silent or _thread.get_ident() != _main_ident():
         return
     code = exit_code(status)
+    context = sys.exc_info()[1]
+    if context is None and _pending and _pending[-1][0] == code:
+        # multiprocessing passes the code of an exit on with an exit of its own; the first one knows why.
+        return
     del _pending[:]
     if code:
-        _pending.append((code, sys.exc_info()[1]))
+        _pending.append((code, context))
 
 
 def _main_ident() -> int:
@@ -150,6 +168,7 @@ def put(error: BaseException, *, thread: str | None, code: int | None, handled: 
     from rankfall_inside import api, errors
 
     api.flush()
+    state.told = state.told or thread is None
     info, flags = errors.describe(error, thread=thread, exit_code=code, handled=handled)
     fields = dict(state.fields, step=state.step, step_ns=state.step_ns, phase=state.phase, error=info, **flags)
     write("error", fields, sync=True)
@@ -165,10 +184,14 @@ def _at_exit() -> None:
     if isinstance(last, BaseException):
         # A hook that the user set later did not call ours.
         saw(last)
+        _keep_interrupt(last)
         return
     if _pending:
         code, context = _pending[-1]
         if context is None or isinstance(context, SystemExit):
+            if state.told:
+                # multiprocessing's own exit after an exception that is recorded already
+                return
             context = SystemExit(code)
         if not getattr(context, _SEEN, False):
             put(context, thread=None, code=code, handled=not isinstance(context, SystemExit))

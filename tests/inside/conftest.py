@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers import wait_until
 
+from helpers import wait_until
 from rankfall.backends.bundle import unpack
 from rankfall.model import Record
 from rankfall_inside import procfs
@@ -29,7 +30,11 @@ class Slot:
         self.dir = base / "slot"
         self.record_dir = base / "records"
         self.stream_dir = base / "logs" / "0"
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RANKFALL_", "TORCHELASTIC_")) and k != "PYTHONPATH"}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("RANKFALL_", "TORCHELASTIC_")) and k != "PYTHONPATH"
+        }
         self.env = kept | {
             "RANKFALL_RUN": "demo-abc123",
             "RANKFALL_ATTEMPT": "2",
@@ -47,20 +52,31 @@ class Slot:
         path.write_text(text)
         return str(path)
 
-    def start(self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str
+    ) -> subprocess.Popen[bytes]:
         argv = [python, str(self.home), "wrap", "--stream-dir", str(self.stream_dir), *options, "--", *command]
         process = subprocess.Popen(
-            argv, env=self.env | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            argv,
+            env=self.env | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         self.started.append(process)
         return process
 
-    def run(self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str
+    ) -> subprocess.CompletedProcess[bytes]:
         process = self.start(*command, options=options, python=python, **env)
         out, err = process.communicate(timeout=50)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def rank(self, text: str, *, python: str = sys.executable, args: tuple[str, ...] = (), **env: str) -> subprocess.CompletedProcess[bytes]:
+    def rank(
+        self, text: str, *, python: str = sys.executable, args: tuple[str, ...] = (), **env: str
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run a script as the only rank of the slot."""
         identity = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
         return self.run(python, *args, self.script(text), **(identity | env))
@@ -115,11 +131,13 @@ def slot(tmp_path: Path, home: Path):
 @pytest.fixture(scope="session")
 def find_python():
     """Finds a real interpreter by version: on PATH, or among pyenv's."""
-    import shutil
 
     def find(version: str) -> str:
         root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-        candidates = [shutil.which(f"python{version}"), *(str(p / "bin" / "python") for p in sorted(root.glob(f"{version}.*")))]
+        candidates = [
+            shutil.which(f"python{version}"),
+            *(str(p / "bin" / "python") for p in sorted(root.glob(f"{version}.*"))),
+        ]
         for candidate in candidates:
             if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
                 return candidate

@@ -13,7 +13,9 @@ def test_zip_is_small_repeatable_and_hides_no_installed_package() -> None:
     assert data == bundle.build_zip()
     assert len(data) < 128 * 1024
     names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    assert {"__main__.py", "sitecustomize.py", "rankfall_inside/__init__.py", "rankfall_inside/wrapper.py"} <= set(names)
+    assert {"__main__.py", "sitecustomize.py", "rankfall_inside/__init__.py", "rankfall_inside/wrapper.py"} <= set(
+        names
+    )
     assert not [name for name in names if name.split("/")[0] == "rankfall" or name == "rankfall.py"]
     assert all(name.endswith(".py") for name in names)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import datetime
+import datetime as dt
+import os
 
 import msgspec
 import pytest
@@ -12,11 +13,11 @@ from rankfall.model import Record
 from rankfall_inside import errors, records, redact
 
 
-class Own(ValueError):
+class OwnError(ValueError):
     pass
 
 
-class Bad(Exception):
+class BadError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -24,28 +25,30 @@ class Bad(Exception):
 def caught(function) -> BaseException:
     try:
         function()
-    except BaseException as error:
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001 - the test wants it whatever it is
         return error
     raise AssertionError
 
 
 def describe(error: BaseException, **more) -> tuple[Record, dict]:
     info, flags = errors.describe(error, **({"thread": None, "exit_code": None, "handled": False} | more))
-    return msgspec.json.decode(records.encode(records.new("error", writer="hook", fields={"error": info, **flags})), type=Record), info
+    return msgspec.json.decode(
+        records.encode(records.new("error", writer="hook", fields={"error": info, **flags})), type=Record
+    ), info
 
 
 def test_the_chain_is_kept_from_the_raised_one_to_the_first() -> None:
     def fail() -> None:
         try:
-            raise KeyError("first")
+            {}["first"]
         except KeyError as first:
             try:
-                raise OSError("second")
+                os.stat("/nonexistent/second")  # noqa: PTH116 - any failing call
             except OSError:
-                raise Own("third") from first
+                raise OwnError("third") from first
 
     record, _ = describe(caught(fail))
-    assert record.error.types == (f"{__name__}.Own", "KeyError")
+    assert record.error.types == (f"{__name__}.OwnError", "KeyError")
     assert record.error.message == "third"
     assert record.error.chain == ("third", "'first'")
     assert record.error.frames[-1].func.endswith("fail")
@@ -67,8 +70,8 @@ def test_members_of_a_group_belong_to_the_chain_and_their_mark_counts() -> None:
 
 
 def test_errors_s20_a_failing_str_keeps_the_type() -> None:
-    record, _ = describe(caught(lambda: (_ for _ in ()).throw(Bad())))
-    assert record.error.types == (f"{__name__}.Bad",)
+    record, _ = describe(caught(lambda: (_ for _ in ()).throw(BadError())))
+    assert record.error.types == (f"{__name__}.BadError",)
     assert "RuntimeError" in record.error.message
 
 
@@ -78,7 +81,7 @@ def test_errors_s20_lone_surrogates_are_stored() -> None:
 
 
 def test_errors_s12_an_exception_may_carry_its_own_time() -> None:
-    at = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.UTC)
+    at = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
     for name, value, expected in (
         ("timestamp", at, 1767323045678901000),
         ("raised_at", 1767323045.5, 1767323045500000000),
@@ -103,8 +106,8 @@ def test_marks_are_found_through_wrappers_and_by_listed_names(monkeypatch: pytes
     record, _ = describe(outer)
     assert (record.error.mark, record.error.marked_by) == ("retryable", "rankfall_inside.api.Retryable")
     assert record.error.types[-1] == "OSError"
-    monkeypatch.setenv("RANKFALL_FINAL", f"some.Other, {__name__}.Own")
-    assert describe(Own("x"))[0].error.mark == "final"
+    monkeypatch.setenv("RANKFALL_FINAL", f"some.Other, {__name__}.OwnError")
+    assert describe(OwnError("x"))[0].error.mark == "final"
     monkeypatch.setenv("RANKFALL_RETRYABLE", "OSError")
     record, _ = describe(FileNotFoundError("x"))
     assert (record.error.mark, record.error.marked_by) == ("retryable", "OSError")
@@ -146,7 +149,15 @@ def test_errors_s36_secrets_are_masked(text: str, secret: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["KeyError: 'tokens'", "expected 3 tokens, got 4", "max_tokens=2048", "file://host/path", "rank 3: loss=0.5", "signal: 9"]
+    "text",
+    [
+        "KeyError: 'tokens'",
+        "expected 3 tokens, got 4",
+        "max_tokens=2048",
+        "file://host/path",
+        "rank 3: loss=0.5",
+        "signal: 9",
+    ],
 )
 def test_plain_text_is_left_alone(text: str) -> None:
     assert redact.redact(text, []) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 import sys
 import time
 
@@ -20,7 +21,10 @@ def test_errors_s3_an_error_record_says_who_where_what_and_when(slot) -> None:
     assert (record.run, record.attempt, record.role, record.slot, record.node) == ("demo-abc123", 2, "worker", 1, "n1")
     assert (record.rank, record.local_rank, record.world_size, record.rank_source) == (3, 1, 4, "env:RANK")
     assert (record.error.types, record.error.message, record.error.mark) == (("ValueError",), "boom", None)
-    assert [(frame.func, frame.line, frame.user) for frame in record.error.frames] == [("<module>", 3, True), ("f", 2, True)]
+    assert [(frame.func, frame.line, frame.user) for frame in record.error.frames] == [
+        ("<module>", 3, True),
+        ("f", 2, True),
+    ]
     assert before < record.error.raised_ns <= record.at_ns
     assert slot.stream("0.err").endswith(b"ValueError: boom\n")
     assert slot.one("end").exit.code == 1
@@ -63,7 +67,7 @@ def test_exceptions_of_threads_are_recorded_with_their_name(slot) -> None:
 
 
 @pytest.mark.parametrize("chained", [True, False])
-def test_a_hook_that_the_user_sets_later_does_not_hide_the_error(slot, chained: bool) -> None:
+def test_a_hook_that_the_user_sets_later_does_not_hide_the_error(slot, *, chained: bool) -> None:
     call = "before(*a)" if chained else "None"
     text = f"import sys\nbefore = sys.excepthook\nsys.excepthook = lambda *a: (print('own hook'), {call})\nraise ValueError('x')"
     assert slot.rank(text).returncode == 1
@@ -75,7 +79,12 @@ def test_a_sitecustomize_of_the_user_still_runs(slot) -> None:
     own = slot.base / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import builtins\nbuiltins.OWN = __file__\n")
-    assert slot.rank("print(OWN)\nimport sitecustomize\nprint(sitecustomize.__file__ == OWN)", PYTHONPATH=str(own)).returncode == 0
+    assert (
+        slot.rank(
+            "print(OWN)\nimport sitecustomize\nprint(sitecustomize.__file__ == OWN)", PYTHONPATH=str(own)
+        ).returncode
+        == 0
+    )
     assert slot.stream("0.out") == f"{own / 'sitecustomize.py'}\nTrue\n".encode()
 
 
@@ -117,8 +126,6 @@ def test_progress_is_stored_and_goes_into_error_and_end(slot) -> None:
 
 
 def test_what_a_script_imports_works_without_any_wrapper() -> None:
-    import subprocess
-
     text = "from rankfall.inside import Final, Retryable, progress, record\nprogress(1)\n@record\ndef f(): return 5\nassert f() == 5\nassert str(Final('x')) == 'x'"
     subprocess.run([sys.executable, "-c", text], check=True)
 
@@ -183,7 +190,9 @@ if __name__ == '__main__':
         assert slot.stream(f"{record.ordinal}.out") == f"I am {rank}\n".encode()
     error = slot.one("error")
     assert (error.rank, error.error.types, error.error.message) == (1, ("ValueError",), "in rank 1")
-    assert {record.rank: record.exit.code for record in slot.records("end")} == {0: 0, 1: 1}
+    ends = {record.rank: record.exit for record in slot.records("end")}
+    # A rank that lives for a millisecond may be reaped before the wrapper has opened a pidfd: then it says so.
+    assert [ends[rank].code for rank in (0, 1)] == [None if ends[rank].how == "gone" else rank for rank in (0, 1)]
 
 
 def test_a_launcher_that_sets_rank_for_its_children_is_no_rank(slot) -> None:
@@ -208,10 +217,8 @@ def test_a_shell_between_launcher_and_rank_does_not_matter(slot) -> None:
 
 def test_a_process_without_rank_imports_nothing_heavy(slot) -> None:
     text = "import sys; print(sorted({'typing','re','json','traceback','threading','datetime','ctypes','uuid','rankfall_inside.records'} & set(sys.modules)))"
-    plain = slot.run(sys.executable, "-S", "-c", text)
-    assert plain.returncode == 0
-    bare = slot.stream("slot.out")
-    slot.stream_dir = slot.base / "logs" / "1"
-    # A bare interpreter: a virtual environment's own .pth files would import what they like.
-    assert slot.run(getattr(sys, "_base_executable", sys.executable), "-c", text).returncode == 0
+    python = getattr(sys, "_base_executable", sys.executable)
+    env = {name: value for name, value in slot.env.items() if not name.startswith("RANKFALL_")}
+    bare = subprocess.run([python, "-c", text], env=env, capture_output=True, check=True).stdout
+    assert slot.run(python, "-c", text).returncode == 0
     assert slot.stream("slot.out") == bare

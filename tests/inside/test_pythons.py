@@ -26,7 +26,11 @@ def test_wrapper_and_hook_work(slot, find_python, version: str) -> None:
     assert slot.run(python, script, python=python, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1").returncode == 1
     assert slot.one("start").python.startswith(version + ".")
     error = slot.one("error")
-    assert (error.error.types, error.error.mark, error.step) == (("rankfall_inside.api.Retryable", "OSError"), "retryable", 7)
+    assert (error.error.types, error.error.mark, error.step) == (
+        ("rankfall_inside.api.Retryable", "OSError"),
+        "retryable",
+        7,
+    )
     assert slot.stream("0.out") == b"hello\n"
     assert slot.one("end").exit.code == 1
 

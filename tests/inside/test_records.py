@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -22,7 +21,9 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_tinyjson_says_what_json_says(value) -> None:
-    assert json.loads(tinyjson.dumps(value)) == json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")) or _has_surrogate(value)
+    assert json.loads(tinyjson.dumps(value)) == json.loads(
+        json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    ) or _has_surrogate(value)
 
 
 def _has_surrogate(value) -> bool:
@@ -42,7 +43,13 @@ def test_other_types_and_no_numbers_are_refused_or_null() -> None:
 
 @given(st.text(max_size=400_000), st.lists(st.text(max_size=2000), max_size=50))
 def test_a_record_is_never_larger_than_its_bound(text: str, many: list[str]) -> None:
-    error = {"types": ["X"] * 50, "message": text, "chain": many, "traceback": text * 4, "frames": [{"file": text[:1024], "line": 1}] * 200}
+    error = {
+        "types": ["X"] * 50,
+        "message": text,
+        "chain": many,
+        "traceback": text * 4,
+        "frames": [{"file": text[:1024], "line": 1}] * 200,
+    }
     data = records.encode(records.new("error", writer="hook", fields={"error": error, "notes": many, "argv": many}))
     assert len(data) <= records.MAX_RECORD
     assert msgspec.json.decode(data, type=Record).kind == "error"
@@ -58,7 +65,9 @@ def test_errors_s15_a_huge_trace_keeps_head_and_tail_and_says_so() -> None:
 
 
 def test_the_line_of_the_log_channel_is_bounded_and_is_the_same_record() -> None:
-    record = records.new("error", writer="hook", fields={"error": {"types": ["E"], "message": "ü" * 20_000, "traceback": "t" * 90_000}})
+    record = records.new(
+        "error", writer="hook", fields={"error": {"types": ["E"], "message": "ü" * 20_000, "traceback": "t" * 90_000}}
+    )
     line = records.line(record, "tok")
     assert len(line) <= 8192
     assert line.startswith(b"\x1erankfall/1 tok ")
@@ -72,14 +81,18 @@ def test_errors_s2_records_written_at_the_same_instant_do_not_overwrite_each_oth
 
     def write() -> None:
         barrier.wait()
-        assert records.write(records.new("error", writer="hook", fields={"attempt": 1, "role": "w/../x", "slot": 0}), str(tmp_path), sync=False)
+        assert records.write(
+            records.new("error", writer="hook", fields={"attempt": 1, "role": "w/../x", "slot": 0}),
+            str(tmp_path),
+            sync=False,
+        )
 
     threads = [threading.Thread(target=write) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    names = sorted(os.listdir(tmp_path))
+    names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == 16
     assert all(name.startswith("error-a1-w_.._x-0-") and name.endswith(".json") for name in names)
 

@@ -42,7 +42,11 @@ def check_index(rows: list[tuple[int, ...]], data: bytes) -> None:
         assert stamp > 1_600_000_000 * 10**9
 
 
-@given(chunks=st.lists(st.binary(max_size=40) | st.sampled_from([b"\n", b"a\n", b"\n\n"]), min_size=1).map(lambda c: [x for x in c if x] or [b"x"]))
+@given(
+    chunks=st.lists(st.binary(max_size=40) | st.sampled_from([b"\n", b"a\n", b"\n\n"]), min_size=1).map(
+        lambda c: [x for x in c if x] or [b"x"]
+    )
+)
 def test_the_index_names_the_first_line_that_begins_in_each_chunk(tmp_path_factory, chunks: list[bytes]) -> None:
     base = tmp_path_factory.mktemp("sink") / "0.out"
     sink = streams.Sink(str(base))

@@ -20,14 +20,22 @@ if os.environ["RANK"] == "1": raise ValueError("boom")
     done = slot.run(*TORCHRUN, *options, slot.script(text), options=("--nproc", "2"))
     assert done.returncode == 1
     starts = slot.records("start")
-    assert sorted((r.rank, r.local_rank, r.restart_count) for r in starts) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+    assert sorted((r.rank, r.local_rank, r.restart_count) for r in starts) == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (1, 0, 0),
+        (1, 0, 1),
+    ]
     assert sorted(r.ordinal for r in starts) == [0, 1, 2, 3]
     assert all(r.rank_source == "env:RANK" and r.streams for r in starts)
     for start in starts:
         expected = f"rank {start.rank} local 0 try {start.restart_count}\n".encode()
         assert slot.stream(f"{start.ordinal}.out") in (expected, b"")
         assert slot.stream(f"{start.ordinal}.out") == expected or start.rank == 0
-    assert sorted((e.rank, e.restart_count, e.error.types) for e in slot.records("error")) == [(1, 0, ("ValueError",)), (1, 1, ("ValueError",))]
+    assert sorted((e.rank, e.restart_count, e.error.types) for e in slot.records("error")) == [
+        (1, 0, ("ValueError",)),
+        (1, 1, ("ValueError",)),
+    ]
     ends = {record.ordinal: record.exit for record in slot.records("end")}
     assert len(ends) == 4
     assert {ends[r.ordinal].code for r in starts if r.rank == 1} == {1}
@@ -39,15 +47,19 @@ def test_function_launch_and_recorded_errors(slot) -> None:
 import os
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 def work(x):
+    import colorsys
     print("function rank", os.environ["RANK"])
-    if os.environ["RANK"] == "1": raise KeyError("in function")
+    open(os.environ["MEET"] + os.environ["RANK"], "w").close()
+    if os.environ["RANK"] == "1":
+        while not os.path.exists(os.environ["MEET"] + "0"): pass
+        raise KeyError("in function")
     return x
 if __name__ == "__main__":
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
                           run_id="x", max_restarts=0, monitor_interval=0.1)
     elastic_launch(config, work)(5)
 """
-    assert slot.run(sys.executable, slot.script(text)).returncode == 1
+    assert slot.run(sys.executable, slot.script(text), MEET=str(slot.base / "met")).returncode == 1
     starts = {record.rank: record for record in slot.records("start")}
     assert {rank: (r.local_rank, r.world_size) for rank, r in starts.items()} == {0: (0, 2), 1: (1, 2)}
     assert slot.stream(f"{starts[1].ordinal}.out") == b"function rank 1\n"

@@ -6,13 +6,14 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
 
-from rankfall_inside import procfs
+from helpers import wait_until
+from rankfall_inside import cgroup, procfs
 
 FOREVER = "import signal, sys, time\nprint('ready', flush=True)\nwhile True: signal.pause()"
 
@@ -36,7 +37,14 @@ def test_the_exit_code_is_the_commands(slot, command: list[str], code: int, sign
     assert slot.run(*command).returncode == code
     end = slot.one("slot_end")
     assert (end.exit.signal, end.exit.code) == ((signum, None) if signum else (None, code))
-    assert (end.run, end.attempt, end.role, end.slot, end.node, end.instance) == ("demo-abc123", 2, "worker", 1, "n1", "0")
+    assert (end.run, end.attempt, end.role, end.slot, end.node, end.instance) == (
+        "demo-abc123",
+        2,
+        "worker",
+        1,
+        "n1",
+        "0",
+    )
     assert json.loads((slot.dir / "end.json").read_bytes())["id"] == end.id
     assert slot.one("slot_start").argv == tuple(command)
 
@@ -51,11 +59,16 @@ def test_a_command_that_cannot_start_says_so_as_a_shell_would(slot) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["wrap", "--stream-dir", "x"], ["wrap", "--", "true"], ["other"], ["wrap", "--nproc", "0", "--", "x"], ["wrap", "--bad", "--", "x"]]
+    "argv",
+    [
+        ["wrap", "--stream-dir", "x"],
+        ["wrap", "--", "true"],
+        ["other"],
+        ["wrap", "--nproc", "0", "--", "x"],
+        ["wrap", "--bad", "--", "x"],
+    ],
 )
 def test_wrong_options_are_refused_with_the_usage(slot, argv: list[str]) -> None:
-    import subprocess
-
     done = subprocess.run([sys.executable, str(slot.home), *argv], capture_output=True, check=False)
     assert done.returncode == 2
     assert b"usage:" in done.stderr
@@ -112,7 +125,9 @@ def test_a_second_request_shortens_the_grace_time(slot) -> None:
 
 
 def test_the_supervisor_can_send_a_signal(slot) -> None:
-    process = slot.start(sys.executable, slot.script("import signal, sys\nsignal.signal(10, lambda *a: sys.exit(5))\n" + FOREVER))
+    process = slot.start(
+        sys.executable, slot.script("import signal, sys\nsignal.signal(10, lambda *a: sys.exit(5))\n" + FOREVER)
+    )
     slot.wait_text("slot.out", b"ready")
     slot.control("nonsense\nsignal x\nsignal 10")
     assert process.wait(20) == 5
@@ -137,7 +152,9 @@ sys.exit(4)
 def test_a_daemon_made_by_setsid_and_double_fork_is_ended_too(slot) -> None:
     slot.stream_dir.mkdir(parents=True)
     (slot.stream_dir / "slot.out.log").touch()
-    done = slot.run(sys.executable, slot.script(DAEMON), str(slot.stream_dir / "slot.out.log"), options=("--grace", "0.2"))
+    done = slot.run(
+        sys.executable, slot.script(DAEMON), str(slot.stream_dir / "slot.out.log"), options=("--grace", "0.2")
+    )
     assert done.returncode == 4
     daemon = int(slot.stream("slot.out").split()[1])
     assert not living(daemon)
@@ -174,13 +191,25 @@ def test_a_directory_used_before_gives_ordinals_from_zero(slot) -> None:
         slot.stream_dir = slot.base / "logs" / instance
         assert slot.rank(f"print('instance {instance}')").returncode == 0
         assert slot.stream("0.out") == f"instance {instance}\n".encode()
-    assert [(r.instance, r.ordinal) for r in sorted(slot.records("start"), key=lambda r: r.instance)] == [("0", 0), ("1", 0)]
+    assert [(r.instance, r.ordinal) for r in sorted(slot.records("start"), key=lambda r: r.instance)] == [
+        ("0", 0),
+        ("1", 0),
+    ]
 
 
 def test_closed_standard_files_do_not_matter(slot) -> None:
-    import subprocess
-
-    argv = [sys.executable, str(slot.home), "wrap", "--console", "--stream-dir", str(slot.stream_dir), "--", "sh", "-c", "echo x; exit 3"]
+    argv = [
+        sys.executable,
+        str(slot.home),
+        "wrap",
+        "--console",
+        "--stream-dir",
+        str(slot.stream_dir),
+        "--",
+        "sh",
+        "-c",
+        "echo x; exit 3",
+    ]
     assert subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *argv], env=slot.env, check=False).returncode == 3
     assert slot.stream("slot.out") == b"x\n"
 
@@ -214,7 +243,9 @@ def test_plain_ranks_get_the_variables_of_torchrun_and_streams_of_their_own(slot
 
 def test_errors_s22_siblings_of_a_failed_plain_rank_are_marked_as_our_own_kills(slot) -> None:
     text = "import os, sys\nif os.environ['RANK'] == '0': sys.exit(11)\n" + FOREVER
-    done = slot.run(sys.executable, slot.script(text), options=("--launcher", "plain", "--nproc", "3"), RANKFALL_SLOT="0")
+    done = slot.run(
+        sys.executable, slot.script(text), options=("--launcher", "plain", "--nproc", "3"), RANKFALL_SLOT="0"
+    )
     assert done.returncode == 11
     ends = {record.rank: record.exit for record in slot.records("end")}
     assert (ends[0].code, ends[0].ours) == (11, False)
@@ -264,8 +295,6 @@ def test_a_rank_without_handler_is_not_killed_by_the_question_for_stacks(slot) -
 
 
 def test_the_oom_counter_is_read_where_the_kernel_shows_it() -> None:
-    from rankfall_inside import cgroup
-
     path = cgroup.counter_path()
     assert cgroup.read(path) is None or path is not None
     assert cgroup.read("/nonexistent/memory.events") is None
@@ -273,8 +302,6 @@ def test_the_oom_counter_is_read_where_the_kernel_shows_it() -> None:
 
 
 def test_the_oom_counter_of_both_versions_is_understood(tmp_path: Path) -> None:
-    from rankfall_inside import cgroup
-
     for number, text in enumerate(("low 0\noom 3\noom_kill 2\n", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")):
         path = tmp_path / str(number)
         path.write_text(text)
