@@ -19,6 +19,7 @@ import msgspec
 from rankfall.diagnose.rules import (
     NEVER_CAUSE,
     OWN_FAULT_SIGNALS,
+    SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
     TRUSTED,
     WEAK_PRIMARIES,
@@ -127,7 +128,9 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
     confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"
     if best.id in subject.by_elimination:
         confidence = "likely"
-    if best.slug in WEAK_PRIMARIES or tier == HANG:
+    if best.signature in SUSPECT_ONLY:
+        confidence = "suspected"
+    elif best.slug in WEAK_PRIMARIES or tier == HANG:
         confidence = "suspected" if best.source == "recorder" else "likely"
     return Candidate(
         subject=subject,

@@ -65,7 +65,10 @@ SIGNAL_SLUGS: Final = MappingProxyType(
     }
 )
 
-# The same for an exit code without a record or a line that explains it.
+# Text that tells of a SIGBUS and nothing else: as the bare signal, it makes /dev/shm suspected only, and that stops no job.
+SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
+
+# As SIGNAL_SLUGS for an exit code without a record or a line that explains it.
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
 
 # Ends that a process brings on itself, whatever else was going on: as good as a message.
