@@ -243,7 +243,7 @@ SIGNALS = (
     _outside(15, OUTER, "term", core=True, weak=("peer_teardown",)),
     _outside(11, ("segfault",), "segv", core=True),
     _outside(6, ("native_abort",), "abrt"),
-    _outside(7, ("shm_exhausted",), "bus", weak=("native_abort", "segfault")),
+    _outside(7, ("shm_exhausted",), "bus", core=True, weak=("native_abort", "segfault")),
     _outside(4, ("native_abort",), "ill"),
     _outside(8, ("native_abort",), "fpe"),
     _outside(2, OUTER, "int", weak=("user_code_exception", "user_exit")),
