@@ -209,6 +209,16 @@ def test_a_reader_that_goes_away_does_not_end_the_job(start: Starter, folder: Pa
     assert running.wait(30) == 17
 
 
+def test_a_stdout_on_a_full_disk_does_not_end_the_job(start: Starter) -> None:
+    with Path("/dev/full").open("wb") as full:
+        running = start("run", *GANG, "--all", "train.py", "exit", stdout=full, stderr=-1)
+        _, told = running.communicate(timeout=30)
+    assert running.returncode == 17
+    assert b"stdout takes no more (No space left on device)" in told
+    assert b"rank    1 (" in told
+    assert told.splitlines()[-1] == b"rankfall-exit: rank 17"
+
+
 def test_a_closed_pipe_ends_logs_quietly(rankfall: Runner, folder: Path) -> None:
     rankfall("run", "-q", *GANG, "--", "seq", "20000")
     words = " ".join(rankfall("logs").args)

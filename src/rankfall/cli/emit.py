@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -39,10 +40,11 @@ def out(text: str = "") -> None:
 
 
 def say(text: str = "", *, quiet: bool = False) -> None:
-    """A line of progress on stderr."""
+    """A line of progress on stderr; one that takes nothing is no reason to stop."""
     if not quiet:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
 
 
 def color_on(stream: IO[Any] | None = None) -> bool:

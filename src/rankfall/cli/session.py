@@ -118,7 +118,6 @@ class Session:
         self._signals = Interrupts()
         self._asked = 0
         self._cancelled = False
-        self._broken = False
         self._orphaned = 0
         self._patience = 0
         self._own = Supervision(directory) if own else None
@@ -130,22 +129,31 @@ class Session:
             How it ended; None when it goes on without us.
         """
         with self._signals.caught():
-            while True:
-                outcome = self._ended()
-                if outcome is not None:
-                    self._show(final=outcome)
-                    return outcome
-                if not self._show() or self._asked != self._signals.interrupts:
-                    self._pause()
-                if self._leave():
-                    return self._detach()
+            try:
+                return self._stay()
+            except BaseException:
+                # A defect of the view must not cost the job its supervisor.
+                if self._own is not None:
+                    self._detach()
+                raise
+
+    def _stay(self) -> Outcome | None:
+        while True:
+            outcome = self._ended()
+            if outcome is not None:
+                self._show(final=outcome)
+                return outcome
+            if not self._show() or self._asked != self._signals.interrupts:
+                self._pause()
+            if self._leave():
+                return self._detach()
 
     def _ended(self) -> Outcome | None:
         if self._own is not None:
             if not self._own.over:
                 return None
-            outcome = self._own.result()
-            self._own = None
+            own, self._own = self._own, None
+            outcome = own.result()
             if outcome is not None and outcome.state in FINAL_STATES:
                 return outcome
         with self._directory.reader() as reader:
@@ -166,18 +174,19 @@ class Session:
             self._own = Supervision(self._directory)
 
     def _show(self, *, final: Outcome | None = None) -> bool:
-        """Show what is new; a reader of stdout that went away does not end the job."""
-        if self._broken:
-            return False
+        """Show what is new. A stdout that takes no more (its reader went away, its disk is full) does not end the job."""
         try:
+            if final is None:
+                return self._viewer.step()
+            self._viewer.finish(final)
+        except OSError as error:
+            self._viewer.mute()
+            emit.close_quietly()
+            if not isinstance(error, BrokenPipeError):
+                emit.say(f"rankfall: stdout takes no more ({error.strerror}); the record has everything")
             if final is not None:
                 self._viewer.finish(final)
-                return True
-            return self._viewer.step()
-        except BrokenPipeError:
-            self._broken = True
-            emit.close_quietly()
-            return False
+        return True
 
     def _pause(self) -> None:
         if self._own is not None:
@@ -247,15 +256,11 @@ class Session:
                 return outcome
             with contextlib.suppress(LockHeld):
                 spawn_detached(self._directory)
-        with contextlib.suppress(OSError):
-            emit.say(
-                f"rankfall: detached; {self._directory.id} goes on. Come back: rankfall attach {self._directory.id}"
-            )
+        emit.say(f"rankfall: detached; {self._directory.id} goes on. Come back: rankfall attach {self._directory.id}")
         return None
 
 
 def tell_exit(outcome: Outcome) -> int:
     """Say whose exit code it is, as the last line of stderr; the code."""
-    with contextlib.suppress(OSError):
-        emit.say(f"rankfall-exit: {outcome.exit_origin} {outcome.code}")
+    emit.say(f"rankfall-exit: {outcome.exit_origin} {outcome.code}")
     return outcome.code

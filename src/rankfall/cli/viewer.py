@@ -6,6 +6,7 @@ It works the same beside a supervisor of this process, of another one, and of no
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from rankfall.cli import emit
 from rankfall.cli.values import Ranks
@@ -19,8 +20,10 @@ from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery
 from rankfall.supervise.events import Event, read_events
 
-_TOLD = frozenset({"resumed", "attempt", "launcher", "failure", "hang", "stopping", "gap"})
-_TEXT = 400
+_TOLD: Final = frozenset({"resumed", "attempt", "launcher", "failure", "hang", "stopping", "gap"})
+_TEXT: Final = 400
+# Shorter than for `logs`: who watches wants to see it now, and ranks that print within a twentieth of a second print together.
+_HOLD_S: Final = 0.05
 
 
 class Viewer:
@@ -50,6 +53,7 @@ class Viewer:
         self._directory = directory
         self._quiet = quiet
         self._final_words = final_words
+        self._muted = False
         self._paint = Paint(color=emit.color_on(sys.stderr))
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._follower: Follower | None = None
@@ -89,10 +93,14 @@ class Viewer:
         emit.say()
         emit.say(render_verdict(outcome.verdict, width=emit.width(), color=self._paint.color))
 
+    def mute(self) -> None:
+        """Show no more lines; news and verdicts go on."""
+        self._muted = True
+
     def _lines(self, *, final: bool) -> int:
         if self._follower is None:
             self._follower = self._begin()
-        if self._follower is None:
+        if self._follower is None or self._muted:
             return 0
         count = 0
         while True:
@@ -110,7 +118,7 @@ class Viewer:
         if self._quiet or not self._directory.db_path.exists():
             return None
         with self._directory.reader() as reader:
-            return Follower(self._directory, self._query) if reader.newest_attempt() else None
+            return Follower(self._directory, self._query, hold=_HOLD_S) if reader.newest_attempt() else None
 
     def _tell(self, event: Event) -> None:
         if event.kind == "rank":

@@ -31,7 +31,14 @@ _CANCELLED: Final = 130
 @click.command("attach")
 @run_argument
 @shown_ranks
-@click.option("--tail", type=click.IntRange(min=0), default=20, show_default=True, help="Begin with the last N lines.")
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N lines.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only how it ended.")
 def attach(*, run: str | None, rank: tuple[str, ...], everything: bool, tail: int, quiet: bool) -> int:
     """Go on watching a run, as if it had been started here.
