@@ -65,6 +65,7 @@ class Wrapper:
         self._stacks: stacks.Collector | None = None
         self._buffer = b""
         self._gaps: list[str] = []
+        self._trouble = ""
         self._began = time.monotonic()
         self._next_scan = self._began
 
@@ -82,7 +83,11 @@ class Wrapper:
         self._loop.watch(self._signals, self._on_signal)
         self._reap()
         while not self._over():
-            self._turn()
+            try:
+                self._turn()
+            except OSError as error:
+                # No descriptors, no memory: what was to be done is missing, the job goes on.
+                self._trouble = f"the wrapper met {error!r}"
         self._finish()
         return self._exit_code()
 
@@ -320,6 +325,8 @@ class Wrapper:
             self._rank_ended(rank, *self._ranks.exit_of(rank))
         left = self._ender.left if self._ender is not None else []
         notes = self._gaps[:_MAX_NOTES] + [f"process {one.pid} ({one.comm}) did not die" for one in left[:_MAX_NOTES]]
+        if self._trouble:
+            notes.append(self._trouble)
         if self._files.unwritten:
             notes.append(f"{self._files.unwritten} records could not be written")
         exit_info: dict[str, Any] = dict(
