@@ -201,7 +201,7 @@ _BLOCK = re.compile(
     r"Root Cause \(first observed failure\):.*?rank\s*: (?P<rank>\d+) .*?exitcode\s*: (?P<code>-?\d+).*?traceback : (?P<text>[^\n]*(?:\n(?!=)[^\n]*)*)",
     re.DOTALL,
 )
-_LAST = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
+_LAST = re.compile(r"^[ \t]*(?:\[rank\d+\]: )?(\w+(?:\.\w+)*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 
 
 def run_theirs(fault: Fault, folder: Path, *, nnodes: int = 2) -> Theirs:

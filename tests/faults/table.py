@@ -334,7 +334,8 @@ MACHINE = (
     Fault(
         "loader-child-killed",
         (at(10, "loader", child="killed"),),
-        ("dataloader_died",),
+        # A child that somebody killed: both say so, neither can know who.
+        ("dataloader_died", "killed_unknown"),
         weak=(*USER_CODE, *EXITED),
         retry=ANY,
         core=True,

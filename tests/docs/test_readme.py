@@ -1,0 +1,118 @@
+"""Every command of the README is run, and every file that the documents point to is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/seeds.md")
+
+# What a reader would have in front of him when he types the README's commands.
+TRAIN = """
+import os, sys, time
+print("step 1", flush=True)
+if os.environ["RANK"] == "2":
+    raise KeyError("token_type_ids")
+time.sleep(60)
+"""
+CONSOLE = """[rank2]: Traceback (most recent call last):
+[rank2]:   File "train.py", line 9, in <module>
+[rank2]:     main()
+[rank2]: KeyError: 'token_type_ids'
+"""
+# A run that fails ends with the rank's own code; everything else ends with 0.
+CODES = {"rankfall run": {1}, "rankfall doctor": {0, 1}}
+
+
+def commands() -> list[str]:
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "console.txt").write_text(CONSOLE)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank2.log").write_text(CONSOLE)
+    return tmp_path
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_every_rankfall_command_of_the_readme_works(place: Path) -> None:
+    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "RANKFALL_HOME": str(place / "home"), "NO_COLOR": "1"}
+    typed = [line for line in commands() if not line.startswith("make ")]
+    assert len(typed) >= 8
+    for line in typed:
+        # A shell, because a reader has one: one of the commands is a pipe.
+        done = subprocess.run(
+            ("sh", "-c", line), cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
+        expected = next((codes for start, codes in CODES.items() if line.startswith(start)), {0})
+        assert done.returncode in expected, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        if "why" in line:
+            assert "token_type_ids" in done.stdout, line
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_the_demo_falls_is_explained_and_succeeds(tmp_path: Path) -> None:
+    env = os.environ | {"RANKFALL_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
+    done = subprocess.run(
+        (sys.executable, "scripts/demo.py"), cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank    2" in done.stderr
+    assert "killed_unknown" in done.stderr
+    assert "resumed from the checkpoint of step 100" in done.stdout
+    assert "succeeded in attempt 2" in done.stderr
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    targets = [shlex.split(line)[1] for line in commands() if line.startswith("make ")]
+    assert targets == ["demo", "test"]
+    for target in (*targets, "test-all", "bench", "lint", "clean"):
+        done = subprocess.run(("make", "--dry-run", target), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_ci_runs_make_test() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "make test" in script
+    assert "set -euo pipefail" in script
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_of_the_documents_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert (ROOT / name).parent.joinpath(target).exists(), target
+
+
+def test_seeds_name_tests_that_exist() -> None:
+    known = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for name in re.findall(r"`(test_\w+)`", (ROOT / "docs" / "seeds.md").read_text()):
+        assert re.search(rf"def {name}\b", known), name
+
+
+def test_no_document_names_a_place_of_one_machine() -> None:
+    for name in (*DOCUMENTS, "constraints.txt", "Makefile"):
+        text = (ROOT / name).read_text()
+        assert not re.search(r"(?<![\w.])/(?:root|home|work)/", text), name
+
+
+def test_constraints_are_pins_and_nothing_else() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+", line), line
