@@ -74,7 +74,7 @@ def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Run
         r"done    stopped: .*\n",
         done.stderr,
     )
-    assert "      TypeError: unsupported operand" in done.stderr
+    assert re.search(r"      TypeError: unsupported operand\n        at .*/train.py:\d+ in <module>\n", done.stderr)
     assert re.search(r"\$ rankfall logs train-[0-9a-f]{6} --attempt 1 --rank 1 --tail 50", done.stderr)
     assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
 

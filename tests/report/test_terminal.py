@@ -61,6 +61,16 @@ def test_the_evidence_names_source_time_and_place_and_the_decisive_line_is_whole
     assert "      Traceback (most recent call last):" in text
 
 
+def test_the_place_where_it_was_raised_stands_below_the_decisive_line() -> None:
+    frames = ("train.py:88 in step", "evil\x1b]0;x\x07.py:1 in main")
+    text = render_verdict(fallen(), frames=frames)
+    assert (
+        "ValueError: loss is not finite\n        at train.py:88 in step\n        at evil\\x1b]0;x\\x07.py:1 in main\n"
+        in text
+    )
+    assert render_brief(fallen(), frames=frames).endswith("\n        at train.py:88 in step")
+
+
 def test_consequences_are_counted_and_named() -> None:
     assert "3 other ranks fell as a consequence: 0, 1, 3 (peer_lost, peer_teardown)" in render_verdict(fallen())
 

@@ -9,6 +9,7 @@ import sys
 from typing import Final
 
 from rankfall.cli import emit
+from rankfall.cli.frames import raised_at
 from rankfall.cli.values import Ranks
 from rankfall.cli.view import Interesting, LineWriter
 from rankfall.model import Outcome, StoreError, Verdict
@@ -91,7 +92,8 @@ class Viewer:
             emit.say(f"rankfall: run {outcome.run} {outcome.state}, without a verdict; rankfall why {outcome.run}")
             return
         emit.say()
-        emit.say(render_verdict(outcome.verdict, width=emit.width(), color=self._paint.color))
+        frames = raised_at(self._directory, outcome.verdict)
+        emit.say(render_verdict(outcome.verdict, frames=frames, width=emit.width(), color=self._paint.color))
 
     def mute(self) -> None:
         """Show no more lines; news and verdicts go on."""
@@ -147,7 +149,11 @@ class Viewer:
             return
         self._shown_attempt = attempt
         emit.say()
-        emit.say(render_brief(verdict, width=emit.width(), color=self._paint.color))
+        emit.say(
+            render_brief(
+                verdict, frames=raised_at(self._directory, verdict), width=emit.width(), color=self._paint.color
+            )
+        )
         emit.say()
 
     def _stored(self, attempt: int) -> Verdict | None:

@@ -9,6 +9,7 @@ import click
 
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
+from rankfall.cli.frames import raised_at
 from rankfall.cli.options import output_option
 from rankfall.cli.target import one_run, read_home
 from rankfall.explain import explain_files, explain_run, explain_stream
@@ -27,26 +28,27 @@ def why(*, target: tuple[str, ...], attempt: int | None, fresh: bool, output: Ou
 
     Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
     """
-    verdict, source = _explained(list(target), attempt=attempt, fresh=fresh)
+    verdict, source, run = _explained(list(target), attempt=attempt, fresh=fresh)
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))
         return
-    emit.out(render_verdict(verdict, source=source, width=emit.width(), color=emit.color_on()))
+    frames = raised_at(run, verdict) if run else ()
+    emit.out(render_verdict(verdict, source=source, frames=frames, width=emit.width(), color=emit.color_on()))
 
 
-def _explained(targets: list[str], *, attempt: int | None, fresh: bool) -> tuple[Verdict, str]:
+def _explained(targets: list[str], *, attempt: int | None, fresh: bool) -> tuple[Verdict, str, RunDir | None]:
     run = one_run(None) if not targets else _as_run(targets)
     if run is not None:
-        return explain_run(run, attempt=attempt, fresh=fresh).verdict, run.id
+        return explain_run(run, attempt=attempt, fresh=fresh).verdict, run.id, run
     if attempt is not None or fresh:
         raise UsageError("--attempt and --fresh are for runs", hint="files have no attempts: leave the flag out")
     if targets == ["-"]:
         if sys.stdin.isatty():
             emit.say("reading from this terminal; end with Ctrl-D")
-        return explain_stream(sys.stdin.buffer).verdict, "standard input"
+        return explain_stream(sys.stdin.buffer).verdict, "standard input", None
     if "-" in targets:
         raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
-    return explain_files([Path(text) for text in targets]).verdict, ", ".join(targets)
+    return explain_files([Path(text) for text in targets]).verdict, ", ".join(targets), None
 
 
 def _as_run(targets: list[str]) -> RunDir | None:

@@ -50,14 +50,14 @@ def advice() -> dict[str, str]:
 
 
 def render_verdict(
-    verdict: Verdict, *, source: str | None = None, commands: Sequence[str] = (), width: int = 100, color: bool = False
+    verdict: Verdict, *, source: str | None = None, frames: Sequence[str] = (), width: int = 100, color: bool = False
 ) -> str:
     """The whole answer as text, without a newline at its end.
 
     Args:
         verdict: what is shown.
         source: what was read, when there is no run (offline).
-        commands: what the user may type next; made from the verdict when empty.
+        frames: where the deciding exception was raised, innermost first, as ``FILE:LINE in FUNCTION``.
         width: columns of the terminal.
         color: SGR attributes.
     """
@@ -70,16 +70,16 @@ def render_verdict(
         blocks.append(missing)
         missing = ""
     blocks += [
-        _evidence(verdict, width=width, paint=paint),
+        _evidence(verdict, frames, width=width, paint=paint),
         _consequences(verdict.consequences, width=width),
         _alternatives(verdict, width=width, paint=paint),
         missing,
-        _next(verdict, commands, width=width, paint=paint),
+        _next(verdict, width=width, paint=paint),
     ]
     return "\n\n".join(block for block in blocks if block)
 
 
-def render_brief(verdict: Verdict, *, width: int = 100, color: bool = False) -> str:
+def render_brief(verdict: Verdict, *, frames: Sequence[str] = (), width: int = 100, color: bool = False) -> str:
     """The five lines and the decisive piece only: for an attempt that is followed by another one."""
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
@@ -87,6 +87,7 @@ def render_brief(verdict: Verdict, *, width: int = 100, color: bool = False) -> 
     shown = _in_order(verdict)[:1]
     for proof in shown:
         lines += _proof(proof, whole=False, width=width, paint=paint)
+        lines += [f"        at {one_line(frame, width=300)}" for frame in frames[:1]]
     return "\n".join(lines)
 
 
@@ -222,7 +223,7 @@ def _cause_style(verdict: Verdict, paint: Paint) -> Callable[[str], str] | None:
     return paint.warn if verdict.cause.confidence in {"suspected", "unknown"} else paint.bad
 
 
-def _evidence(verdict: Verdict, *, width: int, paint: Paint) -> str:
+def _evidence(verdict: Verdict, frames: Sequence[str], *, width: int, paint: Paint) -> str:
     if not verdict.evidence and verdict.decisive is None:
         return ""
     date = words.day(verdict.time.at)
@@ -230,6 +231,8 @@ def _evidence(verdict: Verdict, *, width: int, paint: Paint) -> str:
     shown = _in_order(verdict)
     for number, proof in enumerate(shown[:_MAX_EVIDENCE]):
         lines += _proof(proof, whole=number == 0, width=width, paint=paint)
+        if number == 0:
+            lines += [f"        at {one_line(frame, width=300)}" for frame in frames]
     if not shown and verdict.decisive is not None:
         lines.append(f"  {verdict.decisive.source}  {paint.dim(one_line(verdict.decisive.where, width=300))}")
         lines += _line_of(verdict.decisive.line, whole=True, width=width)
@@ -307,8 +310,8 @@ def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: 
     return "\n".join([paint.bold(title), *shown])
 
 
-def _next(verdict: Verdict, commands: Sequence[str], *, width: int, paint: Paint) -> str:
+def _next(verdict: Verdict, *, width: int, paint: Paint) -> str:
     told = advice().get(verdict.cause.slug, "")
     lines = [_wrapped(told, first="  ", width=width, indent=2)] if told and not _nothing_wrong(verdict) else []
-    lines += [f"  {paint.bold('$')} {command}" for command in (commands or next_commands(verdict))]
+    lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict)]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""
