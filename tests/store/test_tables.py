@@ -250,7 +250,7 @@ def test_a_full_disk_is_said_and_the_note_is_stored_when_there_is_room(run_dir: 
     pages = writer._connection.execute("PRAGMA page_count").fetchone()[0]
     writer._connection.execute(f"PRAGMA max_page_count={pages}")
     with pytest.raises(StoreError, match="the disk is full\n  next: free space"):
-        writer.add_evidence(1, (piece(number, line="x" * 4000) for number in range(100)))
+        writer.add_evidence(1, (piece(number, line="x" * 4000) for number in range(300)))
     writer.note_incomplete("evidence was lost, " + "long " * 1000)
     writer._connection.execute(f"PRAGMA max_page_count={pages + 100}")
     assert writer.add_evidence(1, [piece(1)]) == 1

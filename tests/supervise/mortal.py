@@ -1,5 +1,6 @@
 """Supervises a run and dies by SIGKILL right before or after the N-th thing it does that lasts: ``mortal.py RUN N before|after``.
 
+``after-NAME`` counts only the things of that name.
 What lasts: each write to the store, each start of a slot, each line into a slot's ``ctl``. Prints how many there were when it lives on.
 """
 
@@ -38,12 +39,14 @@ def main() -> None:
     def mortal(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
-            count += 1
             names.append(name)
+            if "-" in when and when != f"after-{name}":
+                return real(*args, **kwargs)
+            count += 1
             if count == int(moment) and when == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
             result = real(*args, **kwargs)
-            if count == int(moment) and when == "after":
+            if count == int(moment) and when.startswith("after"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 

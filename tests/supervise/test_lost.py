@@ -14,6 +14,7 @@ import pytest
 from helpers import wait_until
 from rankfall.backends import slots as slot_processes
 from rankfall.model import StoreError
+from rankfall.observe.records import RecordFolder
 from rankfall.store import RunDir, Writer
 from rankfall.supervise import Control
 
@@ -88,7 +89,7 @@ def test_a_slot_that_cannot_be_started_is_the_cause(bench: Bench) -> None:
 
 
 def test_a_full_disk_stops_the_record_and_not_the_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite itself says that the disk is full, from the first attempt's start until its fall was decided about."""
+    """SQLite itself says that the disk is full, from the first attempt's start until the second one begins."""
     code = """
 print("x" * 100)
 if os.environ["RANKFALL_ATTEMPT"] == "1" and rank == 1: os.kill(os.getpid(), 9)
@@ -99,6 +100,9 @@ if os.environ["RANKFALL_ATTEMPT"] == "1" and rank == 1: os.kill(os.getpid(), 9)
     def put_slots_on_a_full_disk(self: Writer, *args: Any) -> None:
         if not full.is_set():
             full.set()
+            # The room that was kept for such a day goes first.
+            self._connection.execute("CREATE TABLE eaten (bytes BLOB)")
+            self._connection.execute("INSERT INTO eaten VALUES (zeroblob(1000000))")
             pages = self._connection.execute("PRAGMA page_count").fetchone()[0]
             self._connection.execute(f"PRAGMA max_page_count={pages}")
         put_slots(self, *args)
@@ -134,6 +138,36 @@ def test_a_store_that_takes_nothing_at_all_leaves_the_run_right(bench: Bench, mo
     assert bench.texts("gap")
     with run.reader() as reader:
         assert any("disk is full" in text for text in reader.run().incomplete)
+
+
+def test_a_slot_that_ends_on_a_full_disk_is_known_by_its_exit_code(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrapper's last records are taken away as if they had found no room."""
+
+    def no_end(found: Any) -> Any:
+        return [item for item in found if item.record.kind != "slot_end"]
+
+    real = RecordFolder.poll
+    monkeypatch.setattr(RecordFolder, "poll", lambda self: no_end(real(self)))
+    run, outcome = bench.run("sys.exit(6 if rank == 1 else 0)", policies={"max_restarts": 0})
+    assert (outcome.state, outcome.code) == ("failed", 6)
+    with run.reader() as reader:
+        assert {facts.slot: (facts.state, facts.exit_code) for facts in reader.slots(1)} == {
+            0: ("ended", 0),
+            1: ("ended", 6),
+        }
+        assert any("could not record it" in text for text in reader.run().incomplete)
+
+
+def test_a_slot_that_cannot_come_up_on_a_full_disk_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankfall.supervise.attempt.free_bytes", lambda folder: 0)
+    real = slot_processes.start
+    monkeypatch.setattr(slot_processes, "start", lambda argv, **rest: real((*argv[:3], "/nowhere"), **rest))
+    _, outcome = bench.run("pass", nnodes=1)
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert outcome.verdict is not None
+    assert outcome.verdict.cause.slug == "disk_full"
 
 
 def test_an_unwritable_story_is_no_reason_to_stop(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rankfall.store import RunDir
 from rankfall.store.lines import LineQuery, read_lines
+from rankfall.supervise import request_cancel
 
 from .conftest import Bench
 
@@ -77,3 +78,26 @@ def test_killed_again_and_again(bench: Bench) -> None:
     killed = sum(mortal(run, moment, "after").returncode == -9 for moment in (2, 3, 5, 4, 6, 3))
     assert killed >= 4
     check(bench, run)
+
+
+def test_a_run_cancelled_while_its_supervisor_was_dead_starts_nothing_more(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec(JOB))
+    # Dead right after the first of two slots was started.
+    assert mortal(run, 3, "after").returncode == -9
+    request_cancel(run.path)
+    assert bench.supervise(run).state == "cancelled"
+    assert not run.slot_dir(1, "worker", 1).exists()
+
+
+def test_a_verdict_that_was_reached_stands_and_the_slots_are_ended(bench: Bench) -> None:
+    """Killed after the verdict of a standstill was stored and before anything was stopped."""
+    run = bench.run_dir(bench.spec("time.sleep(600)", policies={"hang_timeout_s": 0.5, "max_restarts": 0}))
+    done = mortal(run, 1, "after-add_verdict")
+    assert done.returncode == -9, done.stderr
+    with run.reader() as reader:
+        first = reader.verdicts()
+    assert bench.left()
+    outcome = bench.supervise(run)
+    assert outcome.state == "failed"
+    with run.reader() as reader:
+        assert reader.verdicts() == first

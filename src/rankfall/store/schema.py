@@ -5,6 +5,7 @@ Refuses a database of a newer schema: a writer that does not know a table must n
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from rankfall.model import StoreError
 
 VERSION: Final = 1
 BUSY_S: Final = 10.0
+ROOM: Final = 512 << 10
 
 TABLES: Final = """
 CREATE TABLE run (
@@ -57,15 +59,27 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_mode={journal}")
         # A power cut may lose the last moments of a WAL, never its order; a killed process loses nothing.
         connection.execute("PRAGMA synchronous=NORMAL")
+        # Pages; so often that the journal stays within the room that was made for it.
+        connection.execute("PRAGMA wal_autocheckpoint=64")
         version = version_of(connection)
         if version == 0:
             connection.executescript(f"BEGIN IMMEDIATE;{TABLES}PRAGMA user_version={VERSION};COMMIT;")
+            _make_room(connection)
         else:
             refuse_newer(version, path)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _make_room(connection: sqlite3.Connection) -> None:
+    """Room for a verdict and an end on a disk that is full by then: free pages in the file, and a journal that is used again from its start."""
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute("CREATE TABLE room (bytes BLOB)")
+        connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM,))
+        connection.execute("DROP TABLE room")
+        connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:

@@ -5,7 +5,9 @@ Refuses nothing and decides nothing: it waits as long as the job lives, stops th
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -32,6 +34,8 @@ _STACKS_S: Final = 5.0
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
 _MAX_LAST_LOOKS: Final = 100_000
+# Less than the few files that a slot needs before it starts its command.
+FULL_BYTES: Final = 64 << 10
 _NS: Final = 1_000_000_000
 
 
@@ -105,9 +109,12 @@ class AttemptWatch:
         """Take in that a slot could not be started: the attempt ends with this as its cause."""
         self._own_evidence.append(evidence)
         self._unstored[evidence.id] = evidence
-        started = [s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) != "absent"]
-        self._dead |= {s.slot for s in self._plan.slots} - set(started)
+        self.without_the_rest()
         self._stop("a slot could not be started")
+
+    def without_the_rest(self) -> None:
+        """Slots that were not started until now will not be any more: they count as lost."""
+        self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
 
     # -- one look
 
@@ -257,6 +264,7 @@ class AttemptWatch:
             self._ledger.add_verdict(self._plan.attempt, diagnose(msgspec.structs.replace(self._case(), ended=True)))
 
     def _conclude(self) -> Diagnosis:
+        self._blame_the_disk()
         lost = [s.slot for s in self._slots() if s.state == "lost"]
         if lost and self._backend.end(self._plan, lost, grace=self._spec.policies.grace_s):
             slots = ", ".join(map(str, lost))
@@ -270,6 +278,17 @@ class AttemptWatch:
         found = self._verdict or diagnose(case)
         self._store(force=True)
         return found
+
+    def _blame_the_disk(self) -> None:
+        """A wrapper that could not come up where nothing can be written has a reason."""
+        absent = [s for s in self._slots() if s.state == "lost" and s.slot in self._dead]
+        if not absent or self._own_evidence or free_bytes(self._run_dir.path) > FULL_BYTES:
+            return
+        piece = start_failure(
+            "No space left on device: no slot can be started in the run directory", attempt=self._plan.attempt
+        )
+        self._own_evidence.append(piece)
+        self._unstored[piece.id] = piece
 
     def _case(self, *, hung: bool = False) -> Case:
         case = self._observer.case(cancelled=self._cancelled, hung=hung)
@@ -296,3 +315,31 @@ class AttemptWatch:
             self._ledger.put_facts(
                 self._plan.attempt, slots=self._slots(), ranks=self._observer.ranks(), streams=self._observer.streams()
             )
+
+
+def free_bytes(folder: Path) -> int:
+    """Room for this user on the file system of ``folder``; very much where nobody can tell."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 1 << 62
+    return found.f_bavail * found.f_frsize
+
+
+def start_failure(text: str, *, attempt: int) -> Evidence:
+    """Evidence that a slot could not be started, as the supervisor saw it."""
+    slug = "disk_full" if "No space left" in text else "container_config"
+    return Evidence(
+        id=f"start:{attempt}",
+        source="recorder",
+        slug=slug,
+        role="primary",
+        trust="supervisor",
+        at=time.time_ns(),
+        uncertainty=0.0,
+        where=f"attempt {attempt}",
+        line=text[:2000],
+        specificity=50,
+        attempt=attempt,
+        fingerprint=f"start:{slug}",
+    )

@@ -24,14 +24,13 @@ from rankfall.model import (
     FINAL_STATES,
     Decision,
     Diagnosis,
-    Evidence,
     InfrastructureError,
     Outcome,
     RankfallError,
     StoreError,
 )
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
-from rankfall.supervise.attempt import AttemptWatch
+from rankfall.supervise.attempt import AttemptWatch, start_failure
 from rankfall.supervise.control import Control, read_cancel, signals_to
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.history import past_attempts
@@ -184,16 +183,15 @@ class _Run:
         )
         settled = self._writer.diagnosis(number)
         asked = read_cancel(self._run_dir.path) is not None
-        untouched = all(self._backend.life(plan, s.slot) == "absent" for s in plan.slots)
         if number not in self._planned:
             self._backend.adopt(plan)
-        if settled is None and not (asked and untouched):
+        if settled is None and not asked:
             try:
                 self._backend.submit(plan)
             except InfrastructureError as error:
-                watch.refused(_start_failure(error, number))
-        elif untouched:
-            watch.refused(_start_failure(InfrastructureError("cancelled before its slots were started"), number))
+                watch.refused(start_failure(error.message, attempt=number))
+        else:
+            watch.without_the_rest()
         return watch.run(settled=settled)
 
     def _conclude(self, number: int, diagnosis: Diagnosis) -> None:
@@ -343,20 +341,3 @@ class _Run:
 
     def _gap(self, text: str) -> None:
         self._events.say("gap", text, at=time.time_ns())
-
-
-def _start_failure(error: InfrastructureError, attempt: int) -> Evidence:
-    return Evidence(
-        id=f"start:{attempt}",
-        source="recorder",
-        slug="disk_full" if "No space left" in error.message else "container_config",
-        role="primary",
-        trust="supervisor",
-        at=time.time_ns(),
-        uncertainty=0.0,
-        where=f"attempt {attempt}",
-        line=error.message[:2000],
-        specificity=50,
-        attempt=attempt,
-        fingerprint="start:" + ("disk_full" if "No space left" in error.message else "container_config"),
-    )
