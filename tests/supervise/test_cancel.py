@@ -195,3 +195,11 @@ def test_a_supervisor_that_cannot_start_says_why(bench: Bench) -> None:
     assert done.returncode == 74
     assert "Traceback" not in done.stderr
     assert "spec.json" in done.stderr
+
+
+def test_a_job_that_prints_without_end_can_be_cancelled(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec("print('here')\nwhile True: sys.stdout.write(('x' * 99 + '\\n') * 1000)", nnodes=1))
+    supervisor = Threaded(bench, run)
+    until_output(run, 1)
+    supervisor.control.cancel()
+    assert supervisor.join().state == "cancelled"

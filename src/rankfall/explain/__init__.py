@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from rankfall.diagnose import diagnose
 from rankfall.model import Diagnosis, NotFound
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.files import case_of_files, case_of_stream
 from rankfall.store import RunDir
+
+# How long a live run's streams are followed for one answer, seconds.
+_LIVE_S: Final = 10.0
 
 __all__ = ["explain_files", "explain_run", "explain_stream"]
 
@@ -38,8 +41,16 @@ def explain_run(run_dir: RunDir, *, attempt: int | None = None, fresh: bool = Fa
         return stored
     number = attempt if attempt is not None else max(numbers, default=1)
     observer = AttemptObserver(run_dir, spec=run_dir.spec, attempt=number)
-    observer.poll(time.time_ns())
+    # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.
+    until = time.monotonic() + _LIVE_S
+    while observer.poll(time.time_ns()).bytes:
+        if not _all_over(observer) and time.monotonic() > until:
+            break
     return diagnose(observer.case())
+
+
+def _all_over(observer: AttemptObserver) -> bool:
+    return all(slot.state in {"ended", "lost", "expected"} for slot in observer.slots())
 
 
 def explain_files(paths: Sequence[Path]) -> Diagnosis:

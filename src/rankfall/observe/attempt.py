@@ -221,8 +221,12 @@ class AttemptObserver:
 
     def _derive(self) -> None:
         """Evidence that depends on facts which may come later than the observation: made anew, under the same identity."""
+        waiting: list[Found] = []
         for item in self._errors:
             record = item.record
+            if not self._facts.exit_stands(record):
+                waiting.append(item)
+                continue
             rank = self._facts.rank_of(record.slot, record.pid)
             if rank is None:
                 rank = record.rank
@@ -236,7 +240,7 @@ class AttemptObserver:
             start = self._facts.start_of(record.slot, record.pid)
             sheet_round = start.round if start else record.round
             self._evidence[piece.id] = msgspec.structs.replace(piece, round=sheet_round)
-        self._errors.clear()
+        self._errors = waiting
         ranks = self.ranks()
         for facts in ranks:
             end = make.of_rank_end(facts, attempt=self.attempt)
@@ -295,7 +299,7 @@ class AttemptObserver:
                 continue
             placed, reports, count = stream.tail.poll(final=final)
             fresh += count
-            if final:
+            if final and not stream.tail.behind:
                 stream.finished = True
             if count:
                 self._output_at = max(self._output_at, stream.tail.last_at or now)

@@ -19,6 +19,8 @@ from rankfall.observe.torchrun import Reported
 from rankfall.signatures.catalogue import Catalogue
 
 CHUNK: Final = 4 << 20
+# A job that prints faster than this can be read must not keep the rest of a look waiting.
+MAX_POLL: Final = 8 << 20
 # A line longer than this is taken in pieces: nothing waits for its end.
 MAX_PARTIAL: Final = 1 << 20
 KEEP_FIRST: Final = 4
@@ -57,12 +59,13 @@ class StreamTail:
         self.offset = 0
         self.lines = 0
         self.last_at: int | None = None
+        self.behind = False
         self._catalogue = catalogue
         self._index = Index(index_path(path))
         self._carry = b""
 
     def poll(self, *, final: bool = False) -> tuple[list[Placed], list[PlacedReport], int]:
-        """Findings and statements of the bytes that came since, and how many bytes those were.
+        """Findings and statements of the bytes that came since, and how many bytes those were; ``behind`` when there are more.
 
         Args:
             final: the stream is complete: take its last, unfinished line too.
@@ -72,6 +75,7 @@ class StreamTail:
         except OSError:
             return [], [], 0
         if size <= self.offset and not (final and self._carry):
+            self.behind = False
             return [], [], 0
         found: list[Placed] = []
         reports: list[PlacedReport] = []
@@ -88,7 +92,8 @@ class StreamTail:
                 self.offset += len(data)
                 last = len(data) < CHUNK
                 self._take(data, final=final and last, found=found, reports=reports)
-                if last:
+                self.behind = not last
+                if last or fresh >= MAX_POLL:
                     break
         self.last_at = self._index.last_stamp()
         return found, reports, fresh
