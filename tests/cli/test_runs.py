@@ -219,6 +219,13 @@ def test_a_stdout_on_a_full_disk_does_not_end_the_job(start: Starter) -> None:
     assert told.splitlines()[-1] == b"rankfall-exit: rank 17"
 
 
+def test_closed_standard_streams_are_no_trouble(rankfall: Runner, folder: Path, home: Path) -> None:
+    words = " ".join(rankfall("run", "-q", *GANG, "train.py", "exit").args)
+    done = subprocess.run(["bash", "-c", f"{words} <&- >&- 2>&-"], cwd=folder, env=os.environ, timeout=40, check=False)
+    assert done.returncode == 17
+    assert len(runs(home)) == 2
+
+
 def test_a_closed_pipe_ends_logs_quietly(rankfall: Runner, folder: Path) -> None:
     rankfall("run", "-q", *GANG, "--", "seq", "20000")
     words = " ".join(rankfall("logs").args)

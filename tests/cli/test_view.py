@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rankfall.cli.emit import Output, document
 from rankfall.cli.view import Interesting, as_data, stamp
 from rankfall.store.lines import Line
 
@@ -87,3 +88,11 @@ def test_stamps_have_nanoseconds_and_unknown_ones_the_same_width() -> None:
 def test_a_line_as_json_keeps_bytes_that_are_no_text() -> None:
     data = json.loads(json.dumps(as_data(line(b"a\xff\x1b"))))
     assert data["text"] == "a\\xff\x1b"
+
+
+@pytest.mark.parametrize("form", [Output.JSON, Output.YAML])
+def test_documents_are_ascii_whatever_the_job_printed(form: Output) -> None:
+    text = document({"line": "\u202e\x1b]0;x\x07\x7f\u2028\ud800é"}, form)
+    assert text.isascii()
+    assert not [char for char in text if ord(char) < 0x20 and char != "\n"]
+    assert "\x7f" not in text

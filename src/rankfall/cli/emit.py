@@ -28,7 +28,8 @@ def document(data: Any, output: Output) -> str:
     if output is Output.YAML:
         import yaml  # noqa: PLC0415 - only with -o yaml
 
-        text: str = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False, allow_unicode=True, width=1000)
+        # Escaped as in JSON: yaml takes marks that reorder text for printable.
+        text: str = yaml.safe_dump(msgspec.to_builtins(data), sort_keys=False, width=1000)
         return text
     # ASCII only: the text of a job must not reach a terminal in another shape than escaped.
     return json.dumps(msgspec.to_builtins(data), indent=2).replace("\x7f", "\\u007f") + "\n"
@@ -55,6 +56,14 @@ def color_on(stream: IO[Any] | None = None) -> bool:
 def width() -> int:
     """Columns to write into: the terminal's, at most 120; 100 without one."""
     return min(120, shutil.get_terminal_size((100, 24)).columns)
+
+
+def open_missing_streams() -> None:
+    """Give stdin, stdout and stderr that were closed before the start to /dev/null, so that no file of ours gets their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - 0, 1 and 2 are the standard streams
+        name, mode = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))[fd]
+        setattr(sys, name, os.fdopen(fd, mode))
+    os.close(fd)
 
 
 def tolerate_any_text() -> None:

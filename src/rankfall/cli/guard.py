@@ -33,6 +33,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
         The exit code; nothing is raised.
     """
+    emit.open_missing_streams()
     emit.tolerate_any_text()
     try:
         code = _invoke(argv)
