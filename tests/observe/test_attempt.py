@@ -306,3 +306,15 @@ def test_a_kernel_log_that_may_not_be_read_is_said(tmp_path):
     lines, problem = read_kernel(default_catalogue(), since=0, path=tmp_path / "nothing")
     assert lines == []
     assert "kernel log" in problem
+
+
+def test_an_exit_that_somebody_caught_is_no_cause(scene):
+    ask = {"types": ["SystemExit"], "chain": ["3"], "exit_code": 3}
+    scene.record("error", 0, pid=1000, rank=0, writer="hook", error=ask)
+    scene.record("error", 1, pid=1002, rank=2, writer="hook", error=ask)
+    scene.end(0, 2, code=0)
+    scene.end(2, 2, code=3)
+    scene.finish(1, 1)
+    observer = scene.observer()
+    observer.poll(NOW)
+    assert [e.rank for e in observer.case().evidence if e.source == "record"] == [2]

@@ -99,9 +99,13 @@ class Facts:
         held = self._starts.get((slot, pid))
         return held[0] if held else None
 
-    def error_of(self, slot: int | None, pid: int | None) -> Record | None:
-        """The error record of a process."""
-        return self._errors.get((slot, pid))
+    def exit_stands(self, record: Record) -> bool:
+        """Whether an error record speaks of its process's end: a ``sys.exit`` that somebody caught ended nothing."""
+        asked = record.error.exit_code if record.error else None
+        if asked is None:
+            return True
+        end = self._ends.get((record.slot, record.pid))
+        return end is not None and end[0].exit is not None and end[0].exit.code in {asked & 0xFF, None}
 
     def was_stopped_by_agent(self, slot: int | None, pid: int | None) -> bool:
         """Whether torchrun said that it stopped this process itself."""
