@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cases import case, left, piece
 from rankfall.diagnose import diagnose
-from rankfall.diagnose.times import rfc3339
 from rankfall.model import (
     JobSpec,
     Record,
@@ -24,6 +23,7 @@ from rankfall.model import (
     spec_from,
 )
 from rankfall.model.exit_codes import CAUSE_CODES, exit_class, shell_code
+from rankfall.model.times import rfc3339
 
 FOLDER = Path(schemas.__file__).parent
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from rankfall.diagnose.assemble import assemble, no_failure
 from rankfall.diagnose.roots import find_root
 from rankfall.diagnose.subjects import Subjects
-from rankfall.diagnose.times import rfc3339
 from rankfall.model import Case, Diagnosis
 
-__all__ = ["diagnose", "rfc3339"]
+__all__ = ["diagnose"]
 
 
 def diagnose(case: Case) -> Diagnosis:

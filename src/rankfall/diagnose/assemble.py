@@ -9,7 +9,6 @@ from rankfall.diagnose.candidates import Candidate
 from rankfall.diagnose.roots import Root
 from rankfall.diagnose.rules import NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
-from rankfall.diagnose.times import rfc3339
 from rankfall.model import (
     Alternative,
     Case,
@@ -29,6 +28,7 @@ from rankfall.model import (
     cause_info,
 )
 from rankfall.model.exit_codes import shell_code
+from rankfall.model.times import rfc3339
 
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
@@ -45,9 +45,17 @@ def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
 def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate) -> Diagnosis:
     subject = chosen.subject
     facts = subject.rank
-    everywhere = root.everywhere
-    scope: Scope = (
-        "all" if everywhere else "rank" if facts else "slot" if subject.slot_number is not None else "external"
+    everywhere = root.everywhere or root.unnamed
+    scope: Scope | None = (
+        None
+        if root.unnamed
+        else "all"
+        if everywhere
+        else "rank"
+        if facts
+        else "slot"
+        if subject.slot_number is not None
+        else "external"
     )
     confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
     info = cause_info(chosen.slug)

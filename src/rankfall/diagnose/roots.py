@@ -9,6 +9,7 @@ import msgspec
 from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, candidate_of
 from rankfall.diagnose.rules import NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.diagnose.together import MISMATCH, accused, only_silent
 from rankfall.model import Case, Evidence
 
 # An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
@@ -19,11 +20,12 @@ class Root(msgspec.Struct, kw_only=True):
     """The chosen candidate, whether it struck everywhere, and what was set aside for which reason.
 
     ``chosen`` is None when only consequences speak; ``nearest`` is then the one nearest the origin, and ``suspects`` the peers
-    that the consequences name or that never spoke.
+    that the consequences name or that never spoke. ``unnamed``: what happened is known, but several ranks offer it equally.
     """
 
     chosen: Candidate | None = None
     everywhere: bool = False
+    unnamed: bool = False
     tied: bool = False
     rejected: list[tuple[Candidate, str]] = msgspec.field(default_factory=list)
     nearest: tuple[Subject, Evidence] | None = None
@@ -38,6 +40,8 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if not candidates:
         candidates = [c for c in (_left_early(case, subjects),) if c is not None]
     if not candidates:
+        candidates = [c for c in (only_silent(case, subjects),) if c is not None]
+    if not candidates:
         candidates = [c for s in subjects.all.values() if (c := candidate_of(s, teardown=True)) is not None]
     if not candidates:
         return _only_consequences(case, subjects)
@@ -46,13 +50,19 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if strong:
         root.rejected += [(c, "bystanders say this too when something else fell") for c in candidates if c.weak]
         candidates = strong
+    candidates, disputed = _settle_mismatch(candidates, subjects, root)
     candidates = _merge(candidates)
     candidates = _drop_generic_after_death(candidates, root)
     candidates.sort(key=lambda c: (-c.tier, c.order))
     tier = candidates[0].tier
     first = [c for c in candidates if c.tier == tier]
     root.rejected += [(c, _weaker(candidates[0], c)) for c in candidates if c.tier < tier]
-    earliest = [c for c in first if not any(o.before(c) for o in first)]
+    if tier == HANG:
+        # Who stands where is seen at one moment: the clock says nothing, only what kind of proof there is.
+        most = max(_specificity(c) for c in first)
+        earliest = [c for c in first if _specificity(c) == most]
+    else:
+        earliest = [c for c in first if not any(o.before(c) for o in first)]
     root.rejected += [(c, "fell later, by more than the clocks' uncertainty") for c in first if c not in earliest]
     earliest.sort(key=lambda c: (-_specificity(c), -c.support, c.order))
     chosen = earliest[0]
@@ -61,8 +71,23 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         (c, "fell at the same time as far as the clocks tell; shown beside the chosen one") for c in earliest[1:]
     ]
     root.chosen = chosen
-    root.everywhere = _everywhere(case, subjects, chosen)
+    root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
+    root.unnamed = tier == HANG and root.tied
     return root
+
+
+def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root) -> tuple[list[Candidate], bool]:
+    """Keep the accused of a mismatch alone; true when there is a mismatch and nobody can be accused."""
+    one, reports = accused(candidates, subjects)
+    if one is None:
+        return candidates, len(reports) > 1
+    named = one.subject.rank_number
+    root.rejected += [
+        (c, f"it reports the mismatch and names rank {named}")
+        for c in reports
+        if c is not one and c.subject is not one.subject
+    ]
+    return [*(c for c in candidates if c not in reports and c.subject is not one.subject), one], False
 
 
 def _without_told_to_stop(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:

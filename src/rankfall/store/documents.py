@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal as signals
 from typing import TYPE_CHECKING
 
-from rankfall.diagnose import rfc3339
 from rankfall.model import RankFacts, RankStatus, RunSummary, SlotFacts, SlotStatus, StatusDocument, StoreError
+from rankfall.model.times import rfc3339
 from rankfall.store.stream import IndexReader
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ import msgspec
 from rankfall.backends.local import LocalBackend
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.decide import decide
-from rankfall.diagnose import rfc3339
 from rankfall.model import (
     FINAL_STATES,
     Decision,
@@ -29,6 +28,7 @@ from rankfall.model import (
     RankfallError,
     StoreError,
 )
+from rankfall.model.times import rfc3339
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
 from rankfall.supervise.attempt import AttemptWatch, start_failure
 from rankfall.supervise.control import Control, read_cancel, signals_to

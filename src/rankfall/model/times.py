@@ -1,4 +1,4 @@
-"""Nanoseconds since the epoch as RFC 3339 text, without a clock."""
+"""Nanoseconds since the epoch as RFC 3339 text; knows no clock."""
 
 from __future__ import annotations
 
