@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,6 +18,15 @@ from rankfall.signatures.matcher import Hit, best
 
 # A traceback longer than this is taken as it is; nothing waits for its end.
 MAX_HELD: Final = 1 << 18
+
+_DAMAGED_REPORT: Final = re.compile(
+    rb'elastic/multiprocessing/errors/__init__\.py", line \d+, in (?:__post_init__|_get_error_data)\b'
+)
+
+# The same, as the launcher's logger writes it: a prefix on each line hides that it is a traceback.
+_DAMAGED_LOGGED: Final = re.compile(
+    rb"[EWI]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/multiprocessing/errors/__init__\.py:\d+\]"
+)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +88,9 @@ def _of_traceback(data: bytes, item: TracebackText, catalogue: Catalogue) -> Fin
     meaning = exception_meaning(catalogue, item.chain, frame=item.frame)
     if item.ignored:
         meaning = msgspec.structs.replace(meaning, slug="teardown_noise", role="context")
+    elif _DAMAGED_REPORT.search(data, item.start, item.end):
+        # The launcher fell over a rank's damaged error file; what ended the rank is another matter.
+        meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
     line = data[item.final_start : item.final_end]
     return Finding(
         start=item.final_start,
@@ -111,9 +124,10 @@ def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterato
     prefix = parse_prefix(raw)
     signature, groups = hit.signature, hit.groups
     line = decode(raw)
+    damaged = "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw, 0, 200) is not None
     meaning = Meaning(
-        slug=signature.slug,
-        role=signature.role,
+        slug="controller_verdict" if damaged else signature.slug,
+        role="context" if damaged else signature.role,
         specificity=signature.specificity,
         text=line,
         fingerprint=f"{signature.slug}:{signature.id}:{normalise(decode(data[hit.start : hit.end]))}",
