@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from rankfall.diagnose.rules import (
+    KERNEL_WORDS,
     NEVER_CAUSE,
     OWN_FAULT_SIGNALS,
     SUSPECT_ONLY,
@@ -96,6 +97,7 @@ def candidate_of(subject: Subject, *, teardown: bool = False) -> Candidate | Non
             if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE and (teardown or not e.teardown)
         ],
     )
+    pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
@@ -103,6 +105,12 @@ def candidate_of(subject: Subject, *, teardown: bool = False) -> Candidate | Non
     if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
         return None
     return _from_piece(subject, best, pieces)
+
+
+def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
+    """Whether a job printed what only the kernel can know. A file of kernel lines, which belongs to no rank and slot, is another matter."""
+    printed = piece.rank is not None or subject.rank is not None or subject.slot is not None
+    return printed and piece.trust == "job" and piece.signature in KERNEL_WORDS
 
 
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
@@ -128,7 +136,8 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
     confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"
     if best.id in subject.by_elimination:
         confidence = "likely"
-    if best.signature in SUSPECT_ONLY:
+    repeated = _repeats_the_kernel(subject, best)
+    if repeated or best.signature in SUSPECT_ONLY:
         confidence = "suspected"
     elif best.slug in WEAK_PRIMARIES or tier == HANG:
         confidence = "suspected" if best.source == "recorder" else "likely"
@@ -142,7 +151,7 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
         uncertainty=best.uncertainty or 0.0,
         fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
         support=sum(1 for e in pieces if e.slug == best.slug),
-        weak=best.slug in WEAK_PRIMARIES,
+        weak=repeated or best.slug in WEAK_PRIMARIES,
         gpu=best.gpu,
         because="its rank was found by elimination" if best.id in subject.by_elimination else "",
     )

@@ -68,6 +68,23 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 # Text that tells of a SIGBUS and nothing else: as the bare signal, it makes /dev/shm suspected only, and that stops no job.
 SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
 
+# Words of the kernel and of node tools. In a job's own output anybody can print them: there they never beat another cause and move no node.
+KERNEL_WORDS: Final = frozenset(
+    {
+        "gpu_fallen_off_bus.xid",
+        "gpu_fallen_off_bus.text",
+        "gpu_fallen_off_bus.smi",
+        "gpu_ecc.xid",
+        "gpu_ecc_contained.xid",
+        "gpu_nvlink.xid",
+        "gpu_nvlink.xid5_fatal",
+        "gpu_nvlink.sxid",
+        "gpu_gsp_timeout.xid",
+        "gpu_slow.throttle",
+        "no_gpu_visible.xid",
+    }
+)
+
 # As SIGNAL_SLUGS for an exit code without a record or a line that explains it.
 EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_not_found", 138: "retryable_exception"})
 
