@@ -129,13 +129,13 @@ def test_the_documents_of_a_submitted_run_are_valid(rankfall: Runner, home: Path
     gate = folder / "gate"
     name = rankfall("submit", "-q", *GANG, "train.py", "fail", GATE=str(gate)).stdout.strip()
     assert runs(home) == [name]
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
 
     def live() -> dict[str, Any]:
         return valid(rankfall("status", name, "-o", "json").stdout, "rankfall.status-1")
 
     status = wait_until(
-        lambda: found if len((found := live())["ranks"]) == 3 else None, timeout=20, what="three ranks in status"
+        lambda: found if len((found := live())["ranks"]) == 3 else None, timeout=40, what="three ranks in status"
     )
     assert (status["state"], status["supervised"]) == ("running", True)
     assert {rank["hook"] for rank in status["ranks"]} == {"loaded"}
@@ -180,7 +180,7 @@ def test_logs_follow_until_the_end(rankfall: Runner, start: Starter, home: Path,
     name = rankfall("submit", "-q", *GANG, "train.py", "fail", GATE=str(gate)).stdout.strip()
     with (folder / "followed").open("wb") as file:
         follower = start("logs", "-f", name, stdout=file)
-        wait_until(lambda: b"rank 1 step 2" in (folder / "followed").read_bytes(), timeout=20, what="live lines")
+        wait_until(lambda: b"rank 1 step 2" in (folder / "followed").read_bytes(), timeout=40, what="live lines")
         gate.touch()
         assert follower.wait(20) == 0
     lines = (folder / "followed").read_bytes().splitlines()
@@ -204,7 +204,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(start: Starter, folder: Pa
     assert running.stdout.readline().startswith(b"[rank")
     running.stdout.close()
     running.stdout = None
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     gate.touch()
     assert running.wait(30) == 17
 
@@ -239,7 +239,7 @@ def test_a_closed_pipe_ends_logs_quietly(rankfall: Runner, folder: Path) -> None
 
 def test_errors_s40_a_cancelled_run_is_cancelled_and_130(rankfall: Runner, folder: Path, home: Path) -> None:
     name = rankfall("submit", "-q", *GANG, "train.py", GATE=str(folder / "never")).stdout.strip()
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     assert rankfall("cancel").returncode == 2
     assert rankfall("wait", name, "--timeout", "0.1s").returncode == 124
     done = rankfall("cancel", name, "--reason", "enough", "-o", "json")
@@ -257,7 +257,7 @@ def test_errors_s40_a_cancelled_run_is_cancelled_and_130(rankfall: Runner, folde
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_without_a_terminal_a_signal_cancels(number: int, start: Starter, folder: Path, home: Path) -> None:
     running = start("run", *GANG, "train.py", env={"GATE": str(folder / "never")}, stdout=-3, stderr=-1, stdin=-3)
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.send_signal(number)
     _, told = running.communicate(timeout=30)
     assert running.returncode == 130
@@ -269,7 +269,7 @@ def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
 ) -> None:
     gate = folder / "gate"
     running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.send_signal(signal.SIGHUP)
     assert running.wait(30) == 0
     gate.touch()
@@ -279,12 +279,12 @@ def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
 def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Runner, folder: Path, home: Path) -> None:
     gate = folder / "gate"
     running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
     running.wait(10)
     assert "nobody supervises it now" in rankfall("status").stdout
     attached = start("attach", "--all", stdout=-1, stderr=-1)
-    wait_until(lambda: b"resumed" in _events(home), timeout=20, what="a supervisor that took over")
+    wait_until(lambda: b"resumed" in _events(home), timeout=40, what="a supervisor that took over")
     gate.touch()
     out, told = attached.communicate(timeout=30)
     assert attached.returncode == 17
@@ -296,7 +296,7 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
 
 def test_cancel_stops_a_run_that_nobody_supervises(start: Starter, rankfall: Runner, folder: Path, home: Path) -> None:
     running = start("run", *GANG, "train.py", env={"GATE": str(folder / "never")}, stdout=-3, stderr=-3)
-    wait_until(lambda: all_ranks_run(home), timeout=20, what="lines of all ranks")
+    wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
     running.wait(10)
     [name] = runs(home)

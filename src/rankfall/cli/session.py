@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import select
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from types import FrameType
 from typing import Final
 
 from rankfall.cli import emit
+from rankfall.cli.interrupts import Interrupts
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, LockHeld, Outcome
 from rankfall.store import RunDir
@@ -73,34 +71,6 @@ class Supervision:
             self._error = error
         finally:
             self._done.set()
-
-
-class Interrupts:
-    """Counts the signals that a person or a system sent to this process."""
-
-    def __init__(self) -> None:
-        self.interrupts = 0
-        self.terminated = False
-        self.hung_up = False
-
-    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        """The handler."""
-        if number == signal.SIGINT:
-            self.interrupts += 1
-        elif number == signal.SIGTERM:
-            self.terminated = True
-        else:
-            self.hung_up = True
-
-    @contextlib.contextmanager
-    def caught(self) -> Iterator[None]:
-        """While inside, SIGINT, SIGTERM and SIGHUP are counted instead of ending the process."""
-        before = {n: signal.signal(n, self.handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
 
 
 class Session:

@@ -13,17 +13,15 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from rankfall.model import Confidence, Consequence, Decision, Proof, Verdict
+from rankfall.model import Confidence, Consequence, Decision, Verdict
 from rankfall.report import words
-from rankfall.report.escape import clean, one_line, shorten
+from rankfall.report.escape import one_line
 from rankfall.report.paint import Paint
+from rankfall.report.proof import decisive_lines, evidence_block
 
 _LABEL: Final = 8
-_MAX_EVIDENCE: Final = 6
 _MAX_OTHERS: Final = 4
 _MAX_MISSING: Final = 6
-_MAX_PROOF_LINES: Final = 8
-_MAX_PROOF_LINE: Final = 1000
 _MIN_WIDTH: Final = 40
 
 _SURE: Final[dict[Confidence, str]] = {
@@ -70,7 +68,7 @@ def render_verdict(
         blocks.append(missing)
         missing = ""
     blocks += [
-        _evidence(verdict, frames, width=width, paint=paint),
+        evidence_block(verdict, frames, width=width, paint=paint),
         _consequences(verdict.consequences, width=width),
         _alternatives(verdict, width=width, paint=paint),
         missing,
@@ -83,11 +81,10 @@ def render_brief(verdict: Verdict, *, frames: Sequence[str] = (), width: int = 1
     """The five lines and the decisive piece only: for an attempt that is followed by another one."""
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
-    lines = [_five_lines(verdict, source=None, width=width, paint=paint)]
-    shown = _in_order(verdict)[:1]
-    for proof in shown:
-        lines += _proof(proof, whole=False, width=width, paint=paint)
-        lines += [f"        at {one_line(frame, width=300)}" for frame in frames[:1]]
+    lines = [
+        _five_lines(verdict, source=None, width=width, paint=paint),
+        *decisive_lines(verdict, frames, width=width, paint=paint),
+    ]
     return "\n".join(lines)
 
 
@@ -221,62 +218,6 @@ def _cause_style(verdict: Verdict, paint: Paint) -> Callable[[str], str] | None:
     if _nothing_wrong(verdict) or verdict.state == "cancelled":
         return None
     return paint.warn if verdict.cause.confidence in {"suspected", "unknown"} else paint.bad
-
-
-def _evidence(verdict: Verdict, frames: Sequence[str], *, width: int, paint: Paint) -> str:
-    if not verdict.evidence and verdict.decisive is None:
-        return ""
-    date = words.day(verdict.time.at)
-    lines = [paint.bold("Evidence") + (paint.dim(f"  {date}, times in UTC") if date else "")]
-    shown = _in_order(verdict)
-    for number, proof in enumerate(shown[:_MAX_EVIDENCE]):
-        lines += _proof(proof, whole=number == 0, width=width, paint=paint)
-        if number == 0:
-            lines += [f"        at {one_line(frame, width=300)}" for frame in frames]
-    if not shown and verdict.decisive is not None:
-        lines.append(f"  {verdict.decisive.source}  {paint.dim(one_line(verdict.decisive.where, width=300))}")
-        lines += _line_of(verdict.decisive.line, whole=True, width=width)
-    if len(shown) > _MAX_EVIDENCE:
-        lines.append(paint.dim(f"  and {len(shown) - _MAX_EVIDENCE} more, all of them in -o json"))
-    return "\n".join(lines)
-
-
-def _in_order(verdict: Verdict) -> list[Proof]:
-    """The decisive piece first, then by role; what only repeats a line is left out."""
-    rank = {"primary": 0, "secondary": 1, "context": 2}
-    where = verdict.decisive.where if verdict.decisive else None
-    ordered = sorted(verdict.evidence, key=lambda proof: (proof.where != where, rank[proof.role]))
-    seen: set[tuple[str, int | None]] = set()
-    kept = []
-    for proof in ordered:
-        key = (one_line(proof.line, width=200), proof.rank)
-        if key not in seen:
-            seen.add(key)
-            kept.append(proof)
-    return kept
-
-
-def _proof(proof: Proof, *, whole: bool, width: int, paint: Paint) -> list[str]:
-    time = words.clock(proof.at) or "time unknown"
-    about = words.plus_minus(proof.uncertainty_s)
-    who = f"rank {proof.rank}" if proof.rank is not None else f"slot {proof.slot}" if proof.slot is not None else ""
-    head = "  ".join(text for text in (f"{time}{about}", proof.source, who) if text)
-    where = one_line(proof.where, width=300)
-    return [f"  {head}  {paint.dim(where)}", *_line_of(proof.line, whole=whole, width=width)]
-
-
-def _line_of(text: str, *, whole: bool, width: int) -> list[str]:
-    lines = [line.rstrip() for line in clean(text, max_line=_MAX_PROOF_LINE).split("\n") if line.strip()]
-    room = width - 6
-    if not whole:
-        return [f"      {shorten(line, room)}" for line in lines[-1:]]
-    if len(lines) > _MAX_PROOF_LINES:
-        cut = len(lines) - _MAX_PROOF_LINES
-        lines = [lines[0], f"… {words.count(cut, 'line')} left out", *lines[-(_MAX_PROOF_LINES - 1) :]]
-    shown = [shorten(line, room) for line in lines[:-1]]
-    # What the error says stands in the last line, so that one is not cut.
-    shown += textwrap.wrap(lines[-1], room, subsequent_indent="  ", replace_whitespace=False) if lines else []
-    return [f"      {line}" for line in shown]
 
 
 def _consequences(consequences: Sequence[Consequence], *, width: int) -> str:
