@@ -46,7 +46,7 @@ LINT = Stage(
         tool("mypy"),
         tool("mypy", "--no-incremental", "tests/faults", "scripts", "examples"),
         tool("lint-imports"),
-        tool("vermin", "--target=3.8-", "--no-tips", "--violations", "--eval-annotations", "src/rankfall_inside"),
+        tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
 )
 # The tests that start torch come in a stage of their own, one after the other: two torchruns at once on two cores would

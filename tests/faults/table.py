@@ -357,7 +357,8 @@ MACHINE = (
     ),
 )
 
-QUIET = {"hang_timeout_s": 6.0}
+# Long enough for the slowest import of torch on a busy machine.
+QUIET = {"hang_timeout_s": 15.0}
 HANGS = (
     Fault(
         "hang-with-timeout",
@@ -375,6 +376,7 @@ HANGS = (
         weak=("collective_timeout",),
         retry=CRASH,
         plan={"timeout": 600},
+        victims=False,
         policies=QUIET,
         core=True,
         hook_free=True,
@@ -386,6 +388,7 @@ HANGS = (
         weak=("collective_timeout",),
         retry=CRASH,
         plan={"timeout": 600},
+        victims=False,
         policies=QUIET,
     ),
     Fault(

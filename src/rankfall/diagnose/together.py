@@ -46,30 +46,34 @@ def accused(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate 
 
 def only_silent(case: Case, subjects: Subjects) -> Candidate | None:
     """The one rank that did not complain while all others timed out in a collective: it never came to it."""
-    complaints: dict[int, list[tuple[str, int | None]]] = {}
-    for subject in subjects.all.values():
-        if subject.rank_number is not None:
-            words = [(e.slug, e.at) for e in subject.evidence if e.role == "secondary" and e.source != "exit"]
-            if words:
-                complaints[subject.rank_number] = words
-    slugs = {slug for words in complaints.values() for slug, _ in words}
+    words = {
+        subject.rank_number: {(e.slug, e.at) for e in subject.evidence if e.role == "secondary" and e.source != "exit"}
+        for subject in subjects.all.values()
+        if subject.rank_number is not None
+    }
+    slugs = {slug for said in words.values() for slug, _ in said}
     if "collective_timeout" not in slugs or not slugs <= {"collective_timeout", "peer_lost", "peer_teardown"}:
         return None
-    spoke = {rank for rank, words in complaints.items() if {slug for slug, _ in words} - {"peer_teardown"}}
+    spoke = {rank for rank, said in words.items() if {slug for slug, _ in said} - {"peer_teardown"}}
     quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
     if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - of two ranks nobody can say who waited for whom
         return None
     facts = subjects.ranks.get(quiet[0])
     absent = subjects.all.get(("rank", quiet[0]))
-    times = [
-        at for words in complaints.values() for slug, at in words if slug == "collective_timeout" and at is not None
-    ]
-    if facts is None or absent is None or not times or own_failure(facts):
+    if facts is None or absent is None or own_failure(facts):
         return None
+    # Only its own node's clock is asked: between two nodes half a second may be nothing.
+    near = [
+        at
+        for rank, said in words.items()
+        if rank in subjects.ranks and subjects.ranks[rank].slot == facts.slot
+        for slug, at in said
+        if slug == "collective_timeout" and at is not None
+    ]
     if facts.state == "ended":
         if facts.killed_by is None or facts.ended_at is None:
             return None
-        if facts.ended_at - min(times) < SILENT_FOR_S * _NS:
+        if near and facts.ended_at - min(near) < SILENT_FOR_S * _NS:
             return None
     return Candidate(
         subject=absent,
