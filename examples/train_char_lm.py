@@ -11,6 +11,7 @@ Batches depend on seed, step and rank only: a run that was resumed from a checkp
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import sysconfig
@@ -176,6 +177,8 @@ def main() -> None:
         # After a fault the peers are gone and there is nothing left to agree on.
         if sys.exc_info()[0] is None:
             dist.barrier()
+            # DDP's reducer sits in a reference cycle and holds the process group, whose threads must end before Python does.
+            gc.collect()
             dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import platform
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,8 @@ def _line(fault: Fault, cells: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 
 def _cell(text: str) -> str:
+    # Folders are those of one machine and one run.
+    text = re.sub(r"/[\w.+-]+(?:/[\w.+-]+)*/", ".../", text)
     return (
         "".join(char if char.isprintable() and char.isascii() else "?" for char in text)
         .replace("|", "\\|")
