@@ -30,7 +30,7 @@ try:
     from rankfall_inside import progress
 except ImportError:  # plain torchrun: nobody listens
 
-    def progress(step: int) -> None:
+    def progress(step: int, phase: str | None = None) -> None:
         """Tell nobody."""
 
 
@@ -143,7 +143,7 @@ def train(options: argparse.Namespace, *, rank: int, world: int, say: Callable[[
         inputs, targets = batch(text, step=step, rank=rank, seed=options.seed, size=options.batch_size)
         loss = nn.functional.cross_entropy(parallel(inputs).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         progress(step)
         if step % options.log_every == 0 or step == options.steps:

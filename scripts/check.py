@@ -44,10 +44,11 @@ LINT = Stage(
         tool("ruff", "check", "."),
         tool("ruff", "format", "--check", "."),
         tool("mypy"),
-        tool("mypy", "--no-incremental", "tests/faults", "scripts", "examples"),
+        tool("mypy", "--explicit-package-bases", "tests/faults", "scripts", "examples"),
         tool("lint-imports"),
         tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
+    {"MYPYPATH": "tests:examples"},
 )
 # The tests that start torch come in a stage of their own, one after the other: two torchruns at once on two cores would
 # measure the machine and not the product.
