@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
-from rankfall.model import FINAL_STATES, LockHeld, Outcome
+from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, StoreError
 from rankfall.store import RunDir
 from rankfall.supervise import Control, read_cancel, request_cancel, spawn_detached
+from rankfall.supervise.__main__ import main
+from rankfall.supervise.control import signals_to
 
 from .conftest import Bench
 
@@ -203,3 +205,68 @@ def test_a_job_that_prints_without_end_can_be_cancelled(bench: Bench) -> None:
     until_output(run, 1)
     supervisor.control.cancel()
     assert supervisor.join().state == "cancelled"
+
+
+def test_wrong_words_for_a_supervisor_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--wait"]) == 2
+    assert "usage: python -m rankfall.supervise" in capsys.readouterr().err
+
+
+def test_a_supervisor_by_hand_ends_with_the_runs_code(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    run = bench.run_dir(bench.spec("sys.exit(3 if rank else 0)", policies={"max_restarts": 0}))
+    assert main(["--wait", "1", str(run.path)]) == 3
+    assert "verdict: user_exit" in capsys.readouterr().err
+    assert main([str(run.path.parent / "absent-000000")]) == 74
+
+
+def test_a_detached_supervisor_that_cannot_start_says_why(bench: Bench) -> None:
+    run = bench.run_dir(bench.spec())
+    (run.path / "spec.json").write_text("{")
+    with pytest.raises(EvidenceLost, match=r"did not start: .*spec\.json"):
+        spawn_detached(run)
+
+
+def test_wishes_and_signals_wake_a_waiting_supervisor() -> None:
+    control = Control()
+    control.signalled(signal.SIGINT)
+    control.wait(60.0)
+    assert control.take_signals() == [signal.SIGINT]
+    assert control.take_signals() == []
+    control.cancel("first")
+    control.cancel("second")
+    control.release()
+    control.wait(60.0)
+    assert (control.cancelled, control.wish) == ("first", "release")
+    control.hand_over()
+    assert control.wish == "hand_over"
+    control.close()
+    control.close()
+    control.cancel()
+
+
+def test_signals_are_handled_in_the_main_thread_and_put_back() -> None:
+    control = Control()
+    before = signal.getsignal(signal.SIGTERM)
+    with signals_to(control):
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(control.take_signals, timeout=WAIT, what="the signal")
+        os.kill(os.getpid(), signal.SIGHUP)
+        wait_until(lambda: control.wish, timeout=WAIT, what="the wish")
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert control.wish == "hand_over"
+
+    def elsewhere() -> None:
+        with signals_to(control):
+            assert signal.getsignal(signal.SIGTERM) is before
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    control.close()
+
+
+def test_a_request_that_cannot_be_written_is_an_error_with_a_next_step(bench: Bench) -> None:
+    with pytest.raises(StoreError) as caught:
+        request_cancel(bench.home / "runs" / "absent")
+    assert caught.value.hint

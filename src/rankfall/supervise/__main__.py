@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rankfall.model import LockHeld, RankfallError
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control
-from rankfall.supervise.detach import _HELD, LOG_NAME
+from rankfall.supervise.detach import HELD, LOG_NAME
 from rankfall.supervise.events import Event
 from rankfall.supervise.loop import supervise
 
@@ -30,15 +28,15 @@ def main(argv: Sequence[str]) -> int:
     if detach:
         words.remove("--detach")
     wait = 0.0
-    if words[:1] == ["--wait"] and len(words) > 1:
+    if words[:1] == ["--wait"] and len(words) > 1 and words[1].replace(".", "", 1).isdecimal():
         wait = float(words[1])
         words = words[2:]
-    if len(words) != 1:
+    if len(words) != 1 or words[0].startswith("-"):
         sys.stderr.write("usage: python -m rankfall.supervise [--detach] [--wait SECONDS] RUN_DIRECTORY\n")
         return _USAGE
     run_dir = RunDir(Path(words[0]))
     if detach:
-        _detach(run_dir, wait)
+        return _detach(run_dir, wait)
     return _supervise(run_dir, wait=wait, ready=-1)
 
 
@@ -62,7 +60,7 @@ def _supervise(run_dir: RunDir, *, wait: float, ready: int) -> int:
         ).code
     except LockHeld as error:
         _say(ready, f"!{error.message}")
-        return _HELD
+        return HELD
     except RankfallError as error:
         _say(ready, f"!{error.message}")
         sys.stderr.write(f"{error}\n")
@@ -75,32 +73,27 @@ def _say(ready: int, text: str) -> None:
         os.close(ready)
 
 
-def _detach(run_dir: RunDir, wait: float) -> NoReturn:
+def _detach(run_dir: RunDir, wait: float) -> int:
     """Become two: the one that stays says that the other holds the run, and leaves; the other belongs to init."""
     come, go = os.pipe()
     if os.fork():
         os.close(go)
         with os.fdopen(come, "rb") as file:
             said = file.read(8192).decode("utf-8", "replace")
-        if said and not said.startswith("!"):
+        held = bool(said) and not said.startswith("!")
+        if held:
             sys.stdout.write(said + "\n")
-            sys.stdout.flush()
-            os._exit(0)
-        sys.stderr.write(said[1:] or f"it ended at once; see {LOG_NAME}")
+        else:
+            sys.stderr.write(said[1:] or f"it ended at once; see {LOG_NAME}")
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_HELD if said else 1)
-    code = 1
-    try:
-        os.close(come)
-        os.setsid()
-        log = os.open(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _LOG_MODE)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        code = _supervise(run_dir, wait=wait, ready=go)
-    except BaseException:  # noqa: BLE001 - the last words of a process that nobody waits for
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+        os._exit(0 if held else HELD if said else 1)
+    os.close(come)
+    os.setsid()
+    log = os.open(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _LOG_MODE)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return _supervise(run_dir, wait=wait, ready=go)
 
 
 if __name__ == "__main__":

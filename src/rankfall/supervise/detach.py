@@ -12,7 +12,8 @@ from rankfall.store import RunDir
 LOG_NAME: Final = "supervisor.log"
 # From the start of Python to the lease, on a slow machine.
 _START_S: Final = 60.0
-_HELD: Final = 75
+# Exit code of a supervisor that found the run held by another (EX_TEMPFAIL).
+HELD: Final = 75
 
 
 def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
@@ -43,6 +44,6 @@ def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
     if done.returncode == 0 and said.isdigit():
         return int(said)
     words = done.stderr.decode("utf-8", "replace").strip()[-1000:] or said
-    if done.returncode == _HELD:
+    if done.returncode == HELD:
         raise LockHeld(words, hint=f"rankfall attach {run_dir.id}")
     raise EvidenceLost(f"the supervisor of {run_dir.id} did not start: {words}", hint=f"see {run_dir.path / LOG_NAME}")

@@ -77,9 +77,9 @@ def supervise(
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
             with run_dir.lease(wait=wait) as writer:
+                run = _Run(run_dir, writer=writer, on_event=on_event, control=own, backend=backend or LocalBackend())
                 if on_lease is not None:
                     on_lease()
-                run = _Run(run_dir, writer=writer, on_event=on_event, control=own, backend=backend or LocalBackend())
                 outcome = run.to_end()
             if own.wish == "hand_over" and outcome.state not in FINAL_STATES:
                 from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
