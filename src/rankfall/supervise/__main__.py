@@ -62,7 +62,7 @@ def _supervise(run_dir: RunDir, *, wait: float, ready: int) -> int:
         _say(ready, f"!{error.message}")
         return HELD
     except RankfallError as error:
-        _say(ready, f"!{error.message}")
+        _say(ready, f"?{error.message}")
         sys.stderr.write(f"{error}\n")
         return error.exit_code
 
@@ -80,14 +80,13 @@ def _detach(run_dir: RunDir, wait: float) -> int:
         os.close(go)
         with os.fdopen(come, "rb") as file:
             said = file.read(8192).decode("utf-8", "replace")
-        held = bool(said) and not said.startswith("!")
-        if held:
+        if said.isdigit():
             sys.stdout.write(said + "\n")
         else:
             sys.stderr.write(said[1:] or f"it ended at once; see {LOG_NAME}")
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if held else HELD if said else 1)
+        os._exit(0 if said.isdigit() else HELD if said.startswith("!") else 1)
     os.close(come)
     os.setsid()
     log = os.open(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _LOG_MODE)
