@@ -303,3 +303,19 @@ def test_every_permutation_of_a_small_case_gives_one_verdict():
         for e in itertools.permutations(evidence)
     }
     assert len(answers) == 1
+
+
+def test_who_ended_well_after_a_complaint_did_not_leave_early():
+    """Rank 1 lost a partner outside of the job; the others went on and finished later."""
+    ranks = [left(0, 0, seconds=5), left(1, 1, seconds=2), left(2, 0, seconds=6), left(3, 0, seconds=7)]
+    evidence = [piece("peer_lost", 1, role="secondary", seconds=1.9)]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (1, "peer_lost", "suspected")
+
+
+def test_ranks_that_all_stand_in_one_place_are_one_standstill():
+    ranks = [rank(n, state="running") for n in range(4)]
+    evidence = [piece("rank_stuck", n, source="recorder", fingerprint="rank_stuck:t.py:load:3") for n in range(4)]
+    standing = slots(2, state="running", exit_code=None)
+    verdict = diagnose(case(ranks, evidence, ended=False, hung=True, slots=standing)).verdict
+    assert (verdict.rank, verdict.scope, verdict.cause.slug) == (None, "all", "rank_stuck")

@@ -32,7 +32,9 @@ def stacks(texts):
         (f"stacks-{n}.json", Record(id=f"s{n}", kind="stacks", slot=n // 2, pid=1000 + n, stacks=text, at_ns=n))
         for n, text in enumerate(texts)
     ]
-    return [(e.rank, e.slug) for e in stack_evidence(records, ranks=ranks, attempt=1)]
+    found = stack_evidence(records, ranks=ranks, attempt=1)
+    assert {e.rank for e in found} == (set(range(len(texts))) if len(texts) > 1 else set())
+    return [(e.rank, e.slug) for e in found if e.role == "primary"]
 
 
 def test_the_one_that_stands_elsewhere_is_named():
@@ -47,6 +49,10 @@ def test_different_collectives_are_a_mismatch_of_the_fewest():
 
 def test_everybody_in_one_place_names_nobody():
     assert stacks([WAITING.format(op="all_reduce", line=7)] * 4) == []
+
+
+def test_everybody_outside_of_collectives_stands_still_together():
+    assert stacks([AWAY] * 3) == [(0, "rank_stuck"), (1, "rank_stuck"), (2, "rank_stuck")]
 
 
 def test_one_stack_alone_names_nobody():

@@ -101,12 +101,14 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(0, f"any rank of{_numbers('slot', root.suspect_slots)}: it never joined")
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
-    named = piece is not None and slug == "external_signal"
+    named = piece is not None and (slug == "external_signal" or root.alone)
+    if root.alone:
+        missing.insert(0, "the other end: every other rank came to a good end, so the partner was outside of the job")
     rank = root.suspects[0] if not named and len(root.suspects) == 1 else None
     at_subject = named and subject is not None
     suspect = subjects.ranks.get(rank) if rank is not None else None
     info = cause_info(slug)
-    confidence: Confidence = "unknown" if piece is None else "likely" if named else "suspected"
+    confidence: Confidence = "unknown" if piece is None else "likely" if named and not root.alone else "suspected"
     if at_subject and subject is not None:
         slot, node, rank = subject.slot_number, subject.node, subject.rank_number
     else:
@@ -122,7 +124,11 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         cause=Cause.of(slug, confidence=confidence),
         scope="rank" if rank is not None else "slot" if slot is not None else None,
         rank=rank,
-        local_rank=suspect.local_rank if suspect else None,
+        local_rank=suspect.local_rank
+        if suspect
+        else subject.rank.local_rank
+        if at_subject and subject and subject.rank
+        else None,
         role=case.role,
         slot=slot,
         node=node,

@@ -10,17 +10,18 @@ from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, cand
 from rankfall.diagnose.rules import NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.diagnose.together import MISMATCH, accused, only_silent
-from rankfall.model import Case, Evidence
+from rankfall.model import Case, Evidence, RankFacts
 
 # An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
 _GENERIC_SPECIFICITY = 30
+_NS = 1_000_000_000
 
 
 class Root(msgspec.Struct, kw_only=True):
     """The chosen candidate, whether it struck everywhere, and what was set aside for which reason.
 
     ``chosen`` is None when only consequences speak; ``nearest`` is then the one nearest the origin, and ``suspects`` the peers
-    that the consequences name or that never spoke. ``unnamed``: what happened is known, but several ranks offer it equally.
+    that the consequences name or that never spoke; ``alone`` when it is the only rank that failed. ``unnamed``: what happened is known, but several ranks offer it equally.
     """
 
     chosen: Candidate | None = None
@@ -31,6 +32,7 @@ class Root(msgspec.Struct, kw_only=True):
     nearest: tuple[Subject, Evidence] | None = None
     suspects: tuple[int, ...] = ()
     suspect_slots: tuple[int, ...] = ()
+    alone: bool = False
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
@@ -127,7 +129,7 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
     """One candidate a fingerprint: the same fault on many ranks is one fault."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        mergeable = candidate.tier == EXPLICIT or candidate.slug == "user_exit"
+        mergeable = candidate.tier in {EXPLICIT, HANG} or candidate.slug == "user_exit"
         key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
     merged = []
@@ -188,9 +190,13 @@ def _left_early(case: Case, subjects: Subjects) -> Candidate | None:
         if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
     ]
     complaints = {e.slug for s in fell for e in s.evidence if e.role == "secondary" and e.source != "exit"}
-    if not left or not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
+    if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
         return None
     if complaints & {"external_signal"}:
+        return None
+    first_word = min((_latest(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at), default=None)
+    left = [r for r in left if first_word is None or not _surely_after(r, first_word)]
+    if not left:
         return None
     left.sort(key=lambda r: (r.ended_at is None, r.ended_at or 0, r.rank))
     first = left[0]
@@ -206,6 +212,25 @@ def _left_early(case: Case, subjects: Subjects) -> Candidate | None:
         because="it ended with 0 while the others still waited for it"
         if sure
         else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
+    )
+
+
+def _latest(piece: Evidence) -> int:
+    return (piece.at or 0) + round((piece.uncertainty or 0.0) * _NS)
+
+
+def _surely_after(facts: RankFacts, moment: int) -> bool:
+    """Whether this rank ended later than a moment, whatever its clock's uncertainty."""
+    if facts.ended_at is None:
+        return False
+    return facts.ended_at - round((facts.ended_uncertainty or 0.0) * _NS) > moment
+
+
+def _fell_alone(subjects: Subjects) -> bool:
+    """Whether one rank failed by itself and every other one came to a good end: its lost partner was none of them."""
+    facts = list(subjects.ranks.values())
+    return sum(map(own_failure, facts)) == 1 and all(
+        own_failure(r) or (r.state == "ended" and r.exit_code == 0) for r in facts
     )
 
 
@@ -240,4 +265,6 @@ def _only_consequences(case: Case, subjects: Subjects) -> Root:
         return Root(suspects=suspects, suspect_slots=quiet_slots)
     spoken.sort(key=lambda row: (row[0], row[1], row[2], row[4].node or "~", str(row[4].key), row[5].line))
     _, _, _, _, subject, piece = spoken[0]
+    if not named and subject.rank is not None and own_failure(subject.rank) and _fell_alone(subjects):
+        return Root(nearest=(subject, piece), alone=True)
     return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)

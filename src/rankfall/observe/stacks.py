@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Evidence, RankFacts, Record
+from rankfall.model import Evidence, RankFacts, Record, Role
 from rankfall.observe.text import digest
 
 _THREAD: Final = re.compile(
@@ -27,6 +27,10 @@ _COLLECTIVES: Final = re.compile(
 _COMM_FILE: Final = re.compile(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/"
 )
+
+
+# Of the healthy ranks so many are shown.
+MAX_SHOWN: Final = 16
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,34 +86,53 @@ def stack_evidence(
     if len(standings) < 2:  # noqa: PLR2004 - one stack alone has nobody to differ from
         return []
     odd, slug, words = _odd_ones(standings)
-    found = []
-    for rank in odd:
-        at, name, record, facts = newest[rank]
-        found.append(
-            Evidence(
-                id=digest("stacks", attempt, rank, record.id),
-                source="recorder",
-                slug=slug,
-                role="primary",
-                trust="inside",
-                rank=rank,
-                slot=facts.slot,
-                node=facts.node,
-                pid=facts.pid,
-                at=at or None,
-                uncertainty=1.0,
-                where=f"records/{name}",
-                line=words(standings[rank]),
-                specificity=60,
-                fingerprint=f"{slug}:{standings[rank].place or standings[rank].top}",
-                attempt=attempt,
-            )
-        )
+    found = [
+        _piece(newest[rank], standings[rank], slug=slug, role="primary", line=words(standings[rank]), attempt=attempt)
+        for rank in odd
+    ]
+    others = [rank for rank in sorted(standings) if rank not in odd]
+    for rank in others[:MAX_SHOWN]:
+        where = standings[rank]
+        inside = f"waits in {where.collective}" if where.collective else "stands"
+        line = f"rank {rank} {inside} at {where.place or where.top}"
+        found.append(_piece(newest[rank], where, slug="rank_stuck", role="context", line=line, attempt=attempt))
     return found
+
+
+def _piece(
+    row: tuple[int, str, Record, RankFacts],
+    standing: Standing,
+    *,
+    slug: str,
+    role: Role,
+    line: str,
+    attempt: int | None,
+) -> Evidence:
+    at, name, record, facts = row
+    return Evidence(
+        id=digest("stacks", attempt, facts.rank, record.id),
+        source="recorder",
+        slug=slug,
+        role=role,
+        trust="inside",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        pid=facts.pid,
+        at=at or None,
+        uncertainty=1.0,
+        where=f"records/{name}",
+        line=line,
+        specificity=60,
+        fingerprint=f"{slug}:{standing.place or standing.top}",
+        attempt=attempt,
+    )
 
 
 def _odd_ones(standings: dict[int, Standing]) -> tuple[list[int], str, Callable[[Standing], str]]:
     waiting = {rank: s for rank, s in standings.items() if s.collective is not None}
+    if not waiting and len({s.place for s in standings.values()}) == 1:
+        return sorted(standings), "rank_stuck", lambda s: f"every rank stands at {s.place or s.top}, in no collective"
     elsewhere = sorted(set(standings) - set(waiting))
     if waiting and elsewhere:
         names = sorted({s.collective or "" for s in waiting.values()})
