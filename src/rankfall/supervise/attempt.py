@@ -29,7 +29,9 @@ from rankfall.supervise.stopping import Stopping
 _FAST_S: Final = 0.02
 _START_S: Final = 0.05
 _SLOW_S: Final = 0.1
+# Between two writings of facts: when something happened, and when there was only output.
 _STORE_S: Final = 0.5
+_STORE_QUIET_S: Final = 3.0
 _STACKS_S: Final = 5.0
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
@@ -82,7 +84,8 @@ class AttemptWatch:
         self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
         self._unstored: dict[str, Evidence] = {}
         self._stored_at = 0.0
-        self._dirty = True
+        self._changed = True
+        self._printed = False
         self._running = False
         self._said_early = False
         self._verdict: Diagnosis | None = None
@@ -146,7 +149,10 @@ class AttemptWatch:
     def _take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         for piece in delta.evidence:
             self._unstored[piece.id] = piece
-        self._dirty = self._dirty or delta.changed or bool(delta.bytes)
+        self._changed = self._changed or delta.changed
+        # A viewer shows a stream's first lines when it is told whose they are: that is not kept waiting.
+        self._owners = self._owners or bool(delta.new_streams) or any(r.kind == "start" for r in delta.records)
+        self._printed = self._printed or bool(delta.bytes)
         self._news.tell(delta, slots, ranks, now=now)
         if not self._running and ranks and self._stopping is None:
             self._running = True
@@ -310,8 +316,9 @@ class AttemptWatch:
             self._ledger.add_evidence(self._plan.attempt, self._unstored.values())
             self._unstored.clear()
         clock = time.monotonic()
-        if force or (self._dirty and clock - self._stored_at >= _STORE_S):
-            self._stored_at, self._dirty = clock, False
+        age = clock - self._stored_at
+        if force or self._owners or (self._changed and age >= _STORE_S) or (self._printed and age >= _STORE_QUIET_S):
+            self._stored_at, self._changed, self._printed, self._owners = clock, False, False, False
             self._ledger.put_facts(
                 self._plan.attempt, slots=self._slots(), ranks=self._observer.ranks(), streams=self._observer.streams()
             )
