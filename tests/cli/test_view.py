@@ -64,6 +64,21 @@ def test_a_line_that_tells_of_a_failure_is_shown(text: bytes, rank: int | None) 
     assert shown(text, rank=rank) == [text]
 
 
+def test_of_a_traceback_of_no_rank_only_its_words_are_shown() -> None:
+    block = [b"Traceback (most recent call last):", b'  File "x.py", line 1, in f', b"ImportError: no module"]
+    assert shown(*block, rank=None) == [b"ImportError: no module"]
+
+
+def test_torchruns_own_end_is_not_shown() -> None:
+    block = [
+        b"Traceback (most recent call last):",
+        b'  File "torch/distributed/run.py", line 1129, in run',
+        b"    raise ChildFailedError(",
+        b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    ]
+    assert shown(*block, b"loss 0.3", rank=None) == []
+
+
 @pytest.mark.parametrize("text", [b"error rate: 0.3", b"epoch 3: loss 0.2", b"killed time", b"", b"  indented"])
 def test_an_ordinary_line_of_another_rank_is_not(text: bytes) -> None:
     assert shown(text) == []

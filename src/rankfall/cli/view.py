@@ -72,8 +72,15 @@ class LineWriter:
         return f"{time}{self._paint(who, code)} "
 
 
+# torchrun's own end over a failed child.
+_LAUNCHER: Final = re.compile(rb"errors\.ChildFailedError|raise ChildFailedError")
+
+
 class Interesting:
-    """Picks what ``run`` shows by default: all lines of some ranks, and from the others (and from no rank) what tells of a failure.
+    """Picks what ``run`` shows by default: all lines of some ranks, from the others what tells of a failure, tracebacks whole.
+
+    Of the lines of no rank only those that name a failure, without the frames above them: they are mostly the launcher's own, whose
+    report of a failed child says nothing that is not said better at the end.
 
     Args:
         ranks: shown whole.
@@ -88,13 +95,16 @@ class Interesting:
         if line.rank is not None and line.rank in self._ranks:
             return True
         text = line.data[:_LOOK]
+        if line.rank is None and _LAUNCHER.search(text):
+            self._blocks[line.stream] = 0
+            return False
         left = self._blocks.get(line.stream, 0)
         if _TRACEBACK.match(text) or _CHAINED.match(text):
             self._blocks[line.stream] = _MAX_BLOCK
-            return True
+            return line.rank is not None
         if left and _INDENTED.match(text):
             self._blocks[line.stream] = left - 1
-            return True
+            return line.rank is not None
         if left:
             # The line that names the exception ends its traceback.
             self._blocks[line.stream] = 0

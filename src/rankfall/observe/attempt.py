@@ -39,6 +39,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         failures: new pieces of evidence of a failure (consequences too), and bad ends of ranks or slots.
         changed: anything at all that a verdict could depend on.
         bytes: of streams.
+        new_streams: streams seen for the first time; a viewer waits for whose they are.
     """
 
     records: tuple[Record, ...] = ()
@@ -46,6 +47,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     changed: bool = False
     bytes: int = 0
+    new_streams: int = 0
 
 
 class _Stream:
@@ -105,6 +107,7 @@ class AttemptObserver:
         found = self._records.poll()
         for item in found:
             self._take_record(item)
+        streams_before = len(self._streams)
         fresh = self._poll_streams(now)
         self._poll_steps()
         self._poll_slots()
@@ -115,7 +118,12 @@ class AttemptObserver:
         failures = sum(1 for piece in new if piece.role != "context") + len(ends - ends_before)
         changed = bool(found or new or ends != ends_before)
         return Delta(
-            records=tuple(item.record for item in found), evidence=new, failures=failures, changed=changed, bytes=fresh
+            records=tuple(item.record for item in found),
+            evidence=new,
+            failures=failures,
+            changed=changed,
+            bytes=fresh,
+            new_streams=len(self._streams) - streams_before,
         )
 
     def ranks(self) -> tuple[RankFacts, ...]:

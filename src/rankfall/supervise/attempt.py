@@ -86,6 +86,7 @@ class AttemptWatch:
         self._stored_at = 0.0
         self._changed = True
         self._printed = False
+        self._owners = False
         self._running = False
         self._said_early = False
         self._verdict: Diagnosis | None = None
