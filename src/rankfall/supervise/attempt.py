@@ -28,7 +28,7 @@ from rankfall.supervise.stopping import Stopping
 # Between two looks: while something falls or stops, while ranks start, while the job just runs.
 _FAST_S: Final = 0.02
 _START_S: Final = 0.05
-_SLOW_S: Final = 0.1
+_SLOW_S: Final = 0.15
 # Between two writings of facts: when something happened, and when there was only output.
 _STORE_S: Final = 0.5
 _STORE_QUIET_S: Final = 3.0
