@@ -22,13 +22,23 @@ from rankfall.store import RunDir
 @click.argument("target", nargs=-1, metavar="[RUN | PATH... | -]")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of a run: this attempt; default the newest.")
 @click.option("--fresh", is_flag=True, help="Of a run: diagnose anew, whatever verdict is stored.")
+@click.option(
+    "--signatures",
+    multiple=True,
+    metavar="FILE",
+    help="Of files: also these signatures (TOML, docs/signatures.md); those in the home's signatures/ folder always count.",
+)
 @output_option("Format; json is rankfall.verdict/1.")
-def why(*, target: tuple[str, ...], attempt: int | None, fresh: bool, output: Output) -> None:
+def why(
+    *, target: tuple[str, ...], attempt: int | None, fresh: bool, signatures: tuple[str, ...], output: Output
+) -> None:
     """Say which rank fell first, why, and where.
 
     Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
     """
-    verdict, source, run = _explained(list(target), attempt=attempt, fresh=fresh)
+    verdict, source, run = _explained(
+        list(target), attempt=attempt, fresh=fresh, own=[Path(text) for text in signatures]
+    )
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))
         return
@@ -36,8 +46,12 @@ def why(*, target: tuple[str, ...], attempt: int | None, fresh: bool, output: Ou
     emit.out(render_verdict(verdict, source=source, frames=frames, width=emit.width(), color=emit.color_on()))
 
 
-def _explained(targets: list[str], *, attempt: int | None, fresh: bool) -> tuple[Verdict, str, RunDir | None]:
+def _explained(
+    targets: list[str], *, attempt: int | None, fresh: bool, own: list[Path]
+) -> tuple[Verdict, str, RunDir | None]:
     run = one_run(None) if not targets else _as_run(targets)
+    if run is not None and own:
+        raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
     if run is not None:
         return explain_run(run, attempt=attempt, fresh=fresh).verdict, run.id, run
     if attempt is not None or fresh:
@@ -45,10 +59,10 @@ def _explained(targets: list[str], *, attempt: int | None, fresh: bool) -> tuple
     if targets == ["-"]:
         if sys.stdin.isatty():
             emit.say("reading from this terminal; end with Ctrl-D")
-        return explain_stream(sys.stdin.buffer).verdict, "standard input", None
+        return explain_stream(sys.stdin.buffer, signatures=own).verdict, "standard input", None
     if "-" in targets:
         raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
-    return explain_files([Path(text) for text in targets]).verdict, ", ".join(targets), None
+    return explain_files([Path(text) for text in targets], signatures=own).verdict, ", ".join(targets), None
 
 
 def _as_run(targets: list[str]) -> RunDir | None:

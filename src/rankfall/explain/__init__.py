@@ -10,8 +10,9 @@ from typing import BinaryIO, Final
 from rankfall.diagnose import diagnose
 from rankfall.model import Diagnosis, NotFound
 from rankfall.observe.attempt import AttemptObserver
+from rankfall.observe.catalogues import catalogue_of
 from rankfall.observe.files import case_of_files, case_of_stream
-from rankfall.store import RunDir
+from rankfall.store import RunDir, default_home
 
 # How long a live run's streams are followed for one answer, seconds.
 _LIVE_S: Final = 10.0
@@ -53,16 +54,20 @@ def _all_over(observer: AttemptObserver) -> bool:
     return all(slot.state in {"ended", "lost", "expected"} for slot in observer.slots())
 
 
-def explain_files(paths: Sequence[Path]) -> Diagnosis:
+def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = ()) -> Diagnosis:
     """The diagnosis of any pile of log files and folders, offline; run and attempt are null.
+
+    Args:
+        paths: files and folders.
+        signatures: files of the user's own signatures, beside those of the home.
 
     Raises:
         NotFound: a path does not exist.
-        UsageError: nothing of it can be read.
+        UsageError: nothing of it can be read, or a file of signatures is damaged.
     """
-    return diagnose(case_of_files(paths))
+    return diagnose(case_of_files(paths, catalogue=catalogue_of(default_home(), signatures)))
 
 
-def explain_stream(file: BinaryIO, *, name: str = "-") -> Diagnosis:
-    """The diagnosis of text from a pipe, read to its end."""
-    return diagnose(case_of_stream(file, name=name))
+def explain_stream(file: BinaryIO, *, name: str = "-", signatures: Sequence[Path] = ()) -> Diagnosis:
+    """The diagnosis of text from a pipe, read to its end; ``signatures`` as of :func:`explain_files`."""
+    return diagnose(case_of_stream(file, name=name, catalogue=catalogue_of(default_home(), signatures)))

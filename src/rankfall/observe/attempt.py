@@ -15,6 +15,7 @@ import msgspec
 
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.observe import evidence as make
+from rankfall.observe.catalogues import tolerant_catalogue
 from rankfall.observe.facts import Facts
 from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
 from rankfall.observe.kernel import read_kernel
@@ -23,7 +24,7 @@ from rankfall.observe.records import Found, RecordFolder
 from rankfall.observe.stacks import stack_evidence
 from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
 from rankfall.observe.text import digest
-from rankfall.signatures.catalogue import Catalogue, default_catalogue
+from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 
 # How long all ranks may burn CPU without a line or a step before that counts as standing still too.
@@ -72,7 +73,7 @@ class AttemptObserver:
         run_dir: the run.
         spec: its job spec: expected slots and ranks.
         attempt: counted from 1.
-        catalogue: signatures; the packaged ones by default.
+        catalogue: signatures; the packaged ones and those of the run's home by default.
     """
 
     def __init__(self, run_dir: RunDir, *, spec: JobSpec, attempt: int, catalogue: Catalogue | None = None) -> None:
@@ -80,7 +81,8 @@ class AttemptObserver:
         self.spec = spec
         self.attempt = attempt
         self._activity = 0
-        self._catalogue = catalogue or default_catalogue()
+        found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
+        self._catalogue = found
         nodes = spec.nnodes_max or spec.nnodes
         expected = {n: SlotFacts(slot=n, role=spec.role, node=f"node{n}", state="expected") for n in range(nodes)}
         self._facts = Facts(expected)
@@ -89,7 +91,7 @@ class AttemptObserver:
         self._evidence: dict[str, Evidence] = {}
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
-        self._notes: list[str] = []
+        self._notes: list[str] = [problem] if problem else []
         self._kernel_note: str | None = None
         self._kernel_done = False
         self._cpu: dict[int, tuple[int, float]] = {}
