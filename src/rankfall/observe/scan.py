@@ -23,7 +23,8 @@ _DAMAGED_REPORT: Final = re.compile(
     rb'elastic/multiprocessing/errors/__init__\.py", line \d+, in (?:__post_init__|_get_error_data)\b'
 )
 
-# The same, as the launcher's logger writes it: a prefix on each line hides that it is a traceback.
+_FROM_LOADER: Final = re.compile(rb'torch/utils/data/dataloader\.py", line \d+, in _(?:try_)?get_(?:data|batch)\b')
+# A damaged report, as the launcher's logger writes it: a prefix on each line hides that it is a traceback.
 _DAMAGED_LOGGED: Final = re.compile(
     rb"[EWI]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/multiprocessing/errors/__init__\.py:\d+\]"
 )
@@ -91,6 +92,9 @@ def _of_traceback(data: bytes, item: TracebackText, catalogue: Catalogue) -> Fin
     elif _DAMAGED_REPORT.search(data, item.start, item.end):
         # The launcher fell over a rank's damaged error file; what ended the rank is another matter.
         meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
+    elif meaning.slug == "peer_lost" and _FROM_LOADER.search(data, item.start, item.end):
+        # The lost partner is this rank's own data worker and no other rank.
+        meaning = msgspec.structs.replace(meaning, slug="dataloader_died", role="primary")
     line = data[item.final_start : item.final_end]
     return Finding(
         start=item.final_start,
