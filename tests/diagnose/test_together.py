@@ -47,6 +47,13 @@ def test_the_only_rank_that_did_not_time_out_never_came():
     assert sorted(c.rank for c in verdict.consequences) == [0, 1, 3]
 
 
+def test_a_rank_that_never_joined_is_the_only_silent_one_too():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="wrapper", seconds=3), left(3, 1)]
+    evidence = [*timeouts(1, 3), piece("rdzv_closed", 0, role="secondary", seconds=2)]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (2, "rank_stuck")
+
+
 def test_a_rank_that_was_stopped_at_once_may_have_waited_too():
     ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent", seconds=1.1), left(3, 1)]
     assert diagnose(case(ranks, timeouts(0, 1, 3))).verdict.rank is None

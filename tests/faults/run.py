@@ -186,7 +186,7 @@ def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4, slot: int | 
     if slug in fault.slugs and verdict.retry not in fault.retry:
         wrong.append(f"retry {verdict.retry}, allowed: {', '.join(sorted(fault.retry))}")
     fallen = [item.rank for item in verdict.consequences]
-    if fault.rank is not None and fault.rank in fallen:
+    if fault.rank is not None and verdict.rank is not None and fault.rank in fallen:
         wrong.append(f"culprit {fault.rank} is named as a victim")
     if fault.victims and verdict.rank == fault.rank:
         absent = set(range(world)) - {fault.rank} - set(fallen)

@@ -14,6 +14,8 @@ from rankfall.diagnose.candidates import HANG, Candidate
 from rankfall.diagnose.subjects import Subjects, own_failure
 from rankfall.model import Case
 
+# What ranks say that waited for one that did not come, in a collective or when the group was made.
+TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
 MISMATCH: Final = "collective_mismatch"
 _NS: Final = 1_000_000_000
 # Ranks of one collective time out within a fraction of this. Who was still silent so long after the first complaint did not wait with them.
@@ -52,7 +54,7 @@ def only_silent(case: Case, subjects: Subjects) -> Candidate | None:
         if subject.rank_number is not None
     }
     slugs = {slug for said in words.values() for slug, _ in said}
-    if "collective_timeout" not in slugs or not slugs <= {"collective_timeout", "peer_lost", "peer_teardown"}:
+    if not slugs & TIMED_OUT or not slugs <= TIMED_OUT | {"peer_lost", "peer_teardown"}:
         return None
     spoke = {rank for rank, said in words.items() if {slug for slug, _ in said} - {"peer_teardown"}}
     quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
@@ -68,7 +70,7 @@ def only_silent(case: Case, subjects: Subjects) -> Candidate | None:
         for rank, said in words.items()
         if rank in subjects.ranks and subjects.ranks[rank].slot == facts.slot
         for slug, at in said
-        if slug == "collective_timeout" and at is not None
+        if slug in TIMED_OUT and at is not None
     ]
     if facts.state == "ended":
         if facts.killed_by is None or facts.ended_at is None:
