@@ -106,7 +106,10 @@ def test_a_stop_is_heard_and_its_reason_kept(start: Any) -> None:
     assert job.backend.stop(job.plan, [0], grace=2.0, reason="enough is\nenough") == (0,)
     job.until("ended")
     assert b"enough is enough" in (job.folders[0] / "kills.jsonl").read_bytes()
-    assert job.backend.stop(job.plan, [0], grace=2.0, reason="again") == ()
+    # The wrapper writes its end first and leaves a moment later.
+    wait_until(
+        lambda: job.backend.stop(job.plan, [0], grace=2.0, reason="again") == (), timeout=WAIT, what="a deaf slot"
+    )
 
 
 def test_nobody_hears_in_a_slot_that_does_not_run(start: Any) -> None:
