@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,20 +17,15 @@ import msgspec
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.observe import evidence as make
 from rankfall.observe.catalogues import tolerant_catalogue
+from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
-from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
-from rankfall.observe.kernel import read_kernel
-from rankfall.observe.progress import cpu_seconds, read_steps
+from rankfall.observe.life import Life
 from rankfall.observe.records import Found, RecordFolder
+from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.stacks import stack_evidence
-from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
-from rankfall.observe.text import digest
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 
-# How long all ranks may burn CPU without a line or a step before that counts as standing still too.
-BUSY_LIMIT_S: Final = 3600.0
-_NS: Final = 1_000_000_000
 _SIGKILL: Final = 9
 
 
@@ -51,21 +47,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     new_streams: int = 0
 
 
-class _Stream:
-    """A stream with whose it is."""
-
-    def __init__(self, path: Path, *, slot: int, role: str, name: str, catalogue: Catalogue) -> None:
-        self.tail = StreamTail(path, catalogue)
-        self.slot = slot
-        self.role = role
-        self.name = name
-        stem = path.name.partition(".")[0]
-        self.local = stem
-        self.ordinal = int(stem) if stem.isdecimal() else None
-        self.kept: dict[tuple[str, int | None], int] = {}
-        self.finished = False
-
-
 class AttemptObserver:
     """Observer of one attempt.
 
@@ -80,23 +61,20 @@ class AttemptObserver:
         self.run_dir = run_dir
         self.spec = spec
         self.attempt = attempt
-        self._activity = 0
+        self._life = Life()
         found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
         self._catalogue = found
         nodes = spec.nnodes_max or spec.nnodes
         expected = {n: SlotFacts(slot=n, role=spec.role, node=f"node{n}", state="expected") for n in range(nodes)}
         self._facts = Facts(expected)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
-        self._streams: dict[Path, _Stream] = {}
+        self._streams = SlotStreams(run_dir, attempt=attempt, role=spec.role, catalogue=found)
         self._evidence: dict[str, Evidence] = {}
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
         self._notes: list[str] = [problem] if problem else []
         self._kernel_note: str | None = None
         self._kernel_done = False
-        self._cpu: dict[int, tuple[int, float]] = {}
-        self._busy_at = 0
-        self._output_at = 0
 
     def poll(self, now: int) -> Delta:
         """Take what is new.
@@ -109,11 +87,11 @@ class AttemptObserver:
         found = self._records.poll()
         for item in found:
             self._take_record(item)
-        streams_before = len(self._streams)
-        fresh = self._poll_streams(now)
-        self._poll_steps()
+        news = self._streams.poll(self._facts, now)
+        self._keep(news.evidence)
+        self._life.saw(news.output_at)
+        self._life.look(self._facts, [self._slot_dir(slot) for slot in self._facts.slots], now)
         self._poll_slots()
-        self._poll_cpu(now)
         self._derive()
         new = tuple(piece for key, piece in self._evidence.items() if key not in before)
         ends = self._bad_ends()
@@ -124,8 +102,8 @@ class AttemptObserver:
             evidence=new,
             failures=failures,
             changed=changed,
-            bytes=fresh,
-            new_streams=len(self._streams) - streams_before,
+            bytes=news.bytes,
+            new_streams=news.new_streams,
         )
 
     def ranks(self) -> tuple[RankFacts, ...]:
@@ -138,37 +116,16 @@ class AttemptObserver:
 
     def streams(self) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
-        rows = []
-        sheets = {(r.slot, r.pid): r for r in self.ranks()}
-        by_ordinal = {
-            (record.slot, record.ordinal): record
-            for key in sheets
-            if (record := self._facts.start_of(*key)) is not None and record.ordinal is not None
-        }
-        for stream in self._streams.values():
-            record = by_ordinal.get((stream.slot, stream.ordinal)) if stream.ordinal is not None else None
-            sheet = sheets.get((record.slot, record.pid)) if record else None
-            rows.append(
-                StreamRow(
-                    stream=stream.name,
-                    attempt=self.attempt,
-                    round=sheet.round if sheet else None,
-                    role=stream.role,
-                    slot=stream.slot,
-                    instance=int(stream.tail.path.parent.name) if stream.tail.path.parent.name.isdecimal() else 0,
-                    local=stream.local,
-                    rank=sheet.rank if sheet else None,
-                    from_byte=0,
-                    to_byte=None,
-                    proof=f"start record of pid {sheet.pid}" if sheet else "",
-                )
-            )
-        return tuple(rows)
+        return self._streams.rows(self._facts)
+
+    @property
+    def last_activity(self) -> int:
+        """Nanoseconds since the epoch of the newest output, step or record; work of all ranks counts for a bounded time."""
+        return self._life.last
 
     def case(self, *, cancelled: str | None = None, hung: bool = False) -> Case:
         """Everything known now, as the input of a diagnosis."""
-        self._read_kernel()
-        self._read_dumps()
+        self._confirm()
         self._derive()
         slots = self.slots()
         ranks = self.ranks()
@@ -213,7 +170,7 @@ class AttemptObserver:
     def _take_record(self, item: Found) -> None:
         record = item.record
         self._facts.add(item)
-        self._activity = max(self._activity, item.mtime)
+        self._life.saw(item.mtime)
         if record.kind == "error":
             self._errors.append(item)
         elif record.kind == "stacks":
@@ -256,188 +213,40 @@ class AttemptObserver:
             end = make.of_rank_end(facts, attempt=self.attempt)
             if end is not None:
                 self._evidence[end.id] = end
-        self._derive_oom(ranks)
-        for piece in stack_evidence(
-            [(item.name, item.record) for item in self._stacks], ranks=ranks, attempt=self.attempt
-        ):
+        self._keep(oom_evidence(self._facts, self._evidence.values(), attempt=self.attempt))
+        stacks = [(item.name, item.record) for item in self._stacks]
+        self._keep(stack_evidence(stacks, ranks=ranks, attempt=self.attempt))
+
+    def _confirm(self) -> None:
+        """What is looked for only when a case is made: kernel lines about killed ranks (once), flight-recorder dumps."""
+        killed = foreign_kills(self._facts)
+        if killed and not self._kernel_done:
+            self._kernel_done = True
+            found, self._kernel_note = kernel_evidence(killed, self._catalogue, attempt=self.attempt)
+            self._keep(found)
+        folders = [self._slot_dir(slot) / "flight" for slot in self._facts.slots]
+        dumps, problems = dump_evidence(folders, relative_to=self.run_dir.path, attempt=self.attempt)
+        self._keep(dumps)
+        self._notes += [problem for problem in problems if problem not in self._notes]
+
+    def _keep(self, pieces: Iterable[Evidence]) -> None:
+        for piece in pieces:
             self._evidence[piece.id] = piece
 
-    def _read_dumps(self) -> None:
-        """Flight-recorder dumps of this attempt, where the job was told to put them."""
-        dumps: list[Dump] = []
-        for slot in self._facts.slots:
-            for path in sorted((self.run_dir.slot_dir(self.attempt, self.spec.role, slot) / "flight").glob("*")):
-                rank = dump_rank(path.name)
-                if rank is None:
-                    continue
-                try:
-                    with path.open("rb") as file:
-                        data = file.read(MAX_DUMP + 1)
-                except OSError:
-                    continue
-                dump = read_dump(data, rank=rank, name=str(path.relative_to(self.run_dir.path)))
-                if isinstance(dump, str):
-                    self._notes += [dump] if dump not in self._notes else []
-                else:
-                    dumps.append(dump)
-        for piece in flight_evidence(dumps, attempt=self.attempt):
-            self._evidence[piece.id] = piece
-
-    def _derive_oom(self, ranks: tuple[RankFacts, ...]) -> None:
-        for slot in self._facts.slots.values():
-            kills = slot.oom_kills or 0
-            if not kills:
-                continue
-            killed = [r for r in ranks if r.slot == slot.slot and r.signal == _SIGKILL and r.killed_by == "foreign"]
-            loaders = {
-                e.rank
-                for e in self._evidence.values()
-                if e.slug == "dataloader_died" and e.slot == slot.slot and e.rank is not None
-            }
-            targets = killed or [r for r in ranks if r.rank in loaders and r.slot == slot.slot]
-            for facts in targets:
-                piece = make.of_oom(facts, slot, kills=kills, where=slot.where, attempt=self.attempt)
-                self._evidence[piece.id] = piece
-
-    def _poll_streams(self, now: int) -> int:
-        self._discover()
-        fresh = 0
-        for stream in self._streams.values():
-            state = self._facts.slots[stream.slot].state if stream.slot in self._facts.slots else "running"
-            final = state in {"ended", "lost"}
-            if stream.finished:
-                continue
-            placed, reports, count = stream.tail.poll(final=final)
-            fresh += count
-            if final and not stream.tail.behind:
-                stream.finished = True
-            if count:
-                self._output_at = max(self._output_at, stream.tail.last_at or now)
-                if stream.ordinal is not None and stream.tail.last_at:
-                    self._facts.add_line_time(slot=stream.slot, ordinal=stream.ordinal, at=stream.tail.last_at)
-            for item in placed:
-                self._take_placed(stream, item)
-            for report in reports:
-                where = f"{stream.name}:{report.line}"
-                self._facts.add_report(report.reported, slot=stream.slot, where=where)
-        return fresh
-
-    def _take_placed(self, stream: _Stream, item: Placed) -> None:
-        """Keep the first few and the last piece of a signature in a stream; a flood costs no more."""
-        rank, round_number = self._owner(stream)
-        kind = (item.finding.meaning.signature or item.finding.meaning.fingerprint, item.finding.prefix.rank)
-        count = stream.kept[kind] = stream.kept.get(kind, 0) + 1
-        piece = make.of_finding(
-            item.finding,
-            stream=stream.name,
-            byte=item.byte,
-            where=f"{stream.name}:{item.line}",
-            at=item.at,
-            rank=rank,
-            slot=stream.slot,
-            node=self._facts.slots[stream.slot].node if stream.slot in self._facts.slots else None,
-            attempt=self.attempt,
-            round_number=round_number,
-        )
-        if count > KEEP_FIRST:
-            piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *kind))
-        self._evidence[piece.id] = piece
-
-    def _owner(self, stream: _Stream) -> tuple[int | None, int | None]:
-        if stream.ordinal is None:
-            return None, None
-        for facts in self.ranks():
-            start = self._facts.start_of(facts.slot, facts.pid)
-            if facts.slot == stream.slot and start is not None and start.ordinal == stream.ordinal:
-                return facts.rank, facts.round
-        return None, None
-
-    def _discover(self) -> None:
-        role = self.spec.role
-        for slot in self._facts.slots:
-            folder = self.run_dir.stream_dir(self.attempt, role, slot).parent
-            try:
-                instances = sorted(os.scandir(folder), key=lambda e: e.name)
-            except OSError:
-                continue
-            for instance in instances:
-                for path in _logs(Path(instance.path)):
-                    if path not in self._streams:
-                        relative = str(path.relative_to(self.run_dir.path))
-                        self._streams[path] = _Stream(
-                            path, slot=slot, role=role, name=relative, catalogue=self._catalogue
-                        )
-
-    def _poll_steps(self) -> None:
-        for slot in self._facts.slots:
-            steps = read_steps(self.run_dir.slot_dir(self.attempt, self.spec.role, slot))
-            if not steps:
-                continue
-            pids = {
-                start.ordinal: (facts.slot, facts.pid)
-                for facts in self.ranks()
-                if facts.slot == slot and (start := self._facts.start_of(facts.slot, facts.pid)) is not None
-            }
-            for step in steps:
-                self._activity = max(self._activity, step.at)
-                if step.ordinal in pids and step.step is not None:
-                    self._facts.add_step(pids[step.ordinal], step.step, step.phase)
+    def _slot_dir(self, slot: int) -> Path:
+        return self.run_dir.slot_dir(self.attempt, self.spec.role, slot)
 
     def _poll_slots(self) -> None:
         """A slot whose wrapper holds its lock no longer and left no end is lost."""
         for number, facts in self._facts.slots.items():
             if facts.state != "running":
                 continue
-            lock = self.run_dir.slot_dir(self.attempt, self.spec.role, number) / "lock"
-            if not lock_is_free(lock):
+            if not lock_is_free(self._slot_dir(number) / "lock"):
                 continue
             for item in self._records.poll():
                 self._take_record(item)
             if self._facts.slots[number].state == "running":
-                self._facts.slots[number] = msgspec.structs.replace(facts, state="lost", where=str(lock.name))
-
-    def _poll_cpu(self, now: int) -> None:
-        """While every rank burns CPU, that counts as life for ``BUSY_LIMIT_S`` after the last output: a spin in a collective looks so too."""
-        self._activity = max(self._activity, self._output_at)
-        running = [r for r in self.ranks() if r.state == "running" and r.pid is not None]
-        if not running or now - min((at for at, _ in self._cpu.values()), default=0) < 2 * _NS:
-            return
-        busy = True
-        fresh: dict[int, tuple[int, float]] = {}
-        for facts in running:
-            pid = facts.pid or 0
-            seconds = cpu_seconds(pid)
-            if seconds is None:
-                continue
-            fresh[pid] = (now, seconds)
-            held = self._cpu.get(pid)
-            if held is None or (seconds - held[1]) * _NS < 0.3 * (now - held[0]):
-                busy = False
-        self._cpu = fresh
-        if busy and fresh and now - self._activity < BUSY_LIMIT_S * _NS:
-            self._busy_at = now
-
-    @property
-    def last_activity(self) -> int:
-        """Nanoseconds since the epoch of the newest output, step or record; work of all ranks counts for a bounded time."""
-        return max(self._activity, self._busy_at)
-
-    def _read_kernel(self) -> None:
-        """Kernel lines about ranks that were killed; read once, when a case is made and somebody was killed."""
-        ranks = {
-            r.pid: r for r in self.ranks() if r.pid is not None and r.signal is not None and r.killed_by == "foreign"
-        }
-        if not ranks or self._kernel_done:
-            return
-        self._kernel_done = True
-        since = min((r.started_at for r in ranks.values() if r.started_at), default=0)
-        lines, self._kernel_note = read_kernel(self._catalogue, since=since)
-        for line in lines:
-            facts = ranks.get(line.pid) if line.pid is not None else None
-            if facts is None:
-                continue
-            piece = make.of_kernel(line, facts, attempt=self.attempt)
-            self._evidence[piece.id] = piece
+                self._facts.slots[number] = msgspec.structs.replace(facts, state="lost", where="lock")
 
     def _bad_ends(self) -> set[tuple[str, int, int | None]]:
         ends = {
@@ -450,13 +259,6 @@ class AttemptObserver:
             for s in self._facts.slots.values()
             if s.state == "lost" or s.signal is not None or s.exit_code
         }
-
-
-def _logs(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".log")
-    except OSError:
-        return []
 
 
 def lock_is_free(path: Path) -> bool:

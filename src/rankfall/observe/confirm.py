@@ -1,0 +1,68 @@
+"""Evidence that confirms or names what a death or a standstill alone does not tell: OOM counters, kernel lines, flight recorders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from rankfall.model import Evidence, RankFacts
+from rankfall.observe import evidence as make
+from rankfall.observe.facts import Facts
+from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
+from rankfall.observe.kernel import read_kernel
+from rankfall.signatures.catalogue import Catalogue
+
+_SIGKILL: Final = 9
+
+
+def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
+    """Ranks that a foreign signal ended, by process id."""
+    return {r.pid: r for r in facts.ranks() if r.pid is not None and r.signal is not None and r.killed_by == "foreign"}
+
+
+def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
+    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker."""
+    found = []
+    counted = [slot for slot in facts.slots.values() if slot.oom_kills]
+    loaders = {(e.slot, e.rank) for e in known if e.slug == "dataloader_died"} if counted else set()
+    for slot in counted:
+        ranks = [r for r in facts.ranks() if r.slot == slot.slot]
+        killed = [r for r in ranks if r.signal == _SIGKILL and r.killed_by == "foreign"]
+        found += [
+            make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt)
+            for r in killed or [r for r in ranks if (r.slot, r.rank) in loaders]
+        ]
+    return found
+
+
+def kernel_evidence(
+    killed: dict[int, RankFacts], catalogue: Catalogue, *, attempt: int
+) -> tuple[list[Evidence], str | None]:
+    """Kernel lines that name a killed rank, and why the kernel's log could not be had (None when it could)."""
+    since = min((r.started_at for r in killed.values() if r.started_at), default=0)
+    lines, problem = read_kernel(catalogue, since=since)
+    return [make.of_kernel(line, killed[line.pid], attempt=attempt) for line in lines if line.pid in killed], problem
+
+
+def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -> tuple[list[Evidence], list[str]]:
+    """What flight-recorder dumps in these folders say, and what is wrong with some of them."""
+    dumps: list[Dump] = []
+    problems: list[str] = []
+    for folder in folders:
+        for path in sorted(folder.glob("*")):
+            rank = dump_rank(path.name)
+            if rank is None:
+                continue
+            try:
+                with path.open("rb") as file:
+                    data = file.read(MAX_DUMP + 1)
+            except OSError as error:
+                problems.append(f"{path.name} cannot be read: {error.strerror}")
+                continue
+            dump = read_dump(data, rank=rank, name=str(path.relative_to(relative_to)))
+            if isinstance(dump, str):
+                problems.append(dump)
+            else:
+                dumps.append(dump)
+    return flight_evidence(dumps, attempt=attempt), problems

@@ -1,0 +1,69 @@
+"""When an attempt last showed life: output, steps, records, and for a bounded time the work of all its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from rankfall.observe.facts import Facts
+from rankfall.observe.progress import cpu_seconds, read_steps
+
+# How long all ranks may burn CPU without a line or a step before that counts as standing still too.
+BUSY_LIMIT_S: Final = 3600.0
+# A rank that works takes at least this share of a core.
+_BUSY_SHARE: Final = 0.3
+_LOOK_S: Final = 2
+_NS: Final = 1_000_000_000
+
+
+class Life:
+    """Signs of life of one attempt; times are nanoseconds since the epoch."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._busy_at = 0
+        self._cpu: dict[int, tuple[int, float]] = {}
+
+    @property
+    def last(self) -> int:
+        """The newest sign."""
+        return max(self._seen, self._busy_at)
+
+    def saw(self, at: int) -> None:
+        """Take one sign."""
+        self._seen = max(self._seen, at)
+
+    def look(self, facts: Facts, slot_dirs: Iterable[Path], now: int) -> None:
+        """Read the steps of all slots, and now and then the CPU time of all ranks."""
+        for slot, folder in zip(facts.slots, slot_dirs, strict=True):
+            self._steps(facts, slot, folder)
+        self._work(facts, now)
+
+    def _steps(self, facts: Facts, slot: int, folder: Path) -> None:
+        steps = read_steps(folder)
+        if not steps:
+            return
+        processes = {
+            start.ordinal: (sheet.slot, sheet.pid)
+            for sheet in facts.ranks()
+            if sheet.slot == slot and (start := facts.start_of(sheet.slot, sheet.pid)) is not None
+        }
+        for step in steps:
+            self.saw(step.at)
+            if step.ordinal in processes and step.step is not None:
+                facts.add_step(processes[step.ordinal], step.step, step.phase)
+
+    def _work(self, facts: Facts, now: int) -> None:
+        """While every rank burns CPU, that is life for ``BUSY_LIMIT_S`` after the last output: a spin in a collective looks so too."""
+        running = [r.pid for r in facts.ranks() if r.state == "running" and r.pid is not None]
+        if not running or now - min((at for at, _ in self._cpu.values()), default=0) < _LOOK_S * _NS:
+            return
+        fresh = {pid: (now, seconds) for pid in running if (seconds := cpu_seconds(pid)) is not None}
+        busy = bool(fresh) and all(
+            pid in self._cpu and (seconds - self._cpu[pid][1]) * _NS >= _BUSY_SHARE * (now - self._cpu[pid][0])
+            for pid, (_, seconds) in fresh.items()
+        )
+        self._cpu = fresh
+        if busy and now - self._seen < BUSY_LIMIT_S * _NS:
+            self._busy_at = now

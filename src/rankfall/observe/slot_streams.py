@@ -1,0 +1,143 @@
+"""All streams of an attempt: found as they appear, read incrementally, each with whose it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from rankfall.model import Evidence, RankFacts
+from rankfall.observe import evidence as make
+from rankfall.observe.facts import Facts
+from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
+from rankfall.observe.text import digest
+from rankfall.signatures.catalogue import Catalogue
+from rankfall.store import RunDir, StreamRow
+
+
+class StreamNews(msgspec.Struct, frozen=True, kw_only=True):
+    """What one poll of all streams brought; ``output_at`` is when the newest byte came, 0 when none did."""
+
+    evidence: tuple[Evidence, ...]
+    bytes: int
+    new_streams: int
+    output_at: int
+
+
+class _Stream:
+    def __init__(self, path: Path, *, slot: int, name: str, catalogue: Catalogue) -> None:
+        self.tail = StreamTail(path, catalogue)
+        self.slot = slot
+        self.name = name
+        self.local = path.name.partition(".")[0]
+        self.ordinal = int(self.local) if self.local.isdecimal() else None
+        self.kept: dict[tuple[str, int | None], int] = {}
+        self.finished = False
+
+
+class SlotStreams:
+    """Streams of all slots of one attempt."""
+
+    def __init__(self, run_dir: RunDir, *, attempt: int, role: str, catalogue: Catalogue) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._role = role
+        self._catalogue = catalogue
+        self._streams: dict[Path, _Stream] = {}
+
+    def poll(self, facts: Facts, now: int) -> StreamNews:
+        """Read what is new in every stream; statements of the launcher go into ``facts``."""
+        before = len(self._streams)
+        self._discover(facts)
+        owners = self._owners(facts)
+        found: list[Evidence] = []
+        fresh = output_at = 0
+        for stream in self._streams.values():
+            if stream.finished:
+                continue
+            place = facts.slots.get(stream.slot)
+            final = place is not None and place.state in {"ended", "lost"}
+            placed, reports, count = stream.tail.poll(final=final)
+            stream.finished = final and not stream.tail.behind
+            fresh += count
+            if count:
+                output_at = max(output_at, stream.tail.last_at or now)
+                if stream.ordinal is not None and stream.tail.last_at:
+                    facts.add_line_time(slot=stream.slot, ordinal=stream.ordinal, at=stream.tail.last_at)
+            owner = owners.get((stream.slot, stream.ordinal))
+            node = place.node if place else None
+            found += [self._evidence(stream, item, owner=owner, node=node) for item in placed]
+            for report in reports:
+                facts.add_report(report.reported, slot=stream.slot, where=f"{stream.name}:{report.line}")
+        return StreamNews(
+            evidence=tuple(found), bytes=fresh, new_streams=len(self._streams) - before, output_at=output_at
+        )
+
+    def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
+        """Which bytes belong to which rank; what is not known yet has rank None."""
+        owners = self._owners(facts)
+        return tuple(self._row(stream, owners.get((stream.slot, stream.ordinal))) for stream in self._streams.values())
+
+    def _row(self, stream: _Stream, owner: RankFacts | None) -> StreamRow:
+        instance = stream.tail.path.parent.name
+        return StreamRow(
+            stream=stream.name,
+            attempt=self._attempt,
+            round=owner.round if owner else None,
+            role=self._role,
+            slot=stream.slot,
+            instance=int(instance) if instance.isdecimal() else 0,
+            local=stream.local,
+            rank=owner.rank if owner else None,
+            from_byte=0,
+            to_byte=None,
+            proof=f"start record of pid {owner.pid}" if owner else "",
+        )
+
+    def _owners(self, facts: Facts) -> dict[tuple[int | None, int | None], RankFacts]:
+        """Fact sheets by slot and process ordinal, which names the stream."""
+        return {
+            (sheet.slot, start.ordinal): sheet
+            for sheet in facts.ranks()
+            if (start := facts.start_of(sheet.slot, sheet.pid)) is not None and start.ordinal is not None
+        }
+
+    def _evidence(self, stream: _Stream, item: Placed, *, owner: RankFacts | None, node: str | None) -> Evidence:
+        """Of a signature in a stream the first few pieces and the last one are told apart; a flood costs no more."""
+        kind = (item.finding.meaning.signature or item.finding.meaning.fingerprint, item.finding.prefix.rank)
+        count = stream.kept[kind] = stream.kept.get(kind, 0) + 1
+        piece = make.of_finding(
+            item.finding,
+            stream=stream.name,
+            byte=item.byte,
+            where=f"{stream.name}:{item.line}",
+            at=item.at,
+            rank=owner.rank if owner else None,
+            slot=stream.slot,
+            node=node,
+            attempt=self._attempt,
+            round_number=owner.round if owner else None,
+        )
+        if count > KEEP_FIRST:
+            piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *kind))
+        return piece
+
+    def _discover(self, facts: Facts) -> None:
+        for slot in facts.slots:
+            folder = self._run_dir.stream_dir(self._attempt, self._role, slot).parent
+            try:
+                instances = sorted(os.scandir(folder), key=lambda e: e.name)
+            except OSError:
+                continue
+            for path in (path for instance in instances for path in _logs(Path(instance.path))):
+                if path not in self._streams:
+                    name = str(path.relative_to(self._run_dir.path))
+                    self._streams[path] = _Stream(path, slot=slot, name=name, catalogue=self._catalogue)
+
+
+def _logs(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".log")
+    except OSError:
+        return []
