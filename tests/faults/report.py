@@ -73,7 +73,7 @@ def render(path: Path) -> str:
         "Written by `make test-all` from `tests/faults`. Each row is a fault that was really injected into a job of real processes. `static` and `c10d` are the",
         "real torchrun, `plain` is Rankfall's own launcher, all on 2 nodes x 2 ranks; `4x2` is 4 nodes x 2 ranks; `hook absent` keeps Rankfall's recorder out of the ranks.",
         "The last three columns are the same worker under plain torchrun: the root cause that it printed on each node, and the record with the earliest time in",
-        "torchelastic's own error.json files of all nodes. A cell is **right** (rank, cause, victims, retry), **weak** (true, but less than could be known), **unknown** or **wrong**.",
+        "torchelastic's own error.json files of all nodes. `-` was not run. A cell is **right** (rank, cause, victims, retry), **weak** (true, but less than could be known), **unknown** or **wrong**.",
         "",
         f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, {os.cpu_count()} cores, {_memory_gib()} GiB, Python {platform.python_version()}, {_torch()}, {platform.system()} {platform.machine()}.",
         "",
