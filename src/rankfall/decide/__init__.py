@@ -4,10 +4,10 @@ Rules, first match wins (the name is kept in the decision):
 
     no_failure         nothing fell, or the user cancelled                        -> none, stop
     user_final         the root's exception is marked final                       -> stop
-    restarts_spent     max_restarts attempts were started again already           -> stop
-    user_retryable     marked retryable, or exit code 138                         -> retry, own budget
-    cause_budget       the spec's budget for this slug or family is spent         -> stop
     cause_no           the catalogue says no retry and the cause is at least likely -> stop
+    restarts_spent     max_restarts attempts were started again already           -> stop
+    cause_budget       the spec's budget for this slug or family is spent         -> stop
+    user_retryable     marked retryable, or exit code 138                         -> retry, own budget
     repeated           the same fingerprint fell before without progress          -> stop
     cause_elsewhere    on another node; here on this machine as one more try      -> retry_elsewhere or retry
     cause_once / cause_yes                                                        -> retry
@@ -71,6 +71,9 @@ def decide(
         return stop("no_failure", "the user cancelled the run")
     if diagnosis.mark == "final":
         return stop("user_final", "the exception is marked final")
+    declared = diagnosis.mark == "retryable" or cause.slug == "retryable_exception"
+    if verdict.retry == "no" and not declared:
+        return stop("cause_no", f"{cause.slug} would fall again")
     if total_left == 0:
         return stop("restarts_spent", f"all {policies.max_restarts} restarts are used", budget="total")
     name, left = _budget(diagnosis, spec, history)
@@ -85,10 +88,8 @@ def decide(
             action=action, rule=rule, because=because, budget=name or "total", left=tightest - 1, delay_s=delay
         )
 
-    if diagnosis.mark == "retryable" or cause.slug == "retryable_exception":
+    if declared:
         return retry("user_retryable", "the user declares this error retryable")
-    if verdict.retry == "no":
-        return stop("cause_no", f"{cause.slug} would fall again")
     same = [past for past in history if past.fingerprint == diagnosis.fingerprint]
     barren = [past for past in same if not past.progressed]
     if verdict.retry in {"once", "elsewhere"} and barren and not (verdict.retry == "elsewhere" and other_nodes):

@@ -50,10 +50,9 @@ def _is_decisive(proof: Proof, verdict: Verdict) -> bool:
 
 
 def _in_order(verdict: Verdict) -> list[Proof]:
-    """The decisive piece first, then by role; what only repeats a line is left out."""
-    rank = {"primary": 0, "secondary": 1, "context": 2}
+    """The decisive piece first, then as the verdict orders them; what only repeats a line is left out."""
     where = verdict.decisive.where if verdict.decisive else None
-    ordered = sorted(verdict.evidence, key=lambda proof: (proof.where != where, rank[proof.role]))
+    ordered = sorted(verdict.evidence, key=lambda proof: proof.where != where)
     seen: set[tuple[str, int | None]] = set()
     kept = []
     for proof in ordered:
