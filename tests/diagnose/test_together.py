@@ -106,3 +106,14 @@ def test_a_bare_bus_error_makes_shared_memory_suspected_only():
     )
     verdict = diagnose(case([died(0, 7), left(1, 1)], [bus])).verdict
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("shm_exhausted", "suspected", "once")
+
+
+def test_a_dead_data_worker_is_that_of_the_rank_that_says_so():
+    ranks = [left(0, 1), left(1, 1), left(2, 1), left(3, 1)]
+    evidence = [
+        piece("dataloader_died", 2, role="secondary", seconds=2),
+        *(piece("peer_lost", n, role="secondary", seconds=1) for n in (0, 1, 3)),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (2, "dataloader_died", "likely")
+    assert sorted(c.rank for c in verdict.consequences) == [0, 1, 3]
