@@ -101,7 +101,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(0, f"any rank of{_numbers('slot', root.suspect_slots)}: it never joined")
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
-    named = piece is not None and (slug == "external_signal" or root.alone)
+    # A signal was sent to the speaker, and a data worker is the speaker's own child: no other rank can be meant.
+    named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
     if root.alone:
         missing.insert(0, "the other end: every other rank came to a good end, so the partner was outside of the job")
     rank = root.suspects[0] if not named and len(root.suspects) == 1 else None
