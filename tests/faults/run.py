@@ -59,10 +59,10 @@ class Theirs:
     tie: bool
 
 
-def write_plan(fault: Fault, folder: Path) -> Path:
-    """The worker's plan under a name that tells nothing."""
+def write_plan(fault: Fault, folder: Path, *, progress: bool = True) -> Path:
+    """The worker's plan under a name that tells nothing; ``progress`` false keeps the worker from loading the recorder by itself."""
     plan = folder / f"{secrets.token_hex(6)}.json"
-    plan.write_text(json.dumps({"actions": fault.actions} | fault.plan))
+    plan.write_text(json.dumps({"actions": fault.actions, "progress": progress} | fault.plan))
     return plan
 
 
@@ -73,7 +73,7 @@ def run_ours(fault: Fault, folder: Path, *, launcher: Launcher, nnodes: int = 2,
         folder: an empty folder; Rankfall's home is made inside it.
         hook: false = the recorder is kept out of the ranks.
     """
-    plan = write_plan(fault, folder)
+    plan = write_plan(fault, folder, progress=hook)
     scratch = folder / "scratch"
     scratch.mkdir()
     home = folder / "home"

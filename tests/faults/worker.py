@@ -232,12 +232,9 @@ def main() -> None:
     import torch.distributed as dist  # noqa: PLC0415 - as above
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above
 
-    try:
-        from rankfall_inside import progress  # noqa: PLC0415 - absent under plain torchrun
-    except ImportError:
-
-        def progress(step: int, phase: str | None = None) -> None:
-            pass
+    progress: Callable[[int], None] | None = None
+    if plan["progress"]:
+        progress = importlib.import_module("rankfall_inside").progress
 
     def train() -> None:
         torch.set_num_threads(1)
@@ -248,7 +245,8 @@ def main() -> None:
             act(plan, step)
             dist.all_reduce(gradient)
             gradient /= dist.get_world_size()
-            progress(step)
+            if progress:
+                progress(step)
             if step % 10 == 0:
                 print(f"step {step} loss {1 / step:.3f}", flush=True)
             time.sleep(plan.get("pace", 0.02))
