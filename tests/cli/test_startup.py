@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -10,9 +11,18 @@ import pytest
 SHOW = "import sys; from rankfall.cli.guard import run; run({words!r}); print(chr(0), *sorted(sys.modules), file=sys.stderr)"
 
 
+# What measures coverage in subprocesses loads modules of its own.
+BARE = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+
 def loaded(*words: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", SHOW.format(words=list(words))], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", SHOW.format(words=list(words))],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+        env=BARE,
     )
     return set(done.stderr.rpartition("\0")[2].split())
 
@@ -39,5 +49,6 @@ def test_importing_rankfall_is_free() -> None:
         text=True,
         check=True,
         timeout=30,
+        env=BARE,
     )
     assert not set(done.stdout.split()) & {"msgspec", "click", "sqlite3", "rankfall.model", "asyncio"}

@@ -236,7 +236,10 @@ def pool_worker_killed() -> None:
 
 @case("external_signal")
 def interrupted() -> None:
-    python("import os,signal\nos.kill(os.getpid(),signal.SIGINT)\nsignal.pause()")
+    # Started by a shell in the background Python ignores SIGINT; a terminal's does not.
+    python(
+        "import os,signal\nsignal.signal(signal.SIGINT,signal.default_int_handler)\nos.kill(os.getpid(),signal.SIGINT)\nsignal.pause()"
+    )
 
 
 @case("host_alloc_failed")
