@@ -319,3 +319,34 @@ def test_ranks_that_all_stand_in_one_place_are_one_standstill():
     standing = slots(2, state="running", exit_code=None)
     verdict = diagnose(case(ranks, evidence, ended=False, hung=True, slots=standing)).verdict
     assert (verdict.rank, verdict.scope, verdict.cause.slug) == (None, "all", "rank_stuck")
+
+
+def test_without_the_hook_a_bare_one_beside_complaints_of_nobody_is_no_cause():
+    """Ranks without the hook exit 1; the slots' streams hold time-outs, and who spoke them is not known."""
+    ranks = [left(n, 1, hook="absent") for n in range(4)]
+    words = [
+        piece("collective_timeout", None, role="secondary", slot=n, source="log", trust="job", stream=f"s{n}")
+        for n in (0, 1)
+    ]
+    verdict = diagnose(case(ranks, words)).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("collective_timeout", "suspected", "once")
+
+
+def test_a_launchers_own_crash_is_not_given_to_a_rank_that_has_streams_of_its_own():
+    ranks = [left(0, 1), left(1, 1), left(2, 1), died(3, 15, by="agent")]
+    evidence = [
+        piece("user_code_exception", 2, seconds=1),
+        piece("native_abort", None, slot=1, source="log", trust="job", stream="slot", seconds=3),
+        *(piece("peer_lost", n, role="secondary", seconds=1.5) for n in (0, 1)),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (2, "user_code_exception")
+
+
+def test_ranks_of_a_slot_that_was_struck_are_no_victims_of_it():
+    ranks = [left(n, 1, hook="absent") for n in range(4)]
+    evidence = [
+        piece("import_error", None, slot=n, source="log", trust="job", stream=f"s{n}", line="x") for n in (0, 1)
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.scope, verdict.rank, verdict.consequences) == ("all", None, ())

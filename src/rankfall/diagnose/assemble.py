@@ -242,7 +242,7 @@ def _consequences(subjects: Subjects, struck: set[object], chosen: Candidate | N
     found = []
     for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
         subject = subjects.all[key]
-        if key in struck or subject.rank is None:
+        if key in struck or subject.rank is None or ("slot", subject.slot_number) in struck:
             continue
         because = _why_victim(subject, chosen)
         if because is not None:

@@ -171,9 +171,12 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     victim = any(e.role == "secondary" and e.source != "exit" for e in subject.evidence)
     if facts.signal is not None:
         return _killed(subject, facts.signal, victim=victim)
-    alone = subject.rank is not None or (
-        not subject.ranks_seen and facts.exit_code != 1
-    )  # torchrun ends with 1 whatever it was
+    if subject.rank is None:
+        alone = not subject.ranks_seen and facts.exit_code != 1  # torchrun ends with 1 whatever it was
+    else:
+        # Python's own code after any exception: without the hook one of the complaints in the slot's stream may be this rank's.
+        perhaps_victim = subject.neighbours_complain and subject.rank.hook != "loaded" and facts.exit_code == 1
+        alone = not perhaps_victim
     if facts.exit_code and not explained and not victim and alone:
         slug = exit_slug(facts.exit_code)
         return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} and no word of why")

@@ -49,6 +49,9 @@ NEAREST: Final = MappingProxyType(
     }
 )
 
+# What a rank says when its partner is gone.
+VICTIMS_WORDS: Final = frozenset({"peer_lost", "collective_timeout", "rdzv_closed"})
+
 # These words of a controller, and own kills, are never the cause of a run.
 NEVER_CAUSE: Final = frozenset({"controller_verdict", "peer_teardown", "teardown_noise", "gpu_app_xid"})
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from rankfall.diagnose.rules import VICTIMS_WORDS
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts
 
 SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
@@ -23,6 +24,7 @@ class Subject(msgspec.Struct, kw_only=True):
     Attributes:
         by_elimination: ids of evidence whose rank was found by elimination.
         ranks_seen: of a slot: whether any of its ranks was seen to start.
+        neighbours_complain: of a rank: victims' words stand in its slot's own stream, and which rank spoke them is not known.
     """
 
     key: SubjectKey
@@ -31,6 +33,7 @@ class Subject(msgspec.Struct, kw_only=True):
     evidence: list[Evidence] = msgspec.field(default_factory=list)
     by_elimination: set[str] = msgspec.field(default_factory=set)
     ranks_seen: bool = False
+    neighbours_complain: bool = False
 
     @property
     def rank_number(self) -> int | None:
@@ -89,6 +92,16 @@ class Subjects:
             if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):
                 seen.add(piece.id)
                 self._place(piece)
+        self._mark_neighbours()
+
+    def _mark_neighbours(self) -> None:
+        complaining = {
+            subject.slot_number
+            for subject in self.all.values()
+            if subject.rank is None and any(e.source == "log" and e.slug in VICTIMS_WORDS for e in subject.evidence)
+        } - {None}
+        for subject in self.all.values():
+            subject.neighbours_complain = subject.rank is not None and subject.slot_number in complaining
 
     def anything_wrong(self) -> bool:
         """Whether any rank or slot failed or any piece speaks of a failure."""
@@ -140,7 +153,8 @@ class Subjects:
             return self._by_pid[speaker, piece.pid], False
         if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
             return self._by_local[speaker, piece.local_rank], False
-        failed = self._failed_at.get(speaker, [])
+        # A rank with the hook has streams of its own: what stands in the slot's stream is the launcher's, never that rank's.
+        failed = [rank for rank in self._failed_at.get(speaker, []) if self.ranks[rank].hook != "loaded"]
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return failed[0], True
         return None, False
