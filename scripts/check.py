@@ -33,9 +33,10 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
     return (str(BIN / name), *arguments)
 
 
-def pytest(*arguments: str) -> tuple[str, ...]:
-    """Pytest with branch coverage that later stages add up."""
-    return (sys.executable, "-m", "pytest", "-q", "--cov", "--cov-append", "--cov-report=", *arguments)
+def measured(name: str, *arguments: str, data: str, env: dict[str, str] | None = None) -> Stage:
+    """Pytest with branch coverage in a file of its own; the coverage stage puts the files together."""
+    command = (sys.executable, "-m", "pytest", "-q", "--cov", "--cov-report=", *arguments)
+    return Stage(name, (command,), {"COVERAGE_FILE": str(REPORTS / f"data-{data}")} | (env or {}))
 
 
 LINT = Stage(
@@ -52,15 +53,27 @@ LINT = Stage(
 )
 # The tests that start torch come in a stage of their own, one after the other: two torchruns at once on two cores would
 # measure the machine and not the product.
-UNIT = Stage("unit tests", (pytest("-n", "2", "-m", "not faults and not torch", "tests"),))
-TORCH = Stage("torchrun tests", (pytest("-m", "torch and not faults", "tests"),))
-FAULTS = Stage("faults, covering part", (pytest("-m", "faults and not full", "tests/faults"),))
-FAULTS_ALL = Stage(
-    "faults, all", (pytest("-m", "faults", "tests/faults"),), {"RANKFALL_FAULTS_REPORT": "docs/results/faults.md"}
+UNIT = measured("unit tests", "-n", "2", "-m", "not faults and not torch", "tests", data="unit")
+TORCH = measured("torchrun tests", "-m", "torch and not faults", "tests", data="torch")
+FAULTS = measured("faults, covering part", "-m", "faults and not full", "tests/faults", data="faults")
+FAULTS_ALL = measured(
+    "faults, all",
+    "-m",
+    "faults",
+    "tests/faults",
+    data="faults",
+    env={"RANKFALL_FAULTS_REPORT": "docs/results/faults.md"},
 )
 COVERAGE = Stage(
     "coverage",
     (
+        tool(
+            "coverage",
+            "combine",
+            "--keep",
+            "-q",
+            *(str(REPORTS / f"data-{part}") for part in ("unit", "torch", "faults")),
+        ),
         tool("coverage", "report", "--sort=cover"),
         tool("coverage", "xml", "-q", "-o", str(REPORTS / "coverage.xml")),
         (sys.executable, "scripts/diff_base.py", str(REPORTS / "changed.diff")),
@@ -104,7 +117,7 @@ def setup_seconds() -> float:
 def main(plan: str) -> int:
     """Run the stages of ``plan`` and print the time table."""
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for old in ROOT.glob(".coverage*"):
+    for old in (*ROOT.glob(".coverage*"), *REPORTS.glob("data-*")):
         old.unlink()
     rows: list[tuple[str, float, str]] = [("setup", setup_seconds(), "ok")]
     for stage in PLANS[plan]:
