@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast, get_args
 
 from rankfall.diagnose import diagnose
 from rankfall.model import Diagnosis, NotFound
+from rankfall.model.evidence import SlotLauncher
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.catalogues import catalogue_of
 from rankfall.observe.files import case_of_files, case_of_stream
-from rankfall.store import RunDir, default_home
+from rankfall.store import AttemptRow, RunDir, default_home
 
 # How long a live run's streams are followed for one answer, seconds.
 _LIVE_S: Final = 10.0
@@ -41,13 +42,22 @@ def explain_run(run_dir: RunDir, *, attempt: int | None = None, fresh: bool = Fa
     if stored is not None:
         return stored
     number = attempt if attempt is not None else max(numbers, default=1)
-    observer = AttemptObserver(run_dir, spec=run_dir.spec, attempt=number)
+    observer = AttemptObserver(run_dir, spec=run_dir.spec, attempt=number, launcher=_launcher(rows, number))
     # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.
     until = time.monotonic() + _LIVE_S
     while observer.poll(time.time_ns()).bytes:
         if not _all_over(observer) and time.monotonic() > until:
             break
     return diagnose(observer.case())
+
+
+def _launcher(rows: Sequence[AttemptRow], number: int) -> SlotLauncher | None:
+    """What the attempt's plan says; None where an older or damaged plan does not."""
+    said: object = next((row.plan.get("launcher") for row in rows if row.attempt == number), None)
+    for name in get_args(SlotLauncher):
+        if said == name:
+            return cast("SlotLauncher", name)
+    return None
 
 
 def _all_over(observer: AttemptObserver) -> bool:

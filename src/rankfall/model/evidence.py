@@ -17,6 +17,9 @@ Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "rec
 # ``supervisor``; ``kernel``; ``platform``.
 Trust = Literal["job", "inside", "launcher", "wrapper", "supervisor", "kernel", "platform"]
 
+# What started the ranks of a slot.
+SlotLauncher = Literal["torchrun", "plain", "exec"]
+
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One classified observation with a pointer to the bytes that prove it.
@@ -111,7 +114,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str | None = None
     role: str | None = None
     pod: str | None = None
-    launcher: Literal["torchrun", "plain", "exec"] | None = None
+    launcher: SlotLauncher | None = None
     state: Literal["expected", "running", "ended", "lost", "unknown"] = "unknown"
     exit_code: int | None = None
     signal: int | None = None

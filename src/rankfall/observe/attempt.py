@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
+from rankfall.model.evidence import SlotLauncher
 from rankfall.observe import evidence as make
 from rankfall.observe.catalogues import tolerant_catalogue
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
@@ -55,9 +56,18 @@ class AttemptObserver:
         spec: its job spec: expected slots and ranks.
         attempt: counted from 1.
         catalogue: signatures; the packaged ones and those of the run's home by default.
+        launcher: what started the ranks in each slot, where the plan is known.
     """
 
-    def __init__(self, run_dir: RunDir, *, spec: JobSpec, attempt: int, catalogue: Catalogue | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        spec: JobSpec,
+        attempt: int,
+        catalogue: Catalogue | None = None,
+        launcher: SlotLauncher | None = None,
+    ) -> None:
         self.run_dir = run_dir
         self.spec = spec
         self.attempt = attempt
@@ -65,7 +75,10 @@ class AttemptObserver:
         found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
         self._catalogue = found
         nodes = spec.nnodes_max or spec.nnodes
-        expected = {n: SlotFacts(slot=n, role=spec.role, node=f"node{n}", state="expected") for n in range(nodes)}
+        expected = {
+            n: SlotFacts(slot=n, role=spec.role, node=f"node{n}", state="expected", launcher=launcher)
+            for n in range(nodes)
+        }
         self._facts = Facts(expected)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         self._streams = SlotStreams(run_dir, attempt=attempt, role=spec.role, catalogue=found)
