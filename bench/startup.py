@@ -107,7 +107,7 @@ def _first_line(folder: Path) -> list[Row]:
     def plain() -> float:
         begin = time.time_ns()
         out = subprocess.run([*TORCHRUN, str(script)], check=True, capture_output=True, text=True).stdout
-        return (min(int(line.split()[1]) for line in out.splitlines() if line.startswith("first")) - begin) / 1e9
+        return (min(int(line.split()[-1]) for line in out.splitlines() if "first " in line) - begin) / 1e9
 
     def ours() -> float:
         begin = time.time_ns()
@@ -120,12 +120,11 @@ def _first_line(folder: Path) -> list[Row]:
             "2",
             "--launcher",
             "torchrun",
-            "--no-prefix",
             "--all",
             str(script),
         ]
         out = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-        return (min(int(line.split()[1]) for line in out.splitlines() if line.startswith("first")) - begin) / 1e9
+        return (min(int(line.split()[-1]) for line in out.splitlines() if "first " in line) - begin) / 1e9
 
     a, b, added = median_pairs(ours, plain, runs=7)
     return [
