@@ -350,3 +350,22 @@ def test_ranks_of_a_slot_that_was_struck_are_no_victims_of_it():
     ]
     verdict = diagnose(case(ranks, evidence)).verdict
     assert (verdict.scope, verdict.rank, verdict.consequences) == ("all", None, ())
+
+
+def test_a_rendezvous_that_a_signal_took_away_is_a_consequence_of_the_signal():
+    ranks = [died(n, 15, by="agent", seconds=1.2) for n in range(2)] + [left(n, 1, seconds=3) for n in (2, 3)]
+    evidence = [
+        piece("external_signal", None, role="secondary", slot=0, source="log", trust="job", seconds=1),
+        piece("rdzv_unreachable", None, slot=1, source="log", trust="job", seconds=2),
+        *(piece("peer_lost", n, role="secondary", seconds=1.5) for n in (2, 3)),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.cause.slug, verdict.slot, verdict.retry) == ("external_signal", 0, "yes")
+
+
+def test_a_rendezvous_that_was_never_there_is_not_explained_by_a_later_signal():
+    evidence = [
+        piece("rdzv_unreachable", None, slot=1, source="log", trust="job", seconds=1),
+        piece("external_signal", None, role="secondary", slot=0, source="log", trust="job", seconds=60),
+    ]
+    assert diagnose(case([], evidence, world_size=4, slots=slots(2))).verdict.cause.slug == "rdzv_unreachable"

@@ -44,7 +44,8 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if not candidates:
         candidates = [c for c in (only_silent(case, subjects),) if c is not None]
     if not candidates:
-        candidates = [c for s in subjects.all.values() if (c := candidate_of(s, teardown=True)) is not None]
+        late = [c for s in subjects.all.values() if (c := candidate_of(s, teardown=True)) is not None]
+        candidates = _without_told_to_stop(late, subjects)
     if not candidates:
         return _only_consequences(case, subjects)
     root = Root()
@@ -93,7 +94,7 @@ def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root
 
 
 def _without_told_to_stop(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
-    """Ranks that ended without a word after their slot had been told to stop from outside are that signal's victims."""
+    """Who ended without a word after its slot had been told to stop from outside, or only complains of it, is that signal's victim."""
     told: dict[int, int | None] = {}
     for subject in subjects.all.values():
         for piece in subject.evidence:
@@ -104,6 +105,9 @@ def _without_told_to_stop(candidates: list[Candidate], subjects: Subjects) -> li
         return candidates
 
     def victim(candidate: Candidate) -> bool:
+        if candidate.weak:
+            # What bystanders say as well: an agent that was told to stop takes the rendezvous away from the others.
+            return any(at is None or candidate.at is None or candidate.at >= at for at in told.values())
         slot = candidate.subject.slot_number
         if candidate.tier != SILENT or slot is None or slot not in told or candidate.subject.rank is None:
             return False
