@@ -147,7 +147,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     succeeded: bool = False
     cancelled: str | None = None
     hung: bool = False
-    hook_expected: bool = False
     ranks: tuple[RankFacts, ...] = ()
     slots: tuple[SlotFacts, ...] = ()
     evidence: tuple[Evidence, ...] = ()

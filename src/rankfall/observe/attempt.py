@@ -167,7 +167,6 @@ class AttemptObserver:
             succeeded=succeeded,
             cancelled=cancelled,
             hung=hung,
-            hook_expected=self.spec.inside != "off",
             ranks=ranks,
             slots=slots,
             evidence=tuple(self._evidence.values()),

@@ -10,7 +10,7 @@ import msgspec
 from rankfall.model import Role
 from rankfall.observe.text import normalise
 from rankfall.signatures.catalogue import Catalogue
-from rankfall.signatures.matcher import best
+from rankfall.signatures.matcher import Hit, best
 
 # A plain Python exception that no signature knows.
 GENERIC = 20
@@ -91,14 +91,18 @@ def exception_meaning(
             text=spoken,
             fingerprint=f"user_code_exception:{print_of}",
         )
-    signature = found.signature
-    groups = found.groups
+    return meaning_of_hit(found, text=spoken, fingerprint=f"{found.signature.slug}:{print_of}")
+
+
+def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
+    """What a signature's hit says; ``text`` and ``fingerprint`` are its speaker's own."""
+    signature, groups = hit.signature, hit.groups
     return Meaning(
         slug=signature.slug,
         role=signature.role,
         specificity=signature.specificity,
-        text=spoken,
-        fingerprint=f"{signature.slug}:{print_of}",
+        text=text,
+        fingerprint=fingerprint,
         signature=signature.id,
         peers=numbers(groups.get("peers") or groups.get("peer_rank") or ""),
         hosts=(groups["host"],) if "host" in groups else (),

@@ -107,10 +107,6 @@ class Facts:
         end = self._ends.get((record.slot, record.pid))
         return end is not None and end[0].exit is not None and end[0].exit.code in {asked & 0xFF, None}
 
-    def was_stopped_by_agent(self, slot: int | None, pid: int | None) -> bool:
-        """Whether torchrun said that it stopped this process itself."""
-        return (slot, pid) in self._agent_stopped
-
     def ranks(self) -> tuple[RankFacts, ...]:
         """One fact sheet a process that was a rank, older rounds included, in order of rank and round."""
         if self._sheets is None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.observe.classify import Meaning, exception_meaning, numbers
+from rankfall.observe.classify import Meaning, exception_meaning, meaning_of_hit
 from rankfall.observe.prefixes import Prefix, parse_prefix
 from rankfall.observe.text import decode, normalise
 from rankfall.observe.torchrun import Reported, read_reports
@@ -126,20 +126,10 @@ def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterato
         return
     raw = data[start:end]
     prefix = parse_prefix(raw)
-    signature, groups = hit.signature, hit.groups
-    line = decode(raw)
-    damaged = "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw, 0, 200) is not None
-    meaning = Meaning(
-        slug="controller_verdict" if damaged else signature.slug,
-        role="context" if damaged else signature.role,
-        specificity=signature.specificity,
-        text=line,
-        fingerprint=f"{signature.slug}:{signature.id}:{normalise(decode(data[hit.start : hit.end]))}",
-        signature=signature.id,
-        peers=numbers(groups.get("peers") or groups.get("peer_rank") or ""),
-        hosts=(groups["host"],) if "host" in groups else (),
-        gpu=groups.get("gpu"),
-        pid=next(iter(numbers(groups.get("pid", ""))), None),
-    )
-    merged = {key: value for each in hits for key, value in each.groups.items()} | groups
-    yield Finding(start=start, end=end, line=line, meaning=meaning, prefix=prefix, groups=merged)
+    signature = hit.signature
+    matched = normalise(decode(data[hit.start : hit.end]))
+    meaning = meaning_of_hit(hit, text=decode(raw), fingerprint=f"{signature.slug}:{signature.id}:{matched}")
+    if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw, 0, 200) is not None:
+        meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
+    merged = {key: value for each in hits for key, value in each.groups.items()} | hit.groups
+    yield Finding(start=start, end=end, line=meaning.text, meaning=meaning, prefix=prefix, groups=merged)
