@@ -19,7 +19,7 @@ from rankfall.model import Case, Evidence, NotFound, RankFacts, UsageError
 from rankfall.observe import evidence as make
 from rankfall.observe.elastic import error_file_evidence
 from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
-from rankfall.observe.scan import Finding, scan
+from rankfall.observe.scan import ChunkScanner, Finding
 from rankfall.observe.streams import KEEP_FIRST
 from rankfall.observe.text import digest
 from rankfall.observe.torchrun import Reported
@@ -27,7 +27,6 @@ from rankfall.signatures.catalogue import Catalogue, default_catalogue
 
 CHUNK: Final = 4 << 20
 MAX_FILES: Final = 20_000
-MAX_PARTIAL: Final = 1 << 20
 _NO_LOGS: Final = frozenset(
     {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
 )
@@ -128,25 +127,14 @@ def _place(file: Path) -> _Source:
 
 
 def _read(file: BinaryIO, source: _Source, catalogue: Catalogue) -> None:
-    carry = b""
-    base = lines = 0
+    scanner = ChunkScanner(catalogue)
     while True:
         data = file.read(CHUNK)
-        final = not data
-        text = carry + data if carry else data
-        cut = len(text) if final else text.rfind(b"\n") + 1
-        if not cut and len(text) > MAX_PARTIAL:
-            cut = len(text)
-        result = scan(text[:cut] if cut < len(text) else text, catalogue, final=final)
-        for finding in result.found:
-            line = lines + text.count(b"\n", 0, finding.start) + 1
-            _keep(source, finding, byte=base + finding.start, line=line)
-        for reported in result.reported:
-            source.reported.append((reported, lines + text.count(b"\n", 0, reported.at) + 1))
-        lines += text.count(b"\n", 0, result.consumed)
-        carry = text[result.consumed :]
-        base += result.consumed
-        if final:
+        findings, statements = scanner.feed(data, final=not data)
+        for finding, byte, line in findings:
+            _keep(source, finding, byte=byte, line=line)
+        source.reported += [(reported, line) for reported, _, line in statements]
+        if not data:
             return
 
 

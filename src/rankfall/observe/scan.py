@@ -18,6 +18,8 @@ from rankfall.signatures.matcher import Hit, best
 
 # A traceback longer than this is taken as it is; nothing waits for its end.
 MAX_HELD: Final = 1 << 18
+# A line longer than this is taken in pieces: nothing waits for its end.
+MAX_PARTIAL: Final = 1 << 20
 
 _DAMAGED_REPORT: Final = re.compile(
     rb'elastic/multiprocessing/errors/__init__\.py", line \d+, in (?:__post_init__|_get_error_data)\b'
@@ -133,3 +135,43 @@ def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterato
         meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
     merged = {key: value for each in hits for key, value in each.groups.items()} | hit.groups
     yield Finding(start=start, end=end, line=meaning.text, meaning=meaning, prefix=prefix, groups=merged)
+
+
+class ChunkScanner:
+    """Scans a stream that comes in chunks cut anywhere: whole lines only, a broken-off line or traceback waits for the next chunk."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._carry = b""
+        self._lines = 0
+        self.consumed = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something broken off waits for more."""
+        return bool(self._carry)
+
+    def feed(
+        self, data: bytes, *, final: bool
+    ) -> tuple[list[tuple[Finding, int, int]], list[tuple[Reported, int, int]]]:
+        """Findings and a launcher's statements, each with its byte (from 0) and line (from 1) in the whole stream.
+
+        Args:
+            data: the next bytes, none left out.
+            final: nothing follows, so that what is broken off is taken as it is.
+        """
+        text = self._carry + data if self._carry else data
+        cut = len(text) if final else text.rfind(b"\n") + 1
+        if not cut and len(text) > MAX_PARTIAL:
+            cut = len(text)
+        result = scan(text[:cut] if cut < len(text) else text, self._catalogue, final=final)
+
+        def place(at: int) -> tuple[int, int]:
+            return self.consumed + at, self._lines + text.count(b"\n", 0, at) + 1
+
+        found = [(finding, *place(finding.start)) for finding in result.found]
+        reported = [(one, *place(one.at)) for one in result.reported]
+        self._lines += text.count(b"\n", 0, result.consumed)
+        self._carry = text[result.consumed :]
+        self.consumed += result.consumed
+        return found, reported

@@ -14,15 +14,13 @@ from typing import Final
 
 import msgspec
 
-from rankfall.observe.scan import Finding, scan
+from rankfall.observe.scan import ChunkScanner, Finding
 from rankfall.observe.torchrun import Reported
 from rankfall.signatures.catalogue import Catalogue
 
 CHUNK: Final = 4 << 20
 # A job that prints faster than this can be read must not keep the rest of a look waiting.
 MAX_POLL: Final = 8 << 20
-# A line longer than this is taken in pieces: nothing waits for its end.
-MAX_PARTIAL: Final = 1 << 20
 KEEP_FIRST: Final = 4
 _HEAD: Final = b"RFIDX1\0\0"
 _ROW: Final = struct.Struct("<QQqQB7x")
@@ -57,12 +55,10 @@ class StreamTail:
     def __init__(self, path: Path, catalogue: Catalogue) -> None:
         self.path = path
         self.offset = 0
-        self.lines = 0
         self.last_at: int | None = None
         self.behind = False
-        self._catalogue = catalogue
+        self._scanner = ChunkScanner(catalogue)
         self._index = Index(index_path(path))
-        self._carry = b""
 
     def poll(self, *, final: bool = False) -> tuple[list[Placed], list[PlacedReport], int]:
         """Findings and statements of the bytes that came since, and how many bytes those were; ``behind`` when there are more.
@@ -74,7 +70,7 @@ class StreamTail:
             size = self.path.stat().st_size
         except OSError:
             return [], [], 0
-        if size <= self.offset and not (final and self._carry):
+        if size <= self.offset and not (final and self._scanner.waiting):
             self.behind = False
             return [], [], 0
         found: list[Placed] = []
@@ -99,36 +95,12 @@ class StreamTail:
         return found, reports, fresh
 
     def _take(self, data: bytes, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
-        base = self.offset - len(data) - len(self._carry)
-        text = self._carry + data if self._carry else data
-        cut = len(text) if final else text.rfind(b"\n") + 1
-        if not cut and len(text) > MAX_PARTIAL:
-            cut = len(text)
-        result = scan(text[:cut] if cut < len(text) else text, self._catalogue, final=final)
-        used = result.consumed
-        for finding in result.found:
-            byte = base + finding.start
-            found.append(
-                Placed(
-                    finding=finding,
-                    byte=byte,
-                    line=self.lines + text.count(b"\n", 0, finding.start) + 1,
-                    at=self._index.stamp(byte),
-                )
-            )
-        for reported in result.reported:
-            byte = base + reported.at
-            reports.append(
-                PlacedReport(
-                    reported=reported,
-                    byte=byte,
-                    line=self.lines + text.count(b"\n", 0, reported.at) + 1,
-                    at=self._index.stamp(byte),
-                )
-            )
-        self.lines += text.count(b"\n", 0, used)
-        self._carry = text[used:]
-        self._index.forget_before(base + used)
+        findings, statements = self._scanner.feed(data, final=final)
+        found += [Placed(finding=f, byte=byte, line=line, at=self._index.stamp(byte)) for f, byte, line in findings]
+        reports += [
+            PlacedReport(reported=r, byte=byte, line=line, at=self._index.stamp(byte)) for r, byte, line in statements
+        ]
+        self._index.forget_before(self._scanner.consumed)
 
 
 def index_path(path: Path) -> Path:
