@@ -55,6 +55,45 @@ def test_everybody_outside_of_collectives_stands_still_together():
     assert stacks([AWAY] * 3) == [(0, "rank_stuck"), (1, "rank_stuck"), (2, "rank_stuck")]
 
 
+def kernel_views(*main_threads):
+    """Stacks records of ranks without the hook: only what the kernel says, the main thread second."""
+    ranks = [rank(n, state="running") for n in range(len(main_threads))]
+    texts = [
+        f"\nKernel view:\n  thread {9 + n} (pt_gloo (x)) state=S cpu_s=0.00 wchan=futex_wait_queue syscall=281 0x4 0x7f 0x80\n"
+        f"  thread {1000 + n} (python) {main}\n"
+        for n, main in enumerate(main_threads)
+    ]
+    records = [
+        (f"stacks-{n}.json", Record(id=f"s{n}", kind="stacks", slot=n // 2, pid=1000 + n, stacks=text, at_ns=n))
+        for n, text in enumerate(texts)
+    ]
+    return [(e.rank, e.slug, e.trust) for e in stack_evidence(records, ranks=ranks, attempt=1)]
+
+
+ASLEEP = "state=S cpu_s=2.50 wchan=futex_wait_queue syscall=202 0x5581 0x189 0x0"
+RESTING = "state=S cpu_s=2.10 wchan=hrtimer_nanosleep syscall=230 0x1 0x0 0x7ffd"
+SPINNING = "state=R cpu_s=9.90 wchan=0 syscall=running"
+
+
+@pytest.mark.parametrize("odd", [RESTING, SPINNING])
+def test_without_stacks_the_one_main_thread_elsewhere_is_named(odd):
+    assert kernel_views(ASLEEP, ASLEEP, odd, ASLEEP) == [(2, "rank_stuck", "wrapper")]
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        (ASLEEP,) * 4,
+        (ASLEEP, ASLEEP, RESTING, SPINNING),
+        (ASLEEP, ASLEEP, RESTING),
+        (SPINNING, SPINNING, SPINNING, ASLEEP),
+        (ASLEEP, ASLEEP, ASLEEP, "state=S"),
+    ],
+)
+def test_without_stacks_nobody_is_named_where_two_answers_are_as_good(views):
+    assert kernel_views(*views) == []
+
+
 def test_one_stack_alone_names_nobody():
     assert stacks([AWAY]) == []
     assert stand(0, "no stack here") is None

@@ -27,10 +27,16 @@ _COLLECTIVES: Final = re.compile(
 _COMM_FILE: Final = re.compile(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/"
 )
+# The kernel's line of a process's main thread, as rankfall_inside.stacks writes it; of the system call only the number counts.
+_KERNEL_THREAD: Final = re.compile(
+    r"^  thread (?P<tid>\d+) \(.*\) state=(?P<state>\S) .*wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)", re.MULTILINE
+)
 
 
 # Of the healthy ranks so many are shown.
 MAX_SHOWN: Final = 16
+# So many ranks must sleep in one and the same system call before the only other one is called odd.
+MIN_ASLEEP: Final = 3
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +89,8 @@ def stack_evidence(
         if rank not in newest or at >= newest[rank][0]:
             newest[rank] = (at, name, record, facts)
     standings = {rank: s for rank, row in newest.items() if (s := stand(rank, row[2].stacks or "")) is not None}
+    if not standings:
+        return _kernel_evidence(newest, attempt=attempt)
     if len(standings) < 2:  # noqa: PLR2004 - one stack alone has nobody to differ from
         return []
     odd, slug, words = _odd_ones(standings)
@@ -97,6 +105,36 @@ def stack_evidence(
         line = f"rank {rank} {inside} at {where.place or where.top}"
         found.append(_piece(newest[rank], where, slug="rank_stuck", role="context", line=line, attempt=attempt))
     return found
+
+
+def kernel_stand(pid: int, text: str) -> str | None:
+    """What the main thread of a process does as the kernel says it, ``state/system call``; None when there is no such line in ``text``."""
+    for found in _KERNEL_THREAD.finditer(text):
+        if int(found["tid"]) == pid:
+            return f"{found['state']}/{found['syscall'] or found['wchan'] or '?'}"
+    return None
+
+
+def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, attempt: int | None) -> list[Evidence]:
+    """Where no rank gave Python stacks: the one main thread that does not sleep in the system call in which all others sleep."""
+    seen = {rank: kernel_stand(row[3].pid or 0, row[2].stacks or "") for rank, row in newest.items()}
+    groups: dict[str | None, list[int]] = defaultdict(list)
+    for rank, where in seen.items():
+        groups[where].append(rank)
+    if len(groups) != 2 or None in groups:  # noqa: PLR2004 - the many and the one
+        return []
+    (alone, one), (asleep, many) = sorted(groups.items(), key=lambda item: len(item[1]))
+    if len(one) != 1 or len(many) < MIN_ASLEEP or not (asleep or "").startswith("S/"):
+        return []
+    rank = one[0]
+    line = (
+        f"rank {rank}: main thread in {alone} while those of {len(many)} others sleep in {asleep} (state/system call)"
+    )
+    at, name, record, facts = newest[rank]
+    standing = Standing(rank=rank, collective=None, place="", top=alone or "")
+    piece = _piece((at, name, record, facts), standing, slug="rank_stuck", role="primary", line=line, attempt=attempt)
+    # Less than a stack: where others sleep together it says who does not, and not why.
+    return [msgspec.structs.replace(piece, specificity=30, trust="wrapper")]
 
 
 def _piece(
