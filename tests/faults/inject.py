@@ -1,4 +1,4 @@
-"""What is done to a job from outside: signals, a real memory limit, a full disk, a taken port, a small /dev/shm.
+"""What is done to a job from outside: signals, a real memory limit, a full disk, a taken port, a small /dev/shm, a clock that is off.
 
 Each injector is a context manager around the job. It says what the command is prefixed with and which variables are added; it reads
 the marks that the worker leaves to know whom to strike. What this machine does not allow is named by ``missing`` before anything starts.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from faults.table import Fault
 
+CLOCK = Path(__file__).with_name("clock.c")
 MEMORY = Path("/sys/fs/cgroup/memory")
 UNIFIED = Path("/sys/fs/cgroup")
 
@@ -39,6 +41,8 @@ def missing(inject: str | None) -> str | None:
             ("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"), capture_output=True, check=False
         )
         return f"{inject}: needs the right to mount" if done.returncode else None
+    if inject == "clock":
+        return None if shutil.which("cc") else "clock: needs a C compiler"
     if inject == "oom":
         try:
             with memory_group("probe"):
@@ -67,6 +71,11 @@ def injected(fault: Fault, *, plan: Path, scratch: Path) -> Iterator[Setting]:
             subprocess.run(("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(scratch)), check=True)
             stack.callback(subprocess.run, ("umount", "-l", str(scratch)), check=True)
             setting.env["SCRATCH"] = str(scratch)
+        elif fault.inject == "clock":
+            library = scratch / "clock.so"
+            subprocess.run(("cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(CLOCK)), check=True)
+            setting.env["LD_PRELOAD"] = str(library)
+            setting.env |= {f"CLOCK_{name.upper()}": str(value) for name, value in fault.arguments.items()}
         elif fault.inject == "busy_port":
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             setting.env["BUSY_PORT"] = str(server.getsockname()[1])

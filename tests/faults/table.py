@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Launcher = Literal["static", "c10d", "plain"]
-Inject = Literal["signal", "oom", "tmpfs", "busy_port", "small_shm"]
+Inject = Literal["signal", "oom", "tmpfs", "busy_port", "small_shm", "clock"]
 USER = frozenset({"no"})
 CRASH = frozenset({"once", "yes", "elsewhere"})
 ANY = frozenset({"no", "once", "yes", "elsewhere"})
@@ -454,16 +454,20 @@ OTHERS = (
     ),
     Fault(
         "clock-ahead",
-        (at("import", "clock", seconds=90, ranks=(2, 3)), raising("KeyError", text="vocab")),
+        (raising("KeyError", text="vocab"),),
         USER_CODE,
         weak=EXITED,
+        inject="clock",
+        arguments={"slot": 1, "seconds": 90, "spares": "torch.distributed.run"},
         core=True,
     ),
     Fault(
         "clock-behind",
-        (at("import", "clock", seconds=-90, ranks=(0, 1)), raising("KeyError", text="vocab")),
+        (raising("KeyError", text="vocab"),),
         USER_CODE,
         weak=EXITED,
+        inject="clock",
+        arguments={"slot": 0, "seconds": -90, "spares": "torch.distributed.run"},
         core=True,
     ),
     Fault(

@@ -152,13 +152,6 @@ def do_error_file(what: dict[str, Any]) -> None:
     path.write_text(text * what.get("times", 1))
 
 
-def do_clock(what: dict[str, Any]) -> None:
-    """Shift this process's idea of the wall clock."""
-    real, real_ns, offset = time.time, time.time_ns, what["seconds"]
-    time.time = lambda: real() + offset
-    time.time_ns = lambda: real_ns() + offset * 10**9
-
-
 def do_mismatch(what: dict[str, Any]) -> None:
     import torch  # noqa: PLC0415 - as above
     import torch.distributed as dist  # noqa: PLC0415 - as above
@@ -205,7 +198,6 @@ ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "bind": do_bind,
     "loader": do_loader,
     "error_file": do_error_file,
-    "clock": do_clock,
     "mismatch": do_mismatch,
     "hang": do_hang,
     "spin": do_spin,

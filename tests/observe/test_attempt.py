@@ -222,7 +222,9 @@ def test_a_clock_that_is_off_is_noticed_and_widens_its_times(tmp_path):
     pieces = {e.rank: e for e in observer.case().evidence if e.source == "record"}
     assert pieces[2].uncertainty >= 90
     assert pieces[0].uncertainty < 1
-    assert diagnose(observer.case()).verdict.cause.confidence == "likely"
+    verdict = diagnose(observer.case()).verdict
+    assert verdict.cause.confidence == "likely"
+    assert any("slot 1's is 90 s behind" in words for words in verdict.missing)
 
 
 def test_a_wrapper_that_is_gone_without_an_end_is_a_lost_slot(scene):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,10 @@ from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 
 _SIGKILL: Final = 9
+# So many clocks that disagree are named.
+_MAX_CLOCKS: Final = 4
+# torch 2.15, dynamic_rendezvous: a node is dropped whose last heartbeat is older than 3 intervals of 5 s, by the reader's own wall clock.
+KEEP_ALIVE_S: Final = 15.0
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +161,7 @@ class AttemptObserver:
         if absent and self.spec.inside != "off":
             shown = ", ".join(str(n) for n in absent[:16])
             missing.append(f"records of rank{'s' if len(absent) > 1 else ''} {shown}: the hook was not loaded there")
+        missing += [_clock_note(slot, off) for slot, off in islice(self._facts.clocks_off().items(), _MAX_CLOCKS)]
         return Case(
             run=self.run_dir.id,
             attempt=self.attempt,
@@ -271,6 +277,12 @@ class AttemptObserver:
             for s in self._facts.slots.values()
             if s.state == "lost" or s.signal is not None or s.exit_code
         }
+
+
+def _clock_note(slot: int, off: float) -> str:
+    words = f"a clock that agrees: slot {slot}'s is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
+    late = abs(off) >= KEEP_ALIVE_S
+    return words + (f"; c10d's rendezvous drops nodes whose clocks differ by {KEEP_ALIVE_S:.0f} s" if late else "")
 
 
 def lock_is_free(path: Path) -> bool:

@@ -89,6 +89,14 @@ class Facts:
         off = abs(self._offsets.get(slot, 0)) / _NS
         return off if off > GOOD_CLOCK_S else 0.0
 
+    def clocks_off(self) -> dict[int, float]:
+        """Slots whose clock disagrees with this machine's, and by how many seconds it is ahead."""
+        return {
+            slot: off / _NS
+            for slot, off in sorted(self._offsets.items(), key=str)
+            if slot is not None and abs(off) > GOOD_CLOCK_S * _NS
+        }
+
     def rank_of(self, slot: int | None, pid: int | None) -> int | None:
         """Global rank of a process, when a start record told."""
         held = self._starts.get((slot, pid))
