@@ -369,3 +369,30 @@ def test_a_rendezvous_that_was_never_there_is_not_explained_by_a_later_signal():
         piece("external_signal", None, role="secondary", slot=0, source="log", trust="job", seconds=60),
     ]
     assert diagnose(case([], evidence, world_size=4, slots=slots(2))).verdict.cause.slug == "rdzv_unreachable"
+
+
+def test_a_loader_child_that_was_killed_says_more_than_its_parents_exit_code():
+    ranks = [left(0, 1, seconds=1, hook="absent"), left(1, 1, seconds=2)]
+    word = piece("killed_unknown", 0, source="log", trust="job", specificity=46, signature="killed_unknown.dataloader")
+    lost = piece("peer_lost", 1, role="secondary", seconds=2)
+    verdict = diagnose(case(ranks, [word, lost])).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (0, "killed_unknown", "likely")
+    assert victims(verdict) == [1]
+
+
+def test_a_loader_child_that_fell_when_we_stopped_its_parent_is_no_cause():
+    ranks = [died(0, 9, by="wrapper", seconds=3), left(1, 3, seconds=1)]
+    word = piece("killed_unknown", 0, source="log", trust="job", seconds=3, signature="killed_unknown.dataloader")
+    verdict = diagnose(case(ranks, [word])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (1, "user_exit")
+
+
+def test_those_who_wait_for_the_stuck_one_are_its_victims():
+    ranks = [rank(n, state="running") for n in range(3)]
+    evidence = [
+        piece("rank_stuck", 1, source="recorder", fingerprint="rank_stuck:t.py:load:3"),
+        *(piece("rank_stuck", n, role="context", source="recorder", line=f"rank {n} waits") for n in (0, 2)),
+    ]
+    verdict = diagnose(case(ranks, evidence, ended=False, hung=True)).verdict
+    assert (verdict.rank, victims(verdict)) == (1, [0, 2])
+    assert {c.because for c in verdict.consequences} == {"rank 0 waits", "rank 2 waits"}

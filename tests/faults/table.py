@@ -376,7 +376,6 @@ HANGS = (
         weak=("collective_timeout",),
         retry=CRASH,
         plan={"timeout": 600},
-        victims=False,
         policies=QUIET,
         core=True,
         hook_free=True,
@@ -388,7 +387,6 @@ HANGS = (
         weak=("collective_timeout",),
         retry=CRASH,
         plan={"timeout": 600},
-        victims=False,
         policies=QUIET,
     ),
     Fault(

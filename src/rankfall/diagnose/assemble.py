@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Final
 
-from rankfall.diagnose.candidates import Candidate
+from rankfall.diagnose.candidates import HANG, Candidate
 from rankfall.diagnose.roots import Root
 from rankfall.diagnose.rules import NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
@@ -256,6 +256,9 @@ def _why_victim(subject: Subject, chosen: Candidate | None) -> tuple[str, str] |
     if words:
         word = min(words, key=lambda e: (NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
         return word.slug, word.line[:200]
+    waits = [e for e in subject.evidence if e.role == "context" and e.source == "recorder"]
+    if waits and chosen is not None and chosen.tier == HANG:
+        return waits[0].slug, waits[0].line[:200]
     if facts is None:
         return None
     if facts.killed_by == "agent":

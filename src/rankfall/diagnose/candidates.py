@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from rankfall.diagnose.rules import (
+    CHILD_DEATHS,
     KERNEL_WORDS,
     NEVER_CAUSE,
     OWN_FAULT_SIGNALS,
@@ -120,7 +121,13 @@ def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidenc
     known = facts is not None and facts.state == "ended"
     if not victim and not known:
         return pieces
-    return [e for e in pieces if e.source != "log" or (e.exit_code is None and e.slug not in _BARE)]
+    fell_itself = known and not _killed_by_ours(subject)
+    return [
+        e
+        for e in pieces
+        if e.source != "log"
+        or (e.exit_code is None and (e.slug not in _BARE or (fell_itself and e.signature in CHILD_DEATHS)))
+    ]
 
 
 def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Candidate:
@@ -129,7 +136,7 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
         tier = PLATFORM
     elif best.slug in {"rank_stuck", "slow_rank_timeout", "collective_mismatch"} and best.source == "recorder":
         tier = HANG
-    elif best.slug in _BARE:
+    elif best.slug in _BARE and best.signature not in CHILD_DEATHS:
         tier = SILENT
     else:
         tier = EXPLICIT

@@ -71,6 +71,9 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 # Text that tells of a SIGBUS and nothing else: as the bare signal, it makes /dev/shm suspected only, and that stops no job.
 SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
 
+# Words about a child's death, spoken by the process that needed it: no launcher's words about how a rank ended.
+CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})
+
 # Words of the kernel and of node tools. In a job's own output anybody can print them: there they never beat another cause and move no node.
 KERNEL_WORDS: Final = frozenset(
     {
