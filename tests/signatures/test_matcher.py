@@ -35,7 +35,7 @@ def seen(hits: list[Hit], shift: int = 0) -> list[tuple[str, int, int, int, int]
 
 
 @given(st.lists(LINES, max_size=8), WHERE, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_chunk_has_the_hits_of_its_lines(lines: list[bytes], where: str, last_newline: bool) -> None:  # noqa: FBT001
     catalogue = default_catalogue()
     data = b"\n".join(lines) + (b"\n" if last_newline else b"")
@@ -48,7 +48,6 @@ def test_a_chunk_has_the_hits_of_its_lines(lines: list[bytes], where: str, last_
 
 
 @given(st.lists(LINES, min_size=1, max_size=8), st.integers(0, 8))
-@settings(deadline=None)  # the first example pays for compiling the catalogue
 def test_where_a_chunk_ends_does_not_matter(lines: list[bytes], cut: int) -> None:
     catalogue = default_catalogue()
     whole = [line + b"\n" for line in lines]
@@ -58,7 +57,6 @@ def test_where_a_chunk_ends_does_not_matter(lines: list[bytes], cut: int) -> Non
 
 
 @given(st.binary(max_size=400), WHERE)
-@settings(deadline=None)
 def test_arbitrary_bytes_never_raise(data: bytes, where: str) -> None:
     for hit in default_catalogue().scan(data, where):  # type: ignore[arg-type]
         assert 0 <= hit.line_start <= hit.start <= hit.end <= hit.line_end <= len(data)
@@ -79,7 +77,7 @@ PIECES = st.recursive(
 
 
 @given(PIECES, st.text("abcd1. ", max_size=24))
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 def test_a_match_holds_one_of_the_required_words(pattern: str, text: str) -> None:
     words = required_words(pattern)
     if words is not None and re.search(pattern, text):

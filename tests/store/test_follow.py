@@ -43,7 +43,7 @@ PASS = st.tuples(st.just("pass"), st.integers(0, 3), st.just(b""))
 
 
 @given(steps=st.lists(WRITE | POLL | PASS, max_size=40), lag=st.integers(0, 4))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_each_line_comes_exactly_once_whatever_the_poll_moments(steps: list[tuple[str, int, bytes]], lag: int) -> None:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:

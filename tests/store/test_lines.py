@@ -158,7 +158,7 @@ def test_logs_s38_two_ranks_come_out_in_stamp_order(run_dir: RunDir, writer: Wri
     ),
     tail=st.integers(0, 12),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_last_lines_are_the_end_of_all_lines(streams: list[list[tuple[int, bytes]]], tail: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir.create(JobSpec(command=("a",)), home=Path(folder))
