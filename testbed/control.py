@@ -60,9 +60,7 @@ class ControlPlane:
             "--unsafe-no-fsync",
             "--log-level=warn",
         )
-        process.await_ready(
-            daemon, lambda: _answers(str(self.layout.control_address), 2381, "/health"), limit_s=_ETCD_S
-        )
+        process.await_ready(daemon, lambda: answers(str(self.layout.control_address), 2381, "/health"), limit_s=_ETCD_S)
 
     def start_apiserver(self) -> None:
         """The API server, on the first address of the services' network."""
@@ -159,12 +157,12 @@ class ControlPlane:
     def healthy(self) -> bool:
         """Whether the API server is ready for everything."""
         admin = Pair(self.layout.pki / "admin.crt", self.layout.pki / "admin.key")
-        return _answers(str(self.layout.api_address), 443, "/readyz", authority=self.authority.cert, client=admin)
+        return answers(str(self.layout.api_address), 443, "/readyz", authority=self.authority.cert, client=admin)
 
     def _await_healthz(self, daemon: process.Daemon, port: int) -> None:
         address = str(self.layout.control_address)
         # These two serve with a certificate of their own making; that they answer is all that is asked.
-        process.await_ready(daemon, lambda: _answers(address, port, "/healthz", anybody=True), limit_s=_OTHERS_S)
+        process.await_ready(daemon, lambda: answers(address, port, "/healthz", anybody=True), limit_s=_OTHERS_S)
 
     def _run(self, name: str, *arguments: str) -> process.Daemon:
         return process.start(
@@ -179,10 +177,19 @@ def _files(kind: str, pair: Pair) -> tuple[str, str]:
     return f"--{kind}-cert-file={pair.cert}", f"--{kind}-private-key-file={pair.key}"
 
 
-def _answers(
+def answers(
     host: str, port: int, path: str, *, authority: Path | None = None, client: Pair | None = None, anybody: bool = False
 ) -> bool:
-    """Whether a GET is answered with 200."""
+    """Whether a GET is answered with 200.
+
+    Args:
+        host: name or address.
+        port: of it.
+        path: of the request.
+        authority: the server is checked against this certificate; none = plain HTTP.
+        client: certificate that is shown.
+        anybody: TLS, and no check of the server.
+    """
     try:
         connection: http.client.HTTPConnection
         if authority is None and not anybody:

@@ -1,0 +1,77 @@
+"""What the bed itself asks of its API server, through the ordinary kubectl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed import process
+from testbed.errors import StartError
+
+Object = dict[str, Any]
+
+
+class Kubectl:
+    """kubectl with one kubeconfig.
+
+    Args:
+        program: path of kubectl.
+        kubeconfig: of the user that asks.
+    """
+
+    def __init__(self, program: Path, kubeconfig: Path) -> None:
+        self.program = program
+        self.kubeconfig = kubeconfig
+
+    def command(self, *words: str) -> list[str]:
+        """The whole command line."""
+        return [str(self.program), f"--kubeconfig={self.kubeconfig}", *words]
+
+    def run(self, *words: str, text: str | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run it, whatever comes of it."""
+        return subprocess.run(
+            self.command(*words), input=text, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+
+    def __call__(self, *words: str, text: str | None = None) -> str:
+        """Run it; its output.
+
+        Raises:
+            StartError: it failed.
+        """
+        done = self.run(*words, text=text)
+        if done.returncode:
+            raise StartError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def get(self, *words: str) -> Object:
+        """``kubectl get … -o json``."""
+        found: Object = json.loads(self("get", *words, "-o", "json"))
+        return found
+
+    def apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """Make or change objects."""
+        text = yaml.safe_dump_all([dict(item) for item in objects])
+        self("apply", "--server-side", "--force-conflicts", "-f", "-", text=text)
+
+    def wait_until(self, *words: str, limit_s: float) -> bool:
+        """Whether a command succeeds with some output within so many seconds."""
+
+        def ready() -> bool:
+            done = self.run(*words)
+            return done.returncode == 0 and bool(done.stdout.strip())
+
+        return process.poll(ready, limit_s)
+
+
+def load(*paths: Path) -> list[Object]:
+    """All objects of YAML files, in order."""
+    found: list[Object] = []
+    for path in paths:
+        found += [item for item in yaml.safe_load_all(path.read_text()) if item]
+    return found

@@ -1,0 +1,176 @@
+"""JobSet and Kubeflow Trainer: their definitions and webhooks from their own modules, their controllers as processes of the control plane.
+
+Their webhooks are reached by address: there is no pod that a service could select.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed import process
+from testbed.client import Kubectl, Object, load
+from testbed.control import ControlPlane, answers
+from testbed.errors import StartError
+
+JOBSET_PORT, TRAINER_PORT = 9443, 9444
+_JOBSET_HEALTH, _TRAINER_HEALTH = 8081, 8082
+_JOBSET_METRICS, _TRAINER_METRICS = 8443, 8444
+TRAINER_NAMESPACE = "kubeflow-system"
+_TRAINER_SERVICE = "kubeflow-trainer-controller-manager"
+_TRAINER_SECRET = "kubeflow-trainer-webhook-cert"  # noqa: S105 - the name of an object
+_READY_S = 90.0
+
+
+class Controllers:
+    """Installs and runs both controllers.
+
+    Args:
+        control: the control plane.
+        kubectl: with the rights of the administrator.
+        files: component -> folder of its own manifests.
+    """
+
+    def __init__(self, control: ControlPlane, kubectl: Kubectl, files: Mapping[str, Path]) -> None:
+        self.control = control
+        self.kubectl = kubectl
+        self.files = files
+
+    def install(self) -> None:
+        """Definitions, webhooks and namespaces of both; the controllers may start in any order afterwards."""
+        jobset, trainer = self.files["jobset"] / "config/components", self.files["trainer"] / "manifests/base"
+        # The bare definition: the kustomized one asks a conversion webhook that does not exist.
+        definitions = load(
+            *sorted((jobset / "crd/bases").glob("*.yaml")), *sorted((trainer / "crds").glob("trainer*.yaml"))
+        )
+        self.kubectl.apply(definitions)
+        names = [f"crd/{item['metadata']['name']}" for item in definitions]
+        self.kubectl("wait", "--for=condition=established", "--timeout=60s", *names)
+        self.kubectl.apply([_namespace(TRAINER_NAMESPACE), _namespace("jobset-system")])
+        self.kubectl.apply([*self._jobset_webhooks(jobset), *self._trainer_objects(trainer)])
+
+    def start(self) -> None:
+        """Both controllers, until their webhooks answer."""
+        self.start_jobset()
+        self.start_trainer()
+
+    def start_jobset(self) -> None:
+        """The JobSet controller."""
+        layout = self.control.layout
+        folder = layout.folder / "jobset"
+        folder.mkdir(exist_ok=True)
+        pair = self.control.authority.issue(
+            "jobset-webhook", user="jobset-webhook", hosts=(str(layout.control_address),)
+        )
+        (folder / "tls.crt").write_bytes(pair.cert.read_bytes())
+        (folder / "tls.key").write_bytes(pair.key.read_bytes())
+        config = folder / "config.yaml"
+        config.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
+                    "kind": "Configuration",
+                    "leaderElection": {"leaderElect": False},
+                    "internalCertManagement": {"enable": False},
+                    "webhook": {"port": JOBSET_PORT, "certDir": str(folder)},
+                    "health": {"healthProbeBindAddress": f":{_JOBSET_HEALTH}"},
+                    "metrics": {"bindAddress": f":{_JOBSET_METRICS}"},
+                }
+            )
+        )
+        self._start("jobset", f"--config={config}", health=_JOBSET_HEALTH)
+
+    def start_trainer(self) -> None:
+        """The Trainer controller. It makes its own certificate, keeps it in a Secret, and waits for it as files."""
+        layout = self.control.layout
+        own_tmp = layout.folder / "trainer-tmp"
+        daemon = self._start(
+            "trainer",
+            f"--webhook-server-port={TRAINER_PORT}",
+            f"--health-probe-bind-address=:{_TRAINER_HEALTH}",
+            f"--metrics-bind-address=:{_TRAINER_METRICS}",
+            own_tmp=own_tmp,
+        )
+        secret: dict[str, str] = {}
+
+        def made() -> bool:
+            found = self.kubectl.get("secret", "-n", TRAINER_NAMESPACE, _TRAINER_SECRET)
+            secret.update(found.get("data") or {})
+            return {"tls.crt", "tls.key", "ca.crt"} <= secret.keys()
+
+        process.await_ready(daemon, made, limit_s=_READY_S)
+        folder = own_tmp / "k8s-webhook-server" / "serving-certs"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("ca.crt", "tls.key", "tls.crt"):
+            (folder / name).write_bytes(base64.b64decode(secret[name]))
+        self._await(daemon, _TRAINER_HEALTH)
+
+    def _start(
+        self, name: str, *arguments: str, health: int | None = None, own_tmp: Path | None = None
+    ) -> process.Daemon:
+        login = self.control.kubeconfig(name, user=f"testbed:{name}", groups=("system:masters",))
+        daemon = process.start(
+            self.control.layout,
+            name,
+            [str(self.control.binaries[name]), f"--kubeconfig={login}", *arguments],
+            namespace=self.control.layout.control_namespace,
+            own_tmp=own_tmp,
+        )
+        if health is not None:
+            self._await(daemon, health)
+        return daemon
+
+    def _await(self, daemon: process.Daemon, port: int) -> None:
+        address = str(self.control.layout.control_address)
+        process.await_ready(daemon, lambda: answers(address, port, "/readyz"), limit_s=_READY_S)
+
+    def _jobset_webhooks(self, folder: Path) -> list[Object]:
+        objects = load(folder / "webhook/manifests.yaml")
+        authority = base64.b64encode(self.control.authority.cert.read_bytes()).decode()
+        for item in objects:
+            item["metadata"]["name"] = f"jobset-{item['metadata']['name']}"
+            for hook in item["webhooks"]:
+                path = hook["clientConfig"]["service"]["path"]
+                url = f"https://{self.control.layout.control_address}:{JOBSET_PORT}{path}"
+                hook["clientConfig"] = {"url": url, "caBundle": authority}
+                if "pod" in path:
+                    # As the project's own patch does: otherwise no pod at all could start while the controller is away.
+                    exists = {"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}
+                    hook["objectSelector"] = {"matchExpressions": [exists]}
+        return objects
+
+    def _trainer_objects(self, folder: Path) -> list[Object]:
+        hooks = load(folder / "webhook/manifests.yaml")
+        if len(hooks) != 1:
+            raise StartError("Kubeflow Trainer's module has another set of webhooks than expected")
+        hooks[0]["metadata"]["name"] = "validator.trainer.kubeflow.org"
+        for hook in hooks[0]["webhooks"]:
+            hook["clientConfig"]["service"] |= {"name": _TRAINER_SERVICE, "namespace": TRAINER_NAMESPACE}
+        meta = {"name": _TRAINER_SERVICE, "namespace": TRAINER_NAMESPACE}
+        port: dict[str, Any] = {"name": "webhook", "port": TRAINER_PORT, "protocol": "TCP"}
+        return [
+            {"apiVersion": "v1", "kind": "Secret", "metadata": meta | {"name": _TRAINER_SECRET}},
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": meta,
+                "spec": {"ports": [{"name": "webhook", "port": 443, "targetPort": TRAINER_PORT}]},
+            },
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": meta | {"labels": {"kubernetes.io/service-name": _TRAINER_SERVICE}},
+                "addressType": "IPv4",
+                "ports": [port],
+                "endpoints": [{"addresses": [str(self.control.layout.control_address)], "conditions": {"ready": True}}],
+            },
+            *hooks,
+        ]
+
+
+def _namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
