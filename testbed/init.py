@@ -16,16 +16,20 @@ def main(folder: str) -> None:
     """Set up and reap for ever.
 
     Args:
-        folder: the node's folder; ``folder/run`` becomes the node's own /run/containerd.
+        folder: the node's folder; it must not lie below /run or /var.
     """
     # Nothing that the node mounts is seen outside, and what its kubelet mounts is seen by its containers.
     _mount("--make-rprivate", "/")
     _mount("--make-rshared", "/")
     _mount("-t", "proc", "proc", "/proc")
-    own = Path(folder) / "run"
-    own.mkdir(parents=True, exist_ok=True)
-    Path("/run/containerd").mkdir(exist_ok=True)
-    _mount("--bind", str(own), "/run/containerd")
+    # Runtime state that programs keep under fixed names (sockets, network namespaces, caches, links to logs) stays the node's own.
+    _mount("-t", "tmpfs", "tmpfs", "/run")
+    for name in ("netns", "containerd", "lock"):
+        Path("/run", name).mkdir()
+    upper, work = Path(folder, "var"), Path(folder, "var-work")
+    for own in (upper, work):
+        own.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "overlay", "overlay", "-o", f"lowerdir=/var,upperdir={upper},workdir={work}", "/var")
     (Path(folder) / "ready").touch()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

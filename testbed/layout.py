@@ -25,11 +25,20 @@ MARK = "RANKFALL_TESTBED"
 
 
 def cache_folder() -> Path:
-    """Where binaries, images and running beds are kept: ``$TESTBED_CACHE``, else the user's cache folder."""
+    """Where binaries, images and running beds are kept: ``$TESTBED_CACHE``, else the user's cache folder.
+
+    Raises:
+        TestbedError: it lies where the nodes cannot see it.
+    """
     given = os.environ.get("TESTBED_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankfall" / "testbed"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found = (Path(given) if given else user / "rankfall" / "testbed").resolve()
+    if found.parts[:2] in {("/", "run"), ("/", "tmp"), ("/", "var")}:
+        raise TestbedError(
+            f"the cache folder {found} lies below /{found.parts[1]}, of which parts of the bed have a view of their own",
+            hint="choose another one: TESTBED_CACHE=FOLDER",
+        )
+    return found
 
 
 @dataclass(frozen=True)

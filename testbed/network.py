@@ -90,6 +90,11 @@ def namespaces() -> list[str]:
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
+def inhabitants(namespace: str) -> list[int]:
+    """Ids of all processes inside a network namespace."""
+    return [int(pid) for pid in run("ip", "netns", "pids", namespace, check=False).split()]
+
+
 def links() -> list[str]:
     """Names of all links of the host."""
     return [row["ifname"] for row in json.loads(run("ip", "-j", "link"))]

@@ -48,7 +48,7 @@ class Node:
     @property
     def socket(self) -> Path:
         """Socket of containerd; seen inside the node's namespaces and outside."""
-        return self.folder / "run" / "containerd.sock"
+        return self.folder / "containerd.sock"
 
     def start(self, **kubelet: Any) -> None:
         """The whole node.
@@ -256,6 +256,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             "failCgroupV1": False,
             "failSwapOn": False,
             "oomScoreAdj": 0,
+            "volumePluginDir": str(self.folder / "volume-plugins"),
             "podLogsDir": str(self.folder / "pod-logs"),
             # A test machine's disk is often nearly full; nothing is to be evicted for it.
             "evictionHard": {

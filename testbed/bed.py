@@ -1,0 +1,170 @@
+"""The whole bed: ``up`` in order, ``down`` leaving nothing, whatever state the last one was left in."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed import cgroups, dns, network, process, storage
+from testbed.client import Kubectl
+from testbed.control import ControlPlane
+from testbed.controllers import Controllers
+from testbed.errors import TestbedError, UnsupportedError
+from testbed.layout import Layout
+from testbed.node import Node
+
+Say = Callable[[str], None]
+_NODES_READY_S = 60.0
+
+
+def unsupported() -> str | None:
+    """Why this machine cannot run a bed; None when it can."""
+    if sys.platform != "linux":
+        return "the test bed needs Linux"
+    if os.geteuid() != 0:
+        return "the test bed needs root: it makes network namespaces, mounts and control groups"
+    return None
+
+
+class Bed:
+    """One test bed.
+
+    Args:
+        layout: its names.
+        binaries: name -> path.
+        files: component -> folder of its manifests.
+        images: archives that every node gets.
+        say: takes a line of progress.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        binaries: Mapping[str, Path],
+        files: Mapping[str, Path],
+        images: Sequence[Path],
+        say: Say = lambda _: None,
+    ) -> None:
+        self.layout = layout
+        self.binaries = binaries
+        self.files = files
+        self.images = tuple(images)
+        self.say = say
+        self.kubectl = Kubectl(binaries["kubectl"], layout.kubeconfig())
+        self._control: ControlPlane | None = None
+
+    @property
+    def control(self) -> ControlPlane:
+        """The control plane; its keys are made when they are first asked for."""
+        if self._control is None:
+            self._control = ControlPlane(self.layout, self.binaries)
+        return self._control
+
+    @property
+    def controllers(self) -> Controllers:
+        """JobSet and Trainer."""
+        return Controllers(self.control, self.kubectl, self.files)
+
+    def node(self, index: int) -> Node:
+        """Node ``index``, counted from 1, whether it runs or not."""
+        return Node(self.control, index, images=self.images)
+
+    def up(self, *, nodes: int = 2) -> None:
+        """Start everything; what an earlier bed of this number left is removed first.
+
+        Raises:
+            UnsupportedError: not on this machine.
+            TestbedError: a part did not start; the rest is left for a look, and ``down`` removes it.
+        """
+        reason = unsupported()
+        if reason:
+            raise UnsupportedError(reason)
+        began = time.monotonic()
+        with self._alone():
+            down(self.layout)
+            self._control = None
+            self.layout.folder.mkdir(parents=True)
+            network.up(self.layout)
+            self._step("control plane", self.control.start)
+            self._step("definitions and webhooks", self.controllers.install)
+            self._step("JobSet", self.controllers.start_jobset)
+            self._step("Kubeflow Trainer", self.controllers.start_trainer)
+            self._step("DNS", lambda: dns.start(self.control))
+            for index in range(1, nodes + 1):
+                self._step(f"node {self.layout.node_name(index)}", self.node(index).start)
+            self.kubectl.apply(storage.objects(self.layout, node=self.layout.node_name(1)))
+            self._await_nodes(nodes)
+            state = {"nodes": nodes, "up_s": round(time.monotonic() - began, 1)}
+            (self.layout.folder / "up.json").write_text(json.dumps(state))
+            self.say(f"ready in {state['up_s']} s: export KUBECONFIG={self.layout.kubeconfig()}")
+
+    def _step(self, what: str, work: Callable[[], None]) -> None:
+        began = time.monotonic()
+        work()
+        self.say(f"{what}: {time.monotonic() - began:.1f} s")
+
+    def _await_nodes(self, count: int) -> None:
+        names = [f"node/{self.layout.node_name(index)}" for index in range(1, count + 1)]
+        self.kubectl("wait", "--for=condition=Ready", f"--timeout={_NODES_READY_S:.0f}s", *names)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two programs never start the same bed at once."""
+        folder = self.layout.folder.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{self.layout.number}.lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TestbedError(
+                    f"test bed {self.layout.number} is being started by another program",
+                    hint="wait for it, or choose another number with --bed",
+                ) from error
+            yield
+
+
+def is_up(layout: Layout) -> bool:
+    """Whether the bed was started whole and its API server still runs."""
+    return (layout.folder / "up.json").exists() and process.find(layout, "kube-apiserver") is not None
+
+
+def down(layout: Layout) -> None:
+    """End and remove everything of this bed. Safe in any state: after a killed ``up``, after a reboot, twice."""
+    # A node's process 1 takes its kubelet, containerd and all pods with it: they live in its process namespace.
+    process.end(list(process.marked(layout)), patience_s=5.0)
+    for namespace in network.namespaces():
+        if namespace.startswith(f"{layout.name}-"):
+            process.end(network.inhabitants(namespace), patience_s=2.0)
+    cgroups.remove(f"{layout.name}-")
+    network.down(layout)
+    shutil.rmtree(layout.folder, ignore_errors=True)
+
+
+def status(layout: Layout) -> dict[str, Any]:
+    """What runs, as plain data."""
+    parts = sorted(path.stem for path in layout.logs.glob("*.pid")) if layout.logs.is_dir() else []
+    return {
+        "bed": layout.number,
+        "up": is_up(layout),
+        "folder": str(layout.folder),
+        "api_server": f"https://{layout.api_address}:443",
+        "components": {name: _component(layout, name) for name in parts},
+        "shared": "all nodes share one kernel: one boot id, one kernel log",
+    }
+
+
+def _component(layout: Layout, name: str) -> dict[str, Any]:
+    daemon = process.find(layout, name)
+    if daemon is None:
+        return {"state": "gone", "pid": None, "memory_mib": None}
+    pages = Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]
+    return {"state": "running", "pid": daemon.pid, "memory_mib": int(pages) * os.sysconf("SC_PAGE_SIZE") >> 20}
