@@ -30,7 +30,8 @@ class Kubectl:
 
     def command(self, *words: str) -> list[str]:
         """The whole command line."""
-        return [str(self.program), f"--kubeconfig={self.kubeconfig}", *words]
+        cache = self.kubeconfig.parent / "kubectl"
+        return [str(self.program), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *words]
 
     def run(self, *words: str, text: str | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run it, whatever comes of it."""

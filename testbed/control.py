@@ -132,6 +132,8 @@ class ControlPlane:
             f"--cluster-signing-cert-file={self.authority.cert}",
             f"--cluster-signing-key-file={self.layout.pki / 'cluster.key'}",
             "--use-service-account-credentials=true",
+            # Its default is a fixed folder of the machine, which it makes.
+            f"--flex-volume-plugin-dir={self.layout.folder / 'volume-plugins'}",
             "--leader-elect=false",
             "--node-monitor-period=2s",
             "--node-monitor-grace-period=20s",
