@@ -1,0 +1,3 @@
+module rankfall.dev/testbed/programs
+
+go 1.26
