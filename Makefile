@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench lint lock clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -19,6 +19,12 @@ test: setup ## Everything CI runs: lint, tests, coverage of the changed lines, a
 
 test-all: setup ## As test, with the whole fault matrix; writes docs/results/faults.md (about an hour)
 	@$(PY) scripts/check.py test-all
+
+testbed-up: setup ## Start a real Kubernetes on this machine (root; the first time it builds it, about 15 minutes)
+	@$(PY) -m testbed up
+
+testbed-down: setup ## End and remove everything of it
+	@$(PY) -m testbed down
 
 bench: setup ## Measure speed and memory side by side with plain tools; prints a table
 	@$(PY) bench
