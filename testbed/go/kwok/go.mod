@@ -1,6 +1,6 @@
 module rankfall.dev/testbed/kwok
 
-go 1.26
+go 1.26.0
 
 require sigs.k8s.io/kwok v0.8.0
 
