@@ -160,14 +160,20 @@ def processes_of(bed: Bed, namespace: str, pod: str, *, container: str | None = 
 def await_ready(bed: Bed, index: int) -> None:
     """Wait until a node is ready and the scheduler may use it."""
     name = bed.layout.node_name(index)
-    bed.kubectl("wait", "--for=condition=Ready", f"node/{name}", f"--timeout={_READY_S}s")
 
-    def untainted() -> bool:
-        taints = bed.kubectl.get("node", name)["spec"].get("taints", ())
-        return not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints)
+    def usable() -> bool:
+        found = bed.kubectl.run("get", "node", name, "-o", "json")
+        if found.returncode:
+            return False  # a new kubelet registers a moment after it answers
+        node = json.loads(found.stdout)
+        ready = any(item["type"] == "Ready" and item["status"] == "True" for item in node["status"]["conditions"])
+        taints = node["spec"].get("taints", ())
+        return ready and not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints)
 
-    if not process.poll(untainted, _READY_S):
-        raise TestbedError(f"node {name} is ready and still tainted", hint="kubectl describe node tells by whom")
+    if not process.poll(usable, _READY_S):
+        raise TestbedError(
+            f"node {name} does not get ready, or is still tainted", hint="kubectl describe node tells why"
+        )
 
 
 def _groups(top: Path, prefix: str, identity: str) -> list[Path]:

@@ -85,6 +85,7 @@ class Node:
                 str(self.folder),
             ],
             namespace=self.layout.node_namespace(self.index),
+            forks=True,
         )
         process.await_ready(daemon, ready.exists, limit_s=_READY_S)
 
@@ -163,11 +164,10 @@ class Node:
         daemon = process.find(self.layout, f"{self.name}-init")
         if daemon is None:
             raise StartError(f"node {self.name} does not run", hint="start it first")
-        inner = _child(daemon.pid)
-        return ["nsenter", "--target", str(inner), "--mount", "--pid", "--net", *words]
+        return ["nsenter", "--target", str(daemon.pid), "--mount", "--pid", "--net", *words]
 
     def _run(self, part: str, command: Sequence[str]) -> process.Daemon:
-        return process.start(self.layout, f"{self.name}-{part}", self.enter(*command))
+        return process.start(self.layout, f"{self.name}-{part}", self.enter(*command), forks=True)
 
     def _ctr(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = self.enter("ctr", "--address", str(self.socket), "--namespace", "k8s.io", *words)
@@ -275,16 +275,3 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             "serializeImagePulls": False,
             "registerNode": True,
         }
-
-
-def _child(pid: int) -> int:
-    """The one child of ``unshare --fork``: the node's process 1, as this machine numbers it."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            if parent == pid:
-                return int(entry.name)
-    raise StartError(f"process {pid} has no child: the node's first process is gone")

@@ -15,6 +15,7 @@ from testbed.errors import StartError
 from testbed.layout import MARK, Layout
 
 _STEP_S = 0.05
+_CHILD_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def start(
     namespace: str | None = None,
     env: Mapping[str, str] | None = None,
     own_tmp: Path | None = None,
+    forks: bool = False,
 ) -> Daemon:
     """Start a component; its id is kept in ``logs/NAME.pid``.
 
@@ -53,6 +55,10 @@ def start(
         namespace: network namespace to run in. ``nsenter`` and not ``ip netns exec``: the latter mounts /sys anew, and a kubelet finds no cgroups.
         env: added to the environment.
         own_tmp: a folder that the component sees as /tmp.
+        forks: the command is one that enters a process namespace: the component is its child, and a signal must go there.
+
+    Raises:
+        StartError: the component ended at once.
     """
     layout.logs.mkdir(parents=True, exist_ok=True)
     words = list(command)
@@ -71,10 +77,33 @@ def start(
             env=os.environ | dict(env or {}) | {MARK: layout.mark},
             start_new_session=True,
         )
-    (layout.logs / f"{name}.pid").write_text(f"{process.pid}\n")
     # The bed outlives this program: its children are init's, or are reaped by whoever asks for them.
     process.returncode = 0
-    return Daemon(name, process.pid, log)
+    pid = process.pid
+    if forks:
+        pid = _await_child(process.pid) or 0
+        if not pid:
+            raise StartError(f"{name} ended while it started:\n{tail(log)}", hint=f"the whole log: {log}")
+    (layout.logs / f"{name}.pid").write_text(f"{pid}\n")
+    return Daemon(name, pid, log)
+
+
+def child(pid: int) -> int | None:
+    """The first child of a process, or None."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            if parent == pid:
+                return int(entry.name)
+    return None
+
+
+def _await_child(pid: int) -> int | None:
+    poll(lambda: child(pid) is not None or not _runs(pid), _CHILD_S)
+    return child(pid)
 
 
 def find(layout: Layout, name: str) -> Daemon | None:
