@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ _EVERY_S = 15.0
 _TAIL_BYTES = 16384
 _TAIL_LINES = 15
 _NEWS_WIDTH = 90
+_TITLE_WIDTH = 120
 _END_S = 5.0
 
 # Words of a failed command's output -> what to do.
@@ -92,25 +96,31 @@ def run(
         CommandError: it ended with an error.
         BuildError: there is no such program.
     """
+    if not shutil.which(command[0]):
+        raise BuildError(f"{what}: there is no program {command[0]} on this machine")
     log.parent.mkdir(parents=True, exist_ok=True)
+    # A killed builder takes the command with it.
+    tied = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
     began = time.monotonic()
     with log.open("ab") as out:
         start = out.tell()
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True
-            )
-        except FileNotFoundError as error:
-            raise BuildError(f"{what}: there is no program {command[0]} on this machine") from error
+        process = subprocess.Popen(
+            [*tied, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=env,
+            cwd=folder,
+            start_new_session=True,
+        )
     try:
         while _code(process, every_s) is None:
             say(f"{what}: {time.monotonic() - began:.0f} s of about {seconds}: {_news(log, start)}")
     finally:
         _end_group(process)
     if process.returncode != 0:
-        raise CommandError(
-            f"{Path(command[0]).name} {command[1]}", process.returncode, "\n".join(_lines(log, start)), log
-        )
+        title = textwrap.shorten(shlex.join([Path(command[0]).name, *command[1:]]), _TITLE_WIDTH)
+        raise CommandError(title, process.returncode, "\n".join(_lines(log, start)), log)
 
 
 def _code(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
@@ -124,11 +134,18 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Take the command's children with it when we are interrupted: compilers would go on for minutes."""
     if process.poll() is not None:
         return
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+    for how in (signal.SIGINT, signal.SIGTERM):
+        _signal_group(process, how)
         if _code(process, _END_S) is not None:
-            return
+            break
+    # Those that outlive their parent.
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
 
 
 def _news(log: Path, start: int) -> str:

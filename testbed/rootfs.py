@@ -45,7 +45,8 @@ def bootstrap(root: Path, *, suite: str, packages: Sequence[str], log: Path, wha
     command = ["unshare", "--mount", "--propagation", "private"]
     command += ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
     command += [suite, str(root), mirror()]
-    env = dict(os.environ)
+    # Without the folders of root's programs, which some shells of root lack, chroot is not found halfway.
+    env = os.environ | {"PATH": os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))}
     proxy = _apt_proxy()
     if proxy:
         env.setdefault("http_proxy", proxy)

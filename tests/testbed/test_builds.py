@@ -45,7 +45,7 @@ def sources(tmp_path, monkeypatch):
 
 def component(**changes):
     row = {"name": "greet", "module": "example.test/greet", "version": "v1", "group": "demand", "seconds": 5}
-    return components.Component(**{**row, "space_mib": 1, "binaries": {"greet": "."}, **changes})
+    return components.Component(**{**row, "space_mib": 1, "binaries": {"greet": "example.test/greet"}, **changes})
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_the_users_go_settings_do_not_reach_a_build(cache, table, monkeypatch):
 
 
 def test_a_failed_build_is_quoted_and_nothing_of_it_is_kept(cache, table, sources):
-    one = table()
+    table()
     main = sources / "greet" / "main.go"
     main.write_text("package main\n\nfunc main() { undefined_thing() }\n")
     with pytest.raises(BuildError) as caught:
@@ -158,7 +158,7 @@ def test_a_failed_build_is_quoted_and_nothing_of_it_is_kept(cache, table, source
     assert "undefined_thing" in log.read_text()
     assert not [path for path in (cache / "bin").iterdir() if path.is_dir()]
     main.write_text("package main\n\nfunc main() {}\n")
-    assert one.key in str(builds.ensure(["greet"], say=lambda _: None)["greet"]) or component().key != one.key
+    assert builds.ensure(["greet"], say=lambda _: None)["greet"].is_file()
 
 
 def test_a_full_disk_is_told_before_the_build(cache, table):
@@ -191,25 +191,22 @@ class Proxy:
         with zipfile.ZipFile(versions / f"{self.version}.zip", "w") as out:
             for name, text in {"go.mod": f"module {self.module}\n", "crds/a.yaml": "kind: A\n", "other/b": "b"}.items():
                 out.writestr(f"{self.module}@{self.version}/{name}", text)
-        self.modules = folder / "modules"
         monkeypatch.setenv("GOPROXY", self.folder.as_uri())
         monkeypatch.setenv("GOSUMDB", "off")
-        monkeypatch.setenv("GOMODCACHE", str(self.modules))
+        monkeypatch.setenv("GOMODCACHE", str(folder / "modules"))
+        self.clean = [str(toolchain.program()), "clean", "-modcache"]
 
     def row(self, **changes):
         row = {"name": "things", "module": self.module, "version": self.version, "group": "files", "binaries": {}}
         return {**row, "files": ("crds",), **changes}
-
-    def clean(self):
-        # Go makes its module cache read-only.
-        toolchain.ask(self.folder, ["clean", "-modcache"])
 
 
 @pytest.fixture
 def proxy(tmp_path, monkeypatch):
     made = Proxy(tmp_path, monkeypatch)
     yield made
-    made.clean()
+    # Go makes its module cache read-only.
+    subprocess.run(made.clean, check=True)
 
 
 def test_files_of_a_module_are_kept_so_that_go_is_not_asked_again(cache, table, proxy, monkeypatch):
