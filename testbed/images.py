@@ -117,7 +117,7 @@ def torch_mounts() -> tuple[Path, ...]:
         raise UnsupportedError("this Python has no torch to lend to pods", hint="run: make setup")
     places = [Path(sys.prefix)]
     if Path(sys.base_prefix) == Path("/usr"):
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        version = ".".join(map(str, sys.version_info[:2]))
         if NAMES["python"] != f"rankfall.test/python:{version}":
             raise UnsupportedError(
                 f"pods cannot use this virtual environment: it stands on the system's Python {version}, the image has another",
