@@ -396,3 +396,14 @@ def test_those_who_wait_for_the_stuck_one_are_its_victims():
     verdict = diagnose(case(ranks, evidence, ended=False, hung=True)).verdict
     assert (verdict.rank, victims(verdict)) == (1, [0, 2])
     assert {c.because for c in verdict.consequences} == {"rank 0 waits", "rank 2 waits"}
+
+
+def test_a_complaint_that_a_launcher_repeats_is_not_the_silent_ranks():
+    ranks = [left(0, 1, seconds=1, hook="absent"), died(1, 15, seconds=2, by="agent", hook="absent")]
+    said = {"role": "secondary", "source": "log", "trust": "job", "seconds": 1.5, "slot": 0}
+    own = piece("peer_lost", 1, line="[rank1]: RuntimeError: Connection closed by peer [10.0.0.1]:23470", **said)
+    repeated = piece("peer_lost", None, line="  RuntimeError: Connection closed by peer [10.0.0.1]:23470", **said)
+    verdict = diagnose(case(ranks, [own, repeated])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (0, "user_exit")
+    other = piece("peer_lost", None, line="  RuntimeError: Connection closed by peer [10.0.0.2]:1", **said)
+    assert diagnose(case(ranks, [own, other])).verdict.cause.slug != "user_exit"

@@ -175,7 +175,10 @@ def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4, slot: int | 
             wrong.append(f"slot {verdict.slot} is blamed, not {slot}")
         grade = "weak"
     if slug not in fault.slugs:
-        if slug in fault.weak:
+        only_that_it_left = (
+            slug == "peer_lost" and verdict.cause.confidence == "suspected" and verdict.rank == fault.rank
+        )
+        if slug in fault.weak or only_that_it_left:
             grade = "weak"
         elif slug == "unknown":
             grade = "unknown"

@@ -67,7 +67,9 @@ def kernel_views(*main_threads):
         (f"stacks-{n}.json", Record(id=f"s{n}", kind="stacks", slot=n // 2, pid=1000 + n, stacks=text, at_ns=n))
         for n, text in enumerate(texts)
     ]
-    return [(e.rank, e.slug, e.trust) for e in stack_evidence(records, ranks=ranks, attempt=1)]
+    found = stack_evidence(records, ranks=ranks, attempt=1)
+    assert {e.rank for e in found} in (set(), set(range(len(main_threads))))
+    return [(e.rank, e.slug, e.trust) for e in found if e.role == "primary"]
 
 
 ASLEEP = "state=S cpu_s=2.50 wchan=futex_wait_queue syscall=202 0x5581 0x189 0x0"

@@ -6,14 +6,18 @@ elimination when exactly one rank of a slot can have written it; the last is mar
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from rankfall.diagnose.rules import VICTIMS_WORDS
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts
+
+# torch's own prefix of a rank's traceback.
+_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s*")
 
 SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
 
@@ -95,10 +99,15 @@ class Subjects:
         self._mark_neighbours()
 
     def _mark_neighbours(self) -> None:
+        # A launcher repeats what its ranks said: words whose rank is known once are not a stranger's the second time.
+        known = {
+            _words(e) for subject in self.all.values() if subject.rank is not None for e in subject.evidence if e.line
+        }
         complaining = {
             subject.slot_number
             for subject in self.all.values()
-            if subject.rank is None and any(e.source == "log" and e.slug in VICTIMS_WORDS for e in subject.evidence)
+            if subject.rank is None
+            and any(e.source == "log" and e.slug in VICTIMS_WORDS and _words(e) not in known for e in subject.evidence)
         } - {None}
         for subject in self.all.values():
             subject.neighbours_complain = subject.rank is not None and subject.slot_number in complaining
@@ -158,6 +167,11 @@ class Subjects:
         if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
             return failed[0], True
         return None, False
+
+
+def _words(piece: Evidence) -> str:
+    """What was said, without who said it."""
+    return _PREFIX.sub("", piece.line.strip(), count=1)
 
 
 def _speaker(about: RankFacts | Evidence) -> int | str | None:

@@ -126,15 +126,29 @@ def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, a
     (alone, one), (asleep, many) = sorted(groups.items(), key=lambda item: len(item[1]))
     if len(one) != 1 or len(many) < MIN_ASLEEP or not (asleep or "").startswith("S/"):
         return []
-    rank = one[0]
-    line = (
-        f"rank {rank}: main thread in {alone} while those of {len(many)} others sleep in {asleep} (state/system call)"
-    )
-    at, name, record, facts = newest[rank]
-    standing = Standing(rank=rank, collective=None, place="", top=alone or "")
-    piece = _piece((at, name, record, facts), standing, slug="rank_stuck", role="primary", line=line, attempt=attempt)
-    # Less than a stack: where others sleep together it says who does not, and not why.
-    return [msgspec.structs.replace(piece, specificity=30, trust="wrapper")]
+    words = {
+        one[
+            0
+        ]: f"rank {one[0]}: main thread in {alone} while those of {len(many)} others sleep in {asleep} (state/system call)"
+    }
+    words |= {rank: f"rank {rank}: main thread sleeps in {asleep} (state/system call)" for rank in many[:MAX_SHOWN]}
+    standing = Standing(rank=one[0], collective=None, place="", top=alone or "")
+    return [
+        # Less than a stack: where others sleep together it says who does not, and not why.
+        msgspec.structs.replace(
+            _piece(
+                newest[rank],
+                standing,
+                slug="rank_stuck",
+                role="primary" if rank == one[0] else "context",
+                line=line,
+                attempt=attempt,
+            ),
+            specificity=30,
+            trust="wrapper",
+        )
+        for rank, line in words.items()
+    ]
 
 
 def _piece(
