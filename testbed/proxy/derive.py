@@ -87,8 +87,10 @@ def _resource_list(group: str, version: str, here: Mapping[str, dict[str, Any]],
         if (kind["group"], kind["version"]) != (group, version):
             resource |= {"group": kind["group"], "version": kind["version"]}
         listed.append(resource | dict(known.get((group, name), {})) | {"verbs": sorted(found["verbs"])})
-    group_version = f"{group}/{version}" if group else version
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": listed}
+    head = {"kind": "APIResourceList"}
+    # A server leaves apiVersion out of the core group's list, and nobody knows why.
+    head |= {"apiVersion": "v1", "groupVersion": f"{group}/{version}"} if group else {"groupVersion": version}
+    return head | {"resources": listed}
 
 
 def _group(group: str, versions: list[str]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ class Face(ABC):
 
     def counters(self) -> Counters:
         """Sums since the start."""
-        return msgspec.convert(self.order(GetCounters()), Counters)
+        return msgspec.convert(self.order(GetCounters()), Counters, str_keys=True)
 
     def log(self) -> list[Record]:
         """The latest requests, also those that run."""

@@ -7,16 +7,16 @@ left out here, or a client would believe in resources that no such cluster has.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from testbed import toolchain
 from testbed.errors import BuildError
 from testbed.layout import cache_folder
 from testbed.proxy.derive import discovery, names
@@ -40,12 +40,11 @@ _BETA = {
 _UNSTABLE = re.compile(r"v\d+(alpha|beta)\d+")
 
 
-def make(minor: str, *, go: Path) -> Path:
+def make(minor: str) -> Path:
     """The folder with this version's answers; made at the first call and kept in the cache.
 
     Args:
         minor: one of ``VERSIONS``.
-        go: the Go program.
 
     Raises:
         BuildError: the version is not known or its module cannot be had.
@@ -57,7 +56,7 @@ def make(minor: str, *, go: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{minor}.", dir=folder.parent))
         try:
-            fill(scratch, minor, go=go)
+            fill(scratch, minor)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.rename(folder)
         finally:
@@ -65,21 +64,20 @@ def make(minor: str, *, go: Path) -> Path:
     return folder
 
 
-def fill(folder: Path, minor: str, *, go: Path) -> None:
+def fill(folder: Path, minor: str) -> None:
     """Write the answers of a version into an empty folder.
 
     Args:
         folder: to fill.
         minor: one of ``VERSIONS``.
-        go: the Go program.
 
     Raises:
         BuildError: its module cannot be had.
     """
-    module = _module(go, VERSIONS[minor])
+    module = module_of(VERSIONS[minor])
     api = Path(module["Dir"]) / "api"
     swagger = msgspec.json.decode((api / "openapi-spec" / "swagger.json").read_bytes())
-    served = _Served(minor)
+    served = _Served(minor, swagger["paths"])
     swagger["paths"] = {path: item for path, item in swagger["paths"].items() if served.path(path)}
     (folder / "swagger.json").write_bytes(msgspec.json.encode(swagger))
     (folder / "v3").mkdir()
@@ -89,7 +87,7 @@ def fill(folder: Path, minor: str, *, go: Path) -> None:
     if (api / "discovery").is_dir():
         found = _recorded(api / "discovery", served)
     else:
-        other = Path(_module(go, VERSIONS[_NAMES_FROM])["Dir"]) / "api" / "discovery"
+        other = Path(module_of(VERSIONS[_NAMES_FROM])["Dir"]) / "api" / "discovery"
         found = discovery(swagger, names(other))
     (folder / "discovery").mkdir()
     for name, document in found.items():
@@ -100,8 +98,10 @@ def fill(folder: Path, minor: str, *, go: Path) -> None:
 
 
 class _Served:
-    def __init__(self, minor: str) -> None:
+    def __init__(self, minor: str, paths: Iterable[str]) -> None:
         self._beta = _BETA[minor]
+        parts = [path.strip("/").split("/") for path in paths]
+        self._groups = {words[1] for words in parts if len(words) > 2 and self.version("/".join(words[1:3]))}  # noqa: PLR2004
 
     def version(self, group_version: str) -> bool:
         """Whether an ordinary server serves this group and version."""
@@ -109,8 +109,13 @@ class _Served:
 
     def path(self, path: str) -> bool:
         """Whether it serves this path."""
-        parts = path.strip("/").split("/")
-        return parts[0] != "apis" or len(parts) < 3 or self.version("/".join(parts[1:3]))  # noqa: PLR2004 - apis/G/V
+        match path.strip("/").split("/"):
+            case ["apis", group]:
+                return group in self._groups
+            case ["apis", group, version, *_]:
+                return self.version(f"{group}/{version}")
+            case _:
+                return True
 
 
 def _recorded(folder: Path, served: _Served) -> dict[str, Any]:
@@ -137,18 +142,13 @@ def _trim(group: dict[str, Any], served: _Served) -> dict[str, Any]:
     return group | {"versions": kept, "preferredVersion": preferred}
 
 
-def _module(go: Path, version: str) -> dict[str, Any]:
-    command = [str(go), "mod", "download", "-json", f"k8s.io/kubernetes@v{version}"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod"},
-    )
-    if done.returncode:
-        raise BuildError(
-            f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()}", hint="is the module proxy reachable?"
-        )
-    found: dict[str, Any] = msgspec.json.decode(done.stdout)
+def module_of(version: str) -> dict[str, Any]:
+    """What Go says of a version's module, once it lies in Go's own cache.
+
+    Raises:
+        BuildError: it cannot be had.
+    """
+    with tempfile.TemporaryDirectory() as nowhere:
+        text = toolchain.ask(Path(nowhere), ["mod", "download", "-json", f"k8s.io/kubernetes@v{version}"])
+    found: dict[str, Any] = msgspec.json.decode(text)
     return found

@@ -39,7 +39,7 @@ class Version:
             "gitCommit": self.commit,
             "gitTreeState": "clean",
             "buildDate": self.date,
-            "goVersion": "go1.x",
+            "goVersion": "unknown",
             "compiler": "gc",
             "platform": "linux/amd64",
         }

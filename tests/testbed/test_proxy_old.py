@@ -1,0 +1,163 @@
+"""A client that stands before the proxy believes in an older server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from testbed import kubeconfig
+from testbed.errors import BuildError
+from testbed.proxy import Match, OldServer
+from testbed.proxy.derive import discovery, names
+from testbed.proxy.old import is_own
+from testbed.proxy.old_answers import VERSIONS, make, module_of
+
+pytestmark = pytest.mark.timeout(300)  # the first run loads modules
+
+JOBSET = {
+    "name": "jobset.x-k8s.io",
+    "versions": [{"groupVersion": "jobset.x-k8s.io/v1alpha2", "version": "v1alpha2"}],
+    "preferredVersion": {"groupVersion": "jobset.x-k8s.io/v1alpha2", "version": "v1alpha2"},
+}
+
+
+@pytest.fixture(params=sorted(VERSIONS))
+def old(request, world) -> str:
+    """An older server before a newer one that has a custom resource."""
+    world.proxy.add("old", OldServer(folder=str(make(request.param))))
+    world.upstream.answers(
+        "/apis",
+        {
+            "kind": "APIGroupList",
+            "apiVersion": "v1",
+            "groups": [
+                {"name": "resource.k8s.io", "versions": [{"groupVersion": "resource.k8s.io/v1", "version": "v1"}]},
+                JOBSET,
+            ],
+        },
+    )
+    kinds = [
+        {"name": "jobsets", "singularName": "jobset", "namespaced": True, "kind": "JobSet", "verbs": ["get", "list"]}
+    ]
+    world.upstream.answers(
+        "/apis/jobset.x-k8s.io/v1alpha2",
+        {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "jobset.x-k8s.io/v1alpha2", "resources": kinds},
+    )
+    world.upstream.answers(
+        "/openapi/v3",
+        {
+            "paths": {
+                "apis/resource.k8s.io/v1": {"serverRelativeURL": "/x"},
+                "apis/jobset.x-k8s.io/v1alpha2": {
+                    "serverRelativeURL": "/openapi/v3/apis/jobset.x-k8s.io/v1alpha2?hash=1"
+                },
+            }
+        },
+    )
+    world.upstream.answers("/api/v1/namespaces/ns/pods", {"kind": "PodList", "items": []})
+    return str(request.param)
+
+
+def test_version_discovery_and_openapi_are_the_older_servers(world, old):
+    version = world.get("/version").json()
+    assert (version["minor"], version["gitVersion"]) == (old.split(".")[1], f"v{VERSIONS[old]}")
+    groups = {group["name"]: group for group in world.get("/apis").json()["groups"]}
+    assert groups["jobset.x-k8s.io"] == JOBSET
+    assert {"apps", "batch", "rbac.authorization.k8s.io"} <= groups.keys()
+    # What the newer server has, or what needs a switch, is not there.
+    assert "resource.k8s.io" not in groups
+    assert not any(
+        "alpha" in one["version"] for name, group in groups.items() if is_own(name) for one in group["versions"]
+    )
+    for group in groups.values():
+        for one in group["versions"]:
+            assert world.get(f"/apis/{one['groupVersion']}").json()["groupVersion"] == one["groupVersion"]
+    assert world.get("/apis/resource.k8s.io/v1").status == 404
+    assert world.get("/apis/batch").json()["preferredVersion"]["version"] == "v1"
+    assert "pods" in {one["name"] for one in world.get("/api/v1").json()["resources"]}
+    assert world.get("/api").json()["versions"] == ["v1"]
+    paths = world.get("/openapi/v3").json()["paths"]
+    assert "apis/resource.k8s.io/v1" not in paths
+    assert paths["apis/jobset.x-k8s.io/v1alpha2"]["serverRelativeURL"].startswith("/openapi/v3/apis/jobset")
+    batch = world.get(paths["apis/batch/v1"]["serverRelativeURL"]).json()
+    assert "io.k8s.api.batch.v1.Job" in batch["components"]["schemas"]
+    swagger = world.get("/openapi/v2").json()
+    assert "/apis/batch/v1/namespaces/{namespace}/jobs" in swagger["paths"]
+    assert "io.k8s.api.core.v1.Pod" in swagger["definitions"]
+    assert world.get("/api/v1/namespaces/ns/pods").json() == {"kind": "PodList", "items": []}
+    world.proxy.remove("old")
+    assert world.get("/version").status == 404
+
+
+def test_what_each_version_really_served(world, old):
+    groups = {one["groupVersion"] for group in world.get("/apis").json()["groups"] for one in group["versions"]}
+    flow = {one for one in groups if one.startswith("flowcontrol")}
+    assert (
+        flow
+        == {
+            "1.25": {"flowcontrol.apiserver.k8s.io/v1beta1", "flowcontrol.apiserver.k8s.io/v1beta2"},
+            "1.30": {"flowcontrol.apiserver.k8s.io/v1", "flowcontrol.apiserver.k8s.io/v1beta3"},
+            "1.33": {"flowcontrol.apiserver.k8s.io/v1"},
+        }[old]
+    )
+    assert ("autoscaling/v2beta2" in groups) is (old == "1.25")
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kubectl_believes_it(world, old, tmp_path):
+    path = tmp_path / "kubeconfig"
+    kubeconfig.write(path, server=world.proxy.url, authority=world.cluster.cert, user="kate", token=tmp_path.name)
+
+    def ask(*words: str) -> str:
+        command = ["kubectl", f"--kubeconfig={path}", f"--cache-dir={tmp_path}/cache", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert json.loads(ask("version", "-o", "json"))["serverVersion"]["gitVersion"] == f"v{VERSIONS[old]}"
+    resources = {line.split()[0]: line.split()[1:] for line in ask("api-resources", "--no-headers").splitlines()}
+    assert resources["pods"][:3] == ["po", "v1", "true"]
+    assert resources["jobs"][0] == "batch/v1"
+    assert resources["jobsets"][0] == "jobset.x-k8s.io/v1alpha2"
+    assert "FIELDS" in ask("explain", "job.spec")
+
+
+def test_derived_discovery_is_what_a_server_of_1_30_wrote_down():
+    api = Path(module_of(VERSIONS["1.30"])["Dir"]) / "api"
+    written = {file.name: json.loads(file.read_text()) for file in (api / "discovery").glob("api*.json")}
+    derived = discovery(json.loads((api / "openapi-spec" / "swagger.json").read_text()), names(api / "discovery"))
+    assert derived.keys() == written.keys()
+    for name, document in written.items():
+        for resource in document.get("resources", ()):
+            # Says how the server stores it; no client reads it, and OpenAPI does not hold it.
+            resource.pop("storageVersionHash", None)
+        if name not in {"api.json", "apis.json"}:
+            assert derived[name] == document
+
+
+@pytest.mark.parametrize(
+    ("group", "own"),
+    [
+        ("apps", True),
+        ("rbac.authorization.k8s.io", True),
+        ("events.k8s.io", True),
+        ("jobset.x-k8s.io", False),
+        ("trainer.kubeflow.org", False),
+        ("metrics.k8s.io", False),
+    ],
+)
+def test_which_groups_are_kubernetes_own(group, own):
+    assert is_own(group) is own
+
+
+def test_a_version_or_a_folder_that_is_none(world, tmp_path):
+    with pytest.raises(BuildError, match=r"no answers of Kubernetes 1\.1"):
+        make("1.1")
+    world.proxy.add("old", OldServer(folder=str(tmp_path)), Match(path="^/version"))
+    world.client().request("GET", "/version")
+    assert world.how_it_ends() == "rst"
+    assert "holds no answers" in world.proxy.log()[0].ended
