@@ -1,0 +1,118 @@
+"""A bed comes and goes and leaves nothing; two beds share nothing. These beds have numbers of their own, beside the one of the other tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed import bed as beds
+from testbed import cgroups, network, process
+from testbed.__main__ import assemble
+from testbed.layout import Layout
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+MINE = 41
+
+
+def traces(layout: Layout) -> dict[str, object]:
+    """Everything of a bed that a machine could still have."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {
+        "processes": sorted(process.marked(layout)),
+        "namespaces": [name for name in network.namespaces() if name.startswith((f"{layout.name}-", "cni-"))],
+        "links": [name for name in network.links() if name == layout.name or name.startswith(f"{layout.name}-")],
+        "routes": [
+            line
+            for line in network.run("ip", "route").splitlines()
+            if f" {layout.network.network_address}"[:8] in f" {line}"
+        ],
+        "cgroups": [str(path) for top in cgroups.hierarchies() for path in top.glob(f"{layout.name}-*")],
+        "mounts": [line for line in mounts if str(layout.folder) in line],
+        "folder": layout.folder.exists(),
+        "elsewhere": [path for path in PLACES if Path(path).exists()],
+    }
+
+
+# Where Kubernetes and containerd write by default.
+PLACES = (
+    "/run/containerd",
+    "/var/lib/kubelet",
+    "/var/lib/cni",
+    "/var/log/containers",
+    "/var/log/pods",
+    "/var/run/kubernetes",
+    "/usr/libexec/kubernetes",
+    "/tmp/k8s-webhook-server",
+)
+
+
+@pytest.fixture
+def layout(bed: beds.Bed):
+    del bed  # it says whether this machine can at all
+    mine = Layout(MINE)
+    beds.down(mine)
+    yield mine
+    beds.down(mine)
+
+
+def test_up_and_down_five_times_leave_the_machine_as_it_was(layout):
+    before = traces(layout)
+    for _ in range(5):
+        assemble(layout).up(nodes=1)
+        assert beds.is_up(layout)
+        beds.down(layout)
+        assert traces(layout) == before
+
+
+def test_a_second_bed_stands_beside_the_first(bed, layout, namespace):
+    second = assemble(layout)
+    second.up(nodes=1)
+    assert {item["metadata"]["name"] for item in second.kubectl.get("nodes")["items"]} == {"n1"}
+    # What is in one is not in the other, and ending one leaves the other alone.
+    assert second.kubectl.run("get", "namespace", namespace).returncode
+    beds.down(layout)
+    assert bed.kubectl.get("namespace", namespace)["status"]["phase"] == "Active"
+
+
+def test_up_works_after_an_up_that_was_killed(layout):
+    command = (sys.executable, "-m", "testbed", "--bed", str(MINE), "up", "--nodes", "1")
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert killed.stderr is not None
+    for line in killed.stderr:
+        if "JobSet" in line:
+            break
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    killed.stderr.close()
+    assert process.find(layout, "kube-apiserver") is not None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ready in" in done.stderr
+
+
+def test_up_works_after_a_reboot(layout):
+    assemble(layout).up(nodes=1)
+    # What a reboot leaves: the files, and nothing that lives in the kernel.
+    process.end(list(process.marked(layout)), how=signal.SIGKILL)
+    cgroups.remove(f"{layout.name}-")
+    network.down(layout)
+    assert layout.folder.exists()
+    assert not beds.is_up(layout)
+    assemble(layout).up(nodes=1)
+    assert beds.is_up(layout)
+
+
+def test_two_programs_do_not_start_one_bed_at_once(layout):
+    first = assemble(layout)
+    with first._alone():
+        done = subprocess.run(
+            (sys.executable, "-m", "testbed", "--bed", str(MINE), "up"), capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "another program" in done.stderr
+    assert "Traceback" not in done.stderr
