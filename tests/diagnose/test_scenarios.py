@@ -407,3 +407,12 @@ def test_a_complaint_that_a_launcher_repeats_is_not_the_silent_ranks():
     assert (verdict.rank, verdict.cause.slug) == (0, "user_exit")
     other = piece("peer_lost", None, line="  RuntimeError: Connection closed by peer [10.0.0.2]:1", **said)
     assert diagnose(case(ranks, [own, other])).verdict.cause.slug != "user_exit"
+
+
+def test_a_rank_that_left_with_the_others_code_before_its_agents_signal_came_is_struck_too():
+    ranks = [left(n, 5, seconds=1 + n / 100, hook="absent") for n in range(4)]
+    stop = piece("peer_teardown", 3, role="secondary", source="log", trust="launcher", seconds=1.02)
+    verdict = diagnose(case(ranks, [stop])).verdict
+    assert (verdict.rank, verdict.scope, verdict.cause.slug, victims(verdict)) == (None, "all", "user_exit", [])
+    other = [*ranks[:3], left(3, 1, seconds=1.03, hook="absent")]
+    assert diagnose(case(other, [stop])).verdict.scope == "rank"

@@ -178,11 +178,27 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         if ("rank", number) in struck:
             continue
         facts = subjects.ranks.get(number)
+        if facts is not None and _ended_alike(facts, chosen):
+            chosen.same.append(subjects.all["rank", number])
+            continue
         slot_struck = facts is not None and ("slot", facts.slot) in struck
         if slot_struck or facts is None or facts.killed_by in {"wrapper", "agent"}:
             continue
         return False
     return True
+
+
+def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
+    """Whether a rank that its agent told to stop had left before, of its own accord and with the same code as the root."""
+    root = chosen.subject.rank
+    return (
+        chosen.slug == "user_exit"
+        and root is not None
+        and facts.state == "ended"
+        and facts.killed_by is None
+        and facts.exit_code is not None
+        and facts.exit_code == root.exit_code
+    )
 
 
 def _left_early(case: Case, subjects: Subjects) -> Candidate | None:
