@@ -22,8 +22,17 @@ async def pass_down(job: Job) -> bool:
         OSError: the client's connection is broken.
     """
     rewriter: Rewriter | None = None
+    arrived: list[bytes] = []
     while True:
         event = job.server.next_event()
+        if isinstance(event, h11.Data):
+            # Chunks that came together go on together; none waits for a later one.
+            arrived.append(bytes(event.data))
+            continue
+        if arrived:
+            data = b"".join(arrived)
+            arrived.clear()
+            await job.down.feed(rewriter.feed(data) if rewriter else data)
         if event is h11.NEED_DATA:
             await job.down.flush()
             job.count()
@@ -41,9 +50,6 @@ async def pass_down(job: Job) -> bool:
                 return True
         elif isinstance(event, h11.Response):
             rewriter = await _pass_head(job, event)
-        elif isinstance(event, h11.Data):
-            data = bytes(event.data)
-            await job.down.feed(rewriter.feed(data) if rewriter else data)
         elif isinstance(event, h11.EndOfMessage):
             if rewriter:
                 await job.down.feed(rewriter.end())

@@ -20,7 +20,11 @@ Headers = list[tuple[bytes, bytes]]
 Identity = tuple[str, tuple[str, ...]]
 
 _FORGED = b"x-remote-"
-_BINARY = ("protobuf", "cbor")
+# What the proxy cannot read; discovery all in one document is left out too, as older servers do not offer it.
+_UNREADABLE = ("protobuf", "cbor", "apidiscovery")
+# "Not modified" would leave the client with what another server, or an unchanged answer, told it.
+_CONDITIONS = frozenset({b"if-none-match", b"if-modified-since", b"accept-encoding"})
+_VALIDATORS = frozenset({b"content-length", b"etag", b"last-modified"})
 
 
 def identity(subject: Sequence[tuple[str, str]]) -> Identity | None:
@@ -46,7 +50,7 @@ def request_headers(request: h11.Request, who: Identity | None, *, readable: boo
         kept = [
             (name, _json_only(value) if name.lower() == b"accept" else value)
             for name, value in kept
-            if name.lower() != b"accept-encoding"
+            if name.lower() not in _CONDITIONS
         ]
         kept.append((b"Accept-Encoding", b"identity"))
     return kept
@@ -57,9 +61,9 @@ def response_headers(response: h11.Response, *, reframed: bool) -> Headers:
 
     Args:
         response: of the server.
-        reframed: the body's length will be another: chunks instead.
+        reframed: the body will be another: chunks instead of a length, and nothing to compare it by.
     """
-    dropped = {b"content-length"} if reframed else set()
+    dropped = _VALIDATORS if reframed else frozenset[bytes]()
     return [(name, value) for name, value in _raw(response) if name.lower() not in dropped]
 
 
@@ -83,5 +87,5 @@ def _raw(event: h11.Request | h11.Response) -> Iterable[tuple[bytes, bytes]]:
 
 def _json_only(accept: bytes) -> bytes:
     kinds = [kind.strip() for kind in accept.decode("latin-1").split(",")]
-    kept = [kind for kind in kinds if not any(word in kind for word in _BINARY)]
+    kept = [kind for kind in kinds if not any(word in kind for word in _UNREADABLE)]
     return (", ".join(kept) or "application/json").encode("latin-1")

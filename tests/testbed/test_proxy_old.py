@@ -107,6 +107,15 @@ def test_what_each_version_really_served(world, old):
     assert ("autoscaling/v2beta2" in groups) is (old == "1.25")
 
 
+def test_the_newer_server_is_asked_so_that_its_answer_can_be_changed(world, old):
+    accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
+    answer = world.get("/apis", headers={"Accept": accept, "If-None-Match": '"abc"', "Accept-Encoding": "gzip"})
+    assert "groups" in answer.json()
+    seen = world.upstream.seen[-1].headers
+    assert (seen["accept"], seen["accept-encoding"]) == (["application/json"], ["identity"])
+    assert "if-none-match" not in seen
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kubectl_believes_it(world, old, tmp_path):
     path = tmp_path / "kubeconfig"
