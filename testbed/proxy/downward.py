@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import h11
 
+from testbed.proxy.endings import Ending, ending
 from testbed.proxy.headers import header, response_headers
 from testbed.proxy.job import Job
-from testbed.proxy.passer import Ending, ending
 from testbed.proxy.rules import Cut, Delay, HalfOpen, Stall, WatchError, Way
 from testbed.proxy.shift import Rewriter
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import h11
 
 from testbed.proxy.book import Armed
+from testbed.proxy.endings import Ending, ending
 from testbed.proxy.job import Job
-from testbed.proxy.passer import Ending, ending
 from testbed.proxy.rules import Answer, Cut, HalfOpen, Stall, WatchError, Way
 from testbed.proxy.server_side import stop
 from testbed.proxy.status import answer, error_event, status

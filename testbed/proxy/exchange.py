@@ -10,9 +10,9 @@ import h11
 from testbed.errors import TestbedError
 from testbed.proxy import change, early
 from testbed.proxy.downward import pass_down
+from testbed.proxy.endings import Ending
 from testbed.proxy.headers import request_headers
 from testbed.proxy.job import Job
-from testbed.proxy.passer import Ending
 from testbed.proxy.raw import pass_raw
 from testbed.proxy.server_side import stop
 from testbed.proxy.upward import pass_up

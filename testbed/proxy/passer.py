@@ -7,29 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from testbed.proxy.book import Armed
+from testbed.proxy.endings import Ending, ending
 from testbed.proxy.rules import Cut, EndStream, HalfOpen, How, Place, Slow, Stall, WatchError
-from testbed.proxy.status import error_event
 from testbed.proxy.stream import Alarm
 
 # Pieces a second in which a slowed body is passed on.
 _PIECES = 10
 
 Note = Callable[[Armed], None]
-
-
-class Ending(Exception):  # noqa: N818 - it is an order, not an error
-    """How the exchange ends.
-
-    Args:
-        how: ``rst``, ``fin``, ``clean`` or ``half-open``.
-        why: for the log.
-        armed: rule that wants it; None = it was the server's doing.
-        tail: last bytes of the body.
-    """
-
-    def __init__(self, how: str, why: str, armed: Armed | None = None, tail: bytes = b"") -> None:
-        super().__init__(why)
-        self.how, self.why, self.armed, self.tail = how, why, armed, tail
 
 
 class Sink(Protocol):
@@ -234,21 +219,6 @@ class Passer:
         stage.ripe = True
         if self.alarm is not None and not self.alarm.done():
             self.alarm.set_result(None)
-
-
-def ending(armed: Armed, action: Cut | HalfOpen | EndStream | WatchError) -> Ending:
-    """How this action ends an exchange."""
-    match action:
-        case Cut(how=how):
-            return Ending(how.value, f"cut with {how.value.upper()}", armed)
-        case HalfOpen():
-            return Ending("half-open", "left half-open", armed)
-        case EndStream():
-            return Ending("clean", "ended in order", armed)
-        case WatchError(code=code, reason=reason, message=message):
-            return Ending(
-                "clean", f"ended with an ERROR event {code}", armed, error_event(code, reason=reason, message=message)
-            )
 
 
 def _place(action: Cut | Stall | HalfOpen | EndStream | WatchError) -> Place:
