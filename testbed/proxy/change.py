@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from testbed.errors import TestbedError
 from testbed.proxy import old
 from testbed.proxy.book import Armed, Facts
 from testbed.proxy.headers import shifted_target
@@ -74,7 +75,7 @@ def plan(facts: Facts, struck: Sequence[Armed], node_of: NodeOf) -> Plan:
     shifts = [armed for armed in struck if isinstance(armed.action, ShiftTimes)]
     log = _LOG.match(facts.path)
     if log is not None:
-        node = node_of(log[1], log[2])
+        node = _ask(node_of, log[1], log[2]) if shifts else None
         shifts = [armed for armed in shifts if _action(armed).node == node]
         seconds = sum(_action(armed).seconds for armed in shifts)
         stamped = shifts and facts.flag("timestamps")
@@ -83,6 +84,16 @@ def plan(facts: Facts, struck: Sequence[Armed], node_of: NodeOf) -> Plan:
         return Plan()
     change = _all([ObjectShift(_action(armed).node, _action(armed).seconds) for armed in shifts])
     return Plan(tuple(shifts), json=partial(WatchShift if facts.watch else DocumentShift, change))
+
+
+def _ask(node_of: NodeOf, namespace: str, pod: str) -> str | None:
+    try:
+        return node_of(namespace, pod)
+    except Exception as error:  # it is the test's own code, and anything may be wrong with it
+        raise TestbedError(
+            f"which node {namespace}/{pod} is on could not be told: {error!r}",
+            hint="mend the function given to nodes()",
+        ) from error
 
 
 def _action(armed: Armed) -> ShiftTimes:

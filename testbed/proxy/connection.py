@@ -47,8 +47,8 @@ class Connection:
                 return
             with contextlib.suppress(OSError):
                 await self._requests()
-        except asyncio.CancelledError:
-            # The proxy closes, or all connections are to be cut: no good-bye.
+        except BaseException:
+            # The proxy closes, all connections are to be cut, or something is wrong with the proxy itself: no good-bye.
             self._client.reset()
             raise
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,21 @@ from cluster.programs import pod
 from helpers import wait_until
 from testbed import kubeconfig
 from testbed.client import Kubectl
-from testbed.proxy import Answer, Cut, EndStream, HalfOpen, How, Match, Proxy, ShiftTimes, WatchError, When, before
+from testbed.proxy import (
+    Answer,
+    Cut,
+    EndStream,
+    HalfOpen,
+    How,
+    Match,
+    OldServer,
+    Proxy,
+    ShiftTimes,
+    WatchError,
+    When,
+    before,
+    old_answers,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -147,3 +162,21 @@ def test_the_clock_of_one_node_is_wrong_in_logs_statuses_and_leases(proxy, guest
     assert 10 < len(lines) < 1000
     proxy.clear()
     assert seen(guest)["log"] == right["log"]
+
+
+@pytest.mark.parametrize("minor", sorted(old_answers.VERSIONS))
+def test_kubectl_believes_in_an_older_server(proxy, guest, tmp_path, minor):
+    proxy.add("old", OldServer(folder=str(old_answers.make(minor))))
+    cache = f"--cache-dir={tmp_path}/cache"
+    version = json.loads(guest("version", "-o", "json", cache))["serverVersion"]["gitVersion"]
+    assert version == f"v{old_answers.VERSIONS[minor]}"
+    resources = {
+        line.split()[0]: line.split()[1:] for line in guest("api-resources", "--no-headers", cache).splitlines()
+    }
+    assert resources["pods"][:3] == ["po", "v1", "true"]
+    assert resources["jobsets"][0] == "jobset.x-k8s.io/v1alpha2"
+    assert resources["trainjobs"][0] == "trainer.kubeflow.org/v1alpha1"
+    assert "resourceclaims" not in resources
+    assert "FIELDS" in guest("explain", "job.spec", cache)
+    assert "FIELDS" in guest("explain", "jobset.spec", cache)
+    assert {"node/n1", "node/n2"} <= set(guest("get", "nodes", "-o", "name", cache).split())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from testbed import kubeconfig
 from testbed.errors import BuildError
 from testbed.proxy import Match, OldServer
 from testbed.proxy.derive import discovery, names
@@ -114,25 +111,6 @@ def test_the_newer_server_is_asked_so_that_its_answer_can_be_changed(world, old)
     seen = world.upstream.seen[-1].headers
     assert (seen["accept"], seen["accept-encoding"]) == (["application/json"], ["identity"])
     assert "if-none-match" not in seen
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kubectl_believes_it(world, old, tmp_path):
-    path = tmp_path / "kubeconfig"
-    kubeconfig.write(path, server=world.proxy.url, authority=world.cluster.cert, user="kate", token=tmp_path.name)
-
-    def ask(*words: str) -> str:
-        command = ["kubectl", f"--kubeconfig={path}", f"--cache-dir={tmp_path}/cache", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert json.loads(ask("version", "-o", "json"))["serverVersion"]["gitVersion"] == f"v{VERSIONS[old]}"
-    resources = {line.split()[0]: line.split()[1:] for line in ask("api-resources", "--no-headers").splitlines()}
-    assert resources["pods"][:3] == ["po", "v1", "true"]
-    assert resources["jobs"][0] == "batch/v1"
-    assert resources["jobsets"][0] == "jobset.x-k8s.io/v1alpha2"
-    assert "FIELDS" in ask("explain", "job.spec")
 
 
 def test_derived_discovery_is_what_a_server_of_1_30_wrote_down():

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 
 import pytest
 
 from helpers import wait_until
 from proxy_world import END
-from testbed import kubeconfig
 from testbed.errors import TestbedError
 from testbed.proxy import Proxy, Settings
 
@@ -205,23 +201,6 @@ def test_closing_leaves_no_thread_task_or_socket(world):
     assert world.how_it_ends() == "rst"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kubectl_reads_through_it_with_token_and_with_certificate(world, tmp_path):
-    world.upstream.answers("/version", {"major": "1", "minor": "34", "gitVersion": "v1.34.4"})
-    pair = world.cluster.issue("kate", user="kate")
-    for name, login in {"token": {"token": "abc"}, "pair": {"pair": pair}}.items():
-        path = tmp_path / f"{name}.kubeconfig"
-        kubeconfig.write(path, server=world.proxy.url, authority=world.cluster.cert, user="kate", **login)
-        done = subprocess.run(
-            ["kubectl", f"--kubeconfig={path}", "get", "--raw", "/version"], capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout)["gitVersion"] == "v1.34.4"
-    # A kubectl may ask more than it was told to.
-    seen = world.upstream.seen
-    assert {tuple(one.headers.get("authorization", ())) for one in seen} == {("Bearer abc",), ()}
-    assert {tuple(one.headers.get("x-remote-user", ())) for one in seen} == {("kate",), ()}
 
 
 @pytest.mark.parametrize("upstream", ["http://127.0.0.1:1", "127.0.0.1:6443", "https://"])
