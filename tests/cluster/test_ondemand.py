@@ -1,0 +1,137 @@
+"""The parts that only some tests need do what they are there for, and leave nothing."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import subprocess
+
+import pytest
+
+from cluster.programs import pod
+from helpers import wait_until
+from testbed import process
+from testbed.client import Kubectl
+from testbed.ondemand import kwok
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+PODS = 1000
+# Above the number of follows that one machine allows by default.
+FOLLOWS = 150
+
+
+@pytest.fixture(scope="module")
+def fleet(bed):
+    with kwok.fleet(bed, nodes=20, pods=PODS, variables=lambda index: {"RANK": str(index)}) as made:
+        yield made
+    # It leaves nothing, whatever the tests did with it.
+    assert process.find(bed.layout, "kwok") is None
+    assert not made.folder.exists()
+    assert {row["metadata"]["name"] for row in bed.kubectl.get("nodes")["items"]}.isdisjoint(made.nodes)
+    leases = bed.kubectl.get("leases", "-n", "kube-node-lease")["items"]
+    assert {row["metadata"]["name"] for row in leases}.isdisjoint(made.nodes)
+    wait_until(lambda: bed.kubectl.run("get", "namespace", made.namespace).returncode, timeout=60, what="no namespace")
+
+
+def logs(kubectl: Kubectl, fleet: kwok.Fleet, name: str, *words: str) -> list[str]:
+    return kubectl("logs", "-n", fleet.namespace, name, *words).splitlines()
+
+
+def test_a_thousand_fake_pods_run_on_nodes_of_their_own(kubectl, fleet):
+    items = kubectl.get("pods", "-n", fleet.namespace)["items"]
+    assert len(items) == PODS
+    assert {item["status"]["phase"] for item in items} == {"Running"}
+    assert {item["spec"]["nodeName"] for item in items} == set(fleet.nodes)
+    assert len({item["status"]["podIP"] for item in items}) == PODS
+
+
+def test_each_fake_pod_has_a_log_of_its_own_with_times_tail_and_previous(kubectl, fleet):
+    one, other = fleet.pods[1], fleet.pods[2]
+    fleet.say(one, "first", "second")
+    fleet.say(other, "of the other")
+    assert logs(kubectl, fleet, one) == ["first", "second"]
+    assert logs(kubectl, fleet, one, "--tail=1") == ["second"]
+    assert logs(kubectl, fleet, other) == ["of the other"]
+    stamp, _, text = logs(kubectl, fleet, one, "--timestamps")[0].partition(" ")
+    assert (stamp.endswith("Z"), text) == (True, "first")
+    assert kubectl.run("logs", "-n", fleet.namespace, one, "--previous").returncode
+    fleet.previous(one).write_bytes(kwok.cri_line("from before"))
+    assert logs(kubectl, fleet, one, "--previous") == ["from before"]
+
+
+def test_parts_of_a_long_line_arrive_as_one(kubectl, fleet):
+    name = fleet.pods[3]
+    fleet.log(name).write_bytes(kwok.cri_line("be", partial=True) + kwok.cri_line("gun and ended"))
+    assert logs(kubectl, fleet, name) == ["begun and ended"]
+
+
+def test_a_follow_delivers_what_is_appended(kubectl, fleet):
+    name = fleet.pods[4]
+    fleet.say(name, "before")
+    command = kubectl.command("logs", "-f", "-n", fleet.namespace, name)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follow:
+        try:
+            assert follow.stdout is not None
+            assert follow.stdout.readline() == "before\n"
+            fleet.say(name, "after")
+            assert follow.stdout.readline() == "after\n"
+            assert follow.poll() is None
+        finally:
+            follow.kill()
+
+
+def test_more_follows_than_a_machine_allows_by_default_are_open_at_once(bed, fleet):
+    admin = bed.control.authority.issue("follower", user="follower", groups=("system:masters",))
+    context = ssl.create_default_context(cafile=str(bed.control.authority.cert))
+    context.load_cert_chain(admin.cert, admin.key)
+    names = fleet.pods[10 : 10 + FOLLOWS]
+    follows = []
+    try:
+        for name in names:
+            connection = http.client.HTTPSConnection(str(bed.layout.api_address), context=context, timeout=60)
+            connection.request("GET", f"/api/v1/namespaces/{fleet.namespace}/pods/{name}/log?follow=true")
+            follows.append(connection)
+        for name in names:
+            fleet.say(name, f"I am {name}")
+        for name, connection in zip(names, follows, strict=True):
+            answer = connection.getresponse()
+            assert answer.status == http.HTTPStatus.OK
+            assert answer.readline().decode() == f"I am {name}\n"
+            answer.close()
+    finally:
+        for connection in follows:
+            connection.close()
+
+
+def test_what_is_executed_in_a_fake_pod_has_the_given_variables(kubectl, fleet):
+    said = kubectl("exec", "-n", fleet.namespace, fleet.pods[7], "--", "sh", "-c", 'echo "$RANK of $POD_NAME"')
+    assert said == "7 of fleet-7\n"
+
+
+def test_pods_of_others_get_to_fake_nodes_only_when_they_ask(kubectl, fleet, namespace):
+    large = pod("large", namespace, "true", resources={"requests": {"cpu": "500"}})
+    asks = {"nodeSelector": kwok.SELECTOR, "tolerations": [kwok.TOLERATION]}
+    template = {"spec": {**pod("x", namespace, "true")["spec"], **asks}}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "guests", "namespace": namespace},
+        "spec": {"completions": 3, "parallelism": 3, "template": template},
+    }
+    kubectl.apply([large, job])
+    guests = ("-n", namespace, "-l", "job-name=guests")
+
+    def running() -> list[dict]:
+        items = kubectl.get("pods", *guests)["items"]
+        return items if [item["status"]["phase"] for item in items] == ["Running"] * 3 else []
+
+    items = wait_until(running, timeout=60, what="the guests run")
+    assert {item["spec"]["nodeName"] for item in items} <= set(fleet.nodes)
+    fleet.say(None, "for all guests")
+    assert kubectl("logs", *guests).splitlines() == ["for all guests"] * 3
+
+    def refused() -> str:
+        conditions = kubectl.get("pod", "-n", namespace, "large")["status"].get("conditions", [])
+        return next((item.get("message", "") for item in conditions if item["type"] == "PodScheduled"), "")
+
+    assert "20 node(s) had untolerated taint" in wait_until(refused, timeout=30, what="the scheduler's word")
