@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from testbed import process
 from testbed.errors import StartError
 
 Object = dict[str, Any]
+_DEFINED_S = 60.0
 
 
 class Kubectl:
@@ -59,6 +60,21 @@ class Kubectl:
         """Make or change objects."""
         text = yaml.safe_dump_all([dict(item) for item in objects])
         self("apply", "--server-side", "--force-conflicts", "-f", "-", text=text)
+
+    def define(self, definitions: Sequence[Mapping[str, Any]]) -> None:
+        """Make new kinds of objects, and wait until the API server knows them.
+
+        Raises:
+            StartError: it does not.
+        """
+        self.apply(definitions)
+        names = [f"crd/{item['metadata']['name']}" for item in definitions]
+        # Asked again and again: kubectl itself gives up on a definition that has no conditions yet.
+        words = ("wait", "--for=condition=established", "--timeout=10s", *names)
+        if not self.wait_until(*words, limit_s=_DEFINED_S):
+            raise StartError(
+                f"the API server does not take up {', '.join(names)}", hint="kubectl describe crd tells why"
+            )
 
     def wait_until(self, *words: str, limit_s: float) -> bool:
         """Whether a command succeeds with some output within so many seconds."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -47,9 +46,7 @@ class Controllers:
         definitions = load(
             *sorted((jobset / "crd/bases").glob("*.yaml")), *sorted((trainer / "crds").glob("trainer*.yaml"))
         )
-        self.kubectl.apply(definitions)
-        names = [f"crd/{item['metadata']['name']}" for item in definitions]
-        self.kubectl("wait", "--for=condition=established", "--timeout=60s", *names)
+        self.kubectl.define(definitions)
         self.kubectl.apply([_namespace(TRAINER_NAMESPACE), _namespace("jobset-system")])
         self.kubectl.apply([*self._jobset_webhooks(jobset), *self._trainer_objects(trainer)])
 
@@ -95,18 +92,7 @@ class Controllers:
             f"--metrics-bind-address=:{_TRAINER_METRICS}",
             own_tmp=own_tmp,
         )
-        secret: dict[str, str] = {}
-
-        def made() -> bool:
-            found = self.kubectl.get("secret", "-n", TRAINER_NAMESPACE, _TRAINER_SECRET)
-            secret.update(found.get("data") or {})
-            return {"tls.crt", "tls.key", "ca.crt"} <= secret.keys()
-
-        process.await_ready(daemon, made, limit_s=_READY_S)
-        folder = own_tmp / "k8s-webhook-server" / "serving-certs"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("ca.crt", "tls.key", "tls.crt"):
-            (folder / name).write_bytes(base64.b64decode(secret[name]))
+        hand_certificate(self.kubectl, daemon, _TRAINER_SECRET, namespace=TRAINER_NAMESPACE, own_tmp=own_tmp)
         self._await(daemon, _TRAINER_HEALTH)
 
     def _start(
@@ -150,26 +136,67 @@ class Controllers:
         hooks[0]["metadata"]["name"] = "validator.trainer.kubeflow.org"
         for hook in hooks[0]["webhooks"]:
             hook["clientConfig"]["service"] |= {"name": _TRAINER_SERVICE, "namespace": TRAINER_NAMESPACE}
-        meta = {"name": _TRAINER_SERVICE, "namespace": TRAINER_NAMESPACE}
-        port: dict[str, Any] = {"name": "webhook", "port": TRAINER_PORT, "protocol": "TCP"}
+        meta = {"namespace": TRAINER_NAMESPACE}
+        address = str(self.control.layout.control_address)
         return [
             {"apiVersion": "v1", "kind": "Secret", "metadata": meta | {"name": _TRAINER_SECRET}},
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": meta,
-                "spec": {"ports": [{"name": "webhook", "port": 443, "targetPort": TRAINER_PORT}]},
-            },
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": meta | {"labels": {"kubernetes.io/service-name": _TRAINER_SERVICE}},
-                "addressType": "IPv4",
-                "ports": [port],
-                "endpoints": [{"addresses": [str(self.control.layout.control_address)], "conditions": {"ready": True}}],
-            },
+            *service_at(_TRAINER_SERVICE, namespace=TRAINER_NAMESPACE, address=address, port=TRAINER_PORT),
             *hooks,
         ]
+
+
+def service_at(name: str, *, namespace: str, address: str, port: int) -> list[Object]:
+    """A Service of port 443 for one address that is no pod's: without a selector, with a hand-made EndpointSlice.
+
+    Args:
+        name: of both.
+        namespace: of both.
+        address: where the API server finds it.
+        port: of that address.
+    """
+    meta = {"name": name, "namespace": namespace}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": meta,
+            "spec": {"ports": [{"name": "webhook", "port": 443, "targetPort": port}]},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": meta | {"labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4",
+            "ports": [{"name": "webhook", "port": port, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+        },
+    ]
+
+
+def hand_certificate(kubectl: Kubectl, daemon: process.Daemon, secret: str, *, namespace: str, own_tmp: Path) -> None:
+    """Do what a mounted Secret does: wait until a controller has written its certificate there, and put it before it as files.
+
+    Args:
+        kubectl: with the rights of the administrator.
+        daemon: the controller.
+        secret: that it writes to.
+        namespace: of the secret.
+        own_tmp: what the controller sees as /tmp.
+
+    Raises:
+        StartError: the controller ended, or wrote none.
+    """
+    found: dict[str, str] = {}
+
+    def made() -> bool:
+        found.update(kubectl.get("secret", "-n", namespace, secret).get("data") or {})
+        return {"tls.crt", "tls.key", "ca.crt"} <= found.keys()
+
+    process.await_ready(daemon, made, limit_s=_READY_S)
+    folder = own_tmp / "k8s-webhook-server" / "serving-certs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("ca.crt", "tls.key", "tls.crt"):
+        (folder / name).write_bytes(base64.b64decode(found[name]))
 
 
 def _namespace(name: str) -> Object:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 import subprocess
+import sys
 
 import pytest
 
-from cluster.programs import pod
+from cluster.programs import TORCH, pod
 from helpers import wait_until
-from testbed import process
+from testbed import images, process, workloads
 from testbed.client import Kubectl
-from testbed.ondemand import kwok
+from testbed.ondemand import kwok, pytorchjob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PODS = 1000
@@ -135,3 +137,35 @@ def test_pods_of_others_get_to_fake_nodes_only_when_they_ask(kubectl, fleet, nam
         return next((item.get("message", "") for item in conditions if item["type"] == "PodScheduled"), "")
 
     assert "20 node(s) had untolerated taint" in wait_until(refused, timeout=30, what="the scheduler's word")
+
+
+def test_torchrun_runs_over_two_nodes_as_a_pytorchjob_of_the_real_operator(bed, kubectl, namespace):
+    label = "training.kubeflow.org/job-name"
+    # The operator gives its pods' places in PET_* variables, which torchrun reads by itself.
+    command = [sys.executable, "-m", "torch.distributed.run", "/job/train.py"]
+    spec = workloads.torch_pod(
+        program="program",
+        command=command,
+        mounts=images.torch_mounts(),
+        spread={label: "two"},
+        name=pytorchjob.CONTAINER,
+    )
+    with pytorchjob.run(bed):
+        kubectl.apply([workloads.script("program", namespace=namespace, text=TORCH)])
+        kubectl.apply([pytorchjob.job("two", namespace=namespace, workers=1, nproc=1, pod=spec)])
+        kubectl("wait", "--for=condition=Succeeded", "-n", namespace, "pytorchjob/two", "--timeout=180s")
+        said = {name: kubectl("logs", "-n", namespace, name) for name in ("two-master-0", "two-worker-0")}
+        pods = kubectl.get("pods", "-n", namespace, "-l", f"{label}=two")["items"]
+        nodes = {item["metadata"]["name"]: item["spec"]["nodeName"] for item in pods}
+        assert len(set(nodes.values())) == 2
+        assert f"rank 0 of 2 on {nodes['two-master-0']}: sum 3" in said["two-master-0"]
+        assert f"rank 1 of 2 on {nodes['two-worker-0']}: sum 3" in said["two-worker-0"]
+
+        wrong = pytorchjob.job("wrong", namespace=namespace, workers=1, nproc=1, pod=spec)
+        wrong["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
+        refused = kubectl.run("create", "-f", "-", text=json.dumps(wrong))
+        assert "validator.pytorchjob.training-operator.kubeflow.org" in refused.stderr
+        assert "must be 1" in refused.stderr
+    assert process.find(bed.layout, "training-operator") is None
+    assert kubectl.run("get", "crd", "pytorchjobs.kubeflow.org").returncode
+    assert "training-operator" not in kubectl("get", "validatingwebhookconfigurations,services,secrets", "-A")
