@@ -99,15 +99,26 @@ class Node:
         process.await_ready(daemon, lambda: self._ctr("version").returncode == 0, limit_s=_READY_S)
 
     def import_images(self) -> None:
-        """Import the archives into this node's image store.
+        """Import the node's archives into its image store.
 
         Raises:
             StartError: containerd refuses one.
         """
         for archive in self.images:
-            done = self._ctr("images", "import", "--all-platforms", str(archive))
-            if done.returncode:
-                raise StartError(f"{self.name}: {archive.name} cannot be imported: {done.stderr.strip()}")
+            self.import_image(archive)
+
+    def import_image(self, archive: Path) -> None:
+        """Import one more archive; pods of a node that runs already may use it at once.
+
+        Raises:
+            StartError: containerd refuses it.
+        """
+        done = self._ctr("images", "import", "--all-platforms", str(archive))
+        if done.returncode:
+            raise StartError(
+                f"{self.name}: {archive.name} cannot be imported: {done.stderr.strip()}",
+                hint=f"the log of its containerd: {self.layout.logs / f'{self.name}-containerd.log'}",
+            )
 
     def start_kubelet(self, **fields: Any) -> None:
         """The kubelet, until it is healthy.

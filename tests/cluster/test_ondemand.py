@@ -14,7 +14,7 @@ from cluster.programs import TORCH, pod
 from helpers import wait_until
 from testbed import images, process, workloads
 from testbed.client import Kubectl
-from testbed.ondemand import kwok, pytorchjob
+from testbed.ondemand import extra_images, kwok, pytorchjob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PODS = 1000
@@ -169,3 +169,33 @@ def test_torchrun_runs_over_two_nodes_as_a_pytorchjob_of_the_real_operator(bed, 
     assert process.find(bed.layout, "training-operator") is None
     assert kubectl.run("get", "crd", "pytorchjobs.kubeflow.org").returncode
     assert "training-operator" not in kubectl("get", "validatingwebhookconfigurations,services,secrets", "-A")
+
+
+VERSION = ("python3", "-c", "import sys; print(sys.version_info[:2])")
+# Image -> what to run, what it says.
+IMAGES = {
+    "python39": (VERSION, "(3, 9)"),
+    "python313": (VERSION, "(3, 13)"),
+    "static": (("/static", "-text", "no shell, no Python"), "no shell, no Python"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_runs_on_every_node(bed, kubectl, namespace, name):
+    command, said = IMAGES[name]
+    image = extra_images.give(bed, [name])[name]
+    nodes = [item["metadata"]["name"] for item in kubectl.get("nodes", "-l", f"!{kwok.LABEL}")["items"]]
+    assert len(nodes) >= 2
+    kubectl.apply([pod(f"on-{node}", namespace, *command, image=image, nodeName=node) for node in nodes])
+    for node in nodes:
+        done = "--for=jsonpath={.status.phase}=Succeeded"
+        kubectl("wait", done, "-n", namespace, f"pod/on-{node}", "--timeout=60s")
+        assert said in kubectl("logs", "-n", namespace, f"on-{node}")
+
+
+def test_the_static_image_has_no_shell_and_no_python(bed, kubectl, namespace):
+    image = extra_images.give(bed, ["static"])["static"]
+    for word in ("sh", "python3"):
+        kubectl.apply([pod(f"no-{word}", namespace, word, "-c", "", image=image)])
+        waiting = "--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}=StartError"
+        kubectl("wait", waiting, "-n", namespace, f"pod/no-{word}", "--timeout=60s")
