@@ -1,0 +1,89 @@
+"""A real Loki as one process: what a cluster's log collector has pushed can be asked for after the pods are gone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed import builds, process
+from testbed.bed import Bed
+from testbed.control import answers
+from testbed.errors import TestbedError
+
+_PORT, _INNER_PORT = 3100, 9096
+_READY_S = 90.0
+
+
+@contextmanager
+def run(bed: Bed) -> Iterator[str]:
+    """Its URL, once it takes and answers; reached from this machine and from pods. It starts empty, and its data goes with it.
+
+    Raises:
+        StartError: it did not become ready.
+        TestbedError: one runs already.
+    """
+    if process.find(bed.layout, "loki"):
+        raise TestbedError("this bed has a Loki already", hint="use its URL, or end it first")
+    binary = builds.ensure(["loki"], say=bed.say)["loki"]
+    address = str(bed.layout.control_address)
+    folder = bed.layout.folder / "loki"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    config = folder / "loki.yaml"
+    config.write_text(yaml.safe_dump(_config(folder, address)))
+    try:
+        daemon = process.start(
+            bed.layout,
+            "loki",
+            [str(binary), f"-config.file={config}", "-target=all"],
+            namespace=bed.layout.control_namespace,
+        )
+        process.await_ready(daemon, lambda: answers(address, _PORT, "/ready"), limit_s=_READY_S)
+        yield f"http://{address}:{_PORT}"
+    finally:
+        # Nobody wants its data, which an orderly end would write out first.
+        process.stop(bed.layout, "loki", patience_s=1.0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _config(folder: Path, address: str) -> dict[str, Any]:
+    return {
+        "auth_enabled": False,
+        "server": {
+            "http_listen_address": address,
+            "http_listen_port": _PORT,
+            "grpc_listen_address": "127.0.0.1",
+            "grpc_listen_port": _INNER_PORT,
+            "log_level": "warn",
+        },
+        "common": {
+            "instance_addr": "127.0.0.1",
+            "path_prefix": str(folder),
+            "replication_factor": 1,
+            "ring": {"kvstore": {"store": "inmemory"}},
+            "storage": {
+                "filesystem": {"chunks_directory": str(folder / "chunks"), "rules_directory": str(folder / "rules")}
+            },
+        },
+        "schema_config": {
+            "configs": [
+                {
+                    "from": "2020-01-01",
+                    "store": "tsdb",
+                    "object_store": "filesystem",
+                    "schema": "v13",
+                    "index": {"prefix": "index_", "period": "24h"},
+                }
+            ]
+        },
+        # Ready when it is: by default it lets 15 s pass first, for clusters of many.
+        "ingester": {"lifecycler": {"min_ready_duration": "0s", "final_sleep": "0s"}, "wal": {"enabled": False}},
+        # Lines of a shifted clock are lines too.
+        "limits_config": {"reject_old_samples": False, "ingestion_rate_mb": 64, "ingestion_burst_size_mb": 128},
+        "analytics": {"reporting_enabled": False},
+    }
