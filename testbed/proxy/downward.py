@@ -53,9 +53,10 @@ async def pass_down(job: Job) -> bool:
         elif isinstance(event, h11.EndOfMessage):
             if rewriter:
                 await job.down.feed(rewriter.end())
-            await job.down.flush()
-            job.say(h11.EndOfMessage(headers=event.headers.raw_items()))
-            await job.client.flush()
+            if job.body.chunked:
+                # Faults may still strike while the client takes the rest; a client that knows the length has its answer with the last byte.
+                await job.down.flush()
+            await job.say_end(h11.EndOfMessage(headers=event.headers.raw_items()), "done")
             return False
         else:
             raise Ending("fin", "the server ended without an answer")

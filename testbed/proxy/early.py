@@ -14,6 +14,8 @@ from testbed.proxy.rules import Answer, Cut, HalfOpen, Stall, WatchError, Way
 from testbed.proxy.server_side import stop
 from testbed.proxy.status import answer, error_event, status
 
+_OURS = "answered by the proxy"
+
 
 async def strike(job: Job) -> Ending | None:
     """Strike what strikes at once; how the exchange ended by that, None = it goes on.
@@ -51,9 +53,8 @@ async def reply(job: Job, code: int, headers: Sequence[tuple[str, str]], body: b
     if job.request.method != b"HEAD":
         job.body.put(body)
         job.down.passed = len(body)
-    job.say(h11.EndOfMessage())
-    await job.client.flush()
-    return Ending("done", "answered by the proxy")
+    await job.say_end(h11.EndOfMessage(), _OURS)
+    return Ending("done", _OURS)
 
 
 async def hold(job: Job, armed: Armed, seconds: float | None) -> None:

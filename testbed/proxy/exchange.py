@@ -30,8 +30,7 @@ async def run(job: Job) -> Ending:
     except TestbedError as error:
         how = Ending("rst", str(error).splitlines()[0])
     finally:
-        job.close()
-        job.hub.records.end(job.entry, how.why)
+        job.close(how.why)
     return how
 
 
@@ -76,7 +75,7 @@ async def _carry_out(job: Job, wanted: Ending) -> Ending:
             if wanted.tail:
                 job.down.sink.put(wanted.tail)
             if job.wire.our_state is h11.SEND_BODY:
-                job.say(h11.EndOfMessage())
+                await job.say_end(h11.EndOfMessage(), wanted.why)
             await job.client.flush()
     elif wanted.how == "half-open" and wanted.armed is not None:
         await job.server.close()

@@ -67,11 +67,21 @@ class Job:
         """Something for the client; leaves with the next flush."""
         self.client.put(as_bytes(self.wire.send(event)))
 
-    def close(self) -> None:
+    async def say_end(self, end: h11.EndOfMessage, how: str) -> None:
+        """End the answer. It is in the log before the client has it: who asks after its answer finds it there."""
+        self.say(end)
+        self._record(how)
+        await self.client.flush()
+
+    def close(self, how: str) -> None:
         """It is over."""
         self.down.close()
         self.up.close()
+        self._record(how)
+
+    def _record(self, how: str) -> None:
         self.count()
+        self.hub.records.end(self.entry, how)
 
     def _stages(self, way: Way) -> list[Stage]:
         return [

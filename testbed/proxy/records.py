@@ -125,9 +125,10 @@ class Records:
             self._by_rule[rule] += 1
 
     def end(self, entry: Entry, how: str) -> None:
-        """A request is over."""
+        """A request is over; what is said after the first time does not count."""
+        if self._open.pop(entry.number, None) is None:
+            return
         entry.close(how)
-        del self._open[entry.number]
         self._done.append(entry.record())
         self._sent += entry.sent
         if entry.status:

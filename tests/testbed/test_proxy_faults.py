@@ -98,6 +98,19 @@ def test_cut_with_fin_in_the_middle_of_a_chunk_after_exactly_so_many_bytes(world
     assert stream.gone.wait(10)
 
 
+def test_the_last_chunk_says_that_there_is_more(world):
+    poured(world)
+    world.proxy.add("cut", Cut(how=How.FIN, at=When(after_bytes=100)))
+    client = world.client()
+    client.request("GET", "/log")
+    raw = b""
+    while piece := client.sock.recv(65536):
+        raw += piece
+    head, _, body = raw.rpartition(b"\r\n")
+    assert body == LINES[:100]
+    assert int(head.rpartition(b"\r\n")[2], 16) > len(body)
+
+
 def test_cut_with_rst_after_so_many_bytes(world):
     poured(world)
     world.proxy.add("cut", Cut(at=When(after_bytes=4321)))
