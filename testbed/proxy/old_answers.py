@@ -37,6 +37,8 @@ _BETA = {
     "1.30": {"flowcontrol.apiserver.k8s.io/v1beta3"},
     "1.33": set[str](),
 }
+# Counted up when this module writes other files than before: what lies in caches is then made anew.
+_FORM = 1
 _UNSTABLE = re.compile(r"v\d+(alpha|beta)\d+")
 
 
@@ -51,7 +53,7 @@ def make(minor: str) -> Path:
     """
     if minor not in VERSIONS:
         raise BuildError(f"there are no answers of Kubernetes {minor}", hint=f"choose one of {', '.join(VERSIONS)}")
-    folder = cache_folder() / "answers" / minor
+    folder = cache_folder() / "answers" / f"{VERSIONS[minor]}-{_FORM}"
     if not (folder / "version.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{minor}.", dir=folder.parent))
