@@ -23,8 +23,7 @@ from testbed.layout import cache_folder
 Say = Callable[[str], None]
 # Raised when the same recipes would give other contents.
 _RECIPE = "1"
-# Every image that has Python also has the library that shifts a process's clock.
-_PACKAGES = ("python3", "libfaketime")
+_PACKAGES = ("python3",)
 
 
 @dataclass(frozen=True, kw_only=True)

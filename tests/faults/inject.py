@@ -20,7 +20,7 @@ from pathlib import Path
 
 from faults.table import Fault
 
-CLOCK = Path(__file__).with_name("clock.c")
+CLOCK = Path(__file__).resolve().parents[2] / "testbed" / "clock.c"
 MEMORY = Path("/sys/fs/cgroup/memory")
 UNIFIED = Path("/sys/fs/cgroup")
 

@@ -1,7 +1,11 @@
-/* One node's clock that is off: shifts the wall clock of every process of one slot (wrapper, agent, ranks and what they start).
- * CLOCK_SLOT names the slot, CLOCK_SECONDS the shift. Under plain torchrun there is no slot: there the ranks of that group are shifted.
+/* A clock that is off: shifts the wall clock of every process that loads it, and nothing else. CLOCK_SECONDS is the shift.
+ *
+ * libfaketime is not used: its time.sleep hangs or fails in Python 3.11, which sleeps until a time of the monotonic clock.
+ *
+ * CLOCK_SLOT: only in processes of this slot (RANKFALL_SLOT; under plain torchrun there is none, and the ranks of that group are taken).
  * CLOCK_SPARES: a module whose own process keeps its clock, so that c10d's rendezvous comes about: it drops nodes whose clocks differ by 15 s.
- * Time stamps of files stay true, as those of a shared file server do. */
+ * Time stamps of files stay true, as those of a shared file server do.
+ */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -26,6 +30,7 @@ static int runs(const char *module) {
 __attribute__((constructor)) static void read_shift(void) {
     const char *slot = getenv("RANKFALL_SLOT"), *wanted = getenv("CLOCK_SLOT"), *seconds = getenv("CLOCK_SECONDS");
     if (!slot) slot = getenv("GROUP_RANK");
+    if (!wanted) slot = wanted = "";
     if (getenv("CLOCK_SPARES") && runs(getenv("CLOCK_SPARES"))) return;
     shift = slot && wanted && seconds && !strcmp(slot, wanted) ? atol(seconds) : 0;
 }
