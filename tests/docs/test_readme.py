@@ -116,3 +116,11 @@ def test_no_document_names_a_place_of_one_machine() -> None:
 def test_constraints_are_pins_and_nothing_else() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+", line), line
+
+
+def test_the_readmes_totals_are_those_of_the_last_full_run() -> None:
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/results/faults.md"))
+    totals = re.findall(r"^\| reader \|.*?(?:\n\|.*)+", page, re.MULTILINE)
+    assert len(totals) == 2
+    for table in totals:
+        assert table in readme
