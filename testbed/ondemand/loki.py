@@ -81,9 +81,13 @@ def _config(folder: Path, address: str) -> dict[str, Any]:
                 }
             ]
         },
-        # Ready when it is: by default it lets 15 s pass first, for clusters of many.
-        "ingester": {"lifecycler": {"min_ready_duration": "0s", "final_sleep": "0s"}, "wal": {"enabled": False}},
-        # Lines of a shifted clock are lines too.
+        "ingester": {
+            # Ready when it is: by default it lets 15 s pass first, for clusters of many.
+            "lifecycler": {"min_ready_duration": "0s", "final_sleep": "0s"},
+            "wal": {"enabled": False},
+            # Without limit: all is still in memory, lines of a shifted clock too.
+            "query_store_max_look_back_period": "-1ns",
+        },
         "limits_config": {"reject_old_samples": False, "ingestion_rate_mb": 64, "ingestion_burst_size_mb": 128},
         "analytics": {"reporting_enabled": False},
     }

@@ -18,6 +18,7 @@ from testbed.bed import Bed
 from testbed.client import Object, load
 from testbed.control import answers
 from testbed.controllers import TRAINER_NAMESPACE, hand_certificate, service_at
+from testbed.errors import TestbedError
 
 # The operator sets a container's variables, and looks for its port, under this name only.
 CONTAINER = "pytorch"
@@ -51,7 +52,10 @@ def run(bed: Bed) -> Iterator[None]:
 
     Raises:
         StartError: the operator did not become ready.
+        TestbedError: one runs already.
     """
+    if process.find(bed.layout, "training-operator"):
+        raise TestbedError("this bed has a training operator already", hint="use it, or end it first")
     binary = builds.ensure(["training-operator"], say=bed.say)["training-operator"]
     definition, others = _objects(bed, builds.files("training-operator") / "manifests/base")
     try:

@@ -7,14 +7,17 @@ import json
 import ssl
 import subprocess
 import sys
+import time
+import urllib.parse
 
+import boto3
 import pytest
 
 from cluster.programs import TORCH, pod
 from helpers import wait_until
 from testbed import images, process, workloads
 from testbed.client import Kubectl
-from testbed.ondemand import extra_images, kwok, pytorchjob
+from testbed.ondemand import extra_images, kwok, loki, pytorchjob, s3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PODS = 1000
@@ -199,3 +202,79 @@ def test_the_static_image_has_no_shell_and_no_python(bed, kubectl, namespace):
         kubectl.apply([pod(f"no-{word}", namespace, word, "-c", "", image=image)])
         waiting = "--for=jsonpath={.status.containerStatuses[0].state.terminated.reason}=StartError"
         kubectl("wait", waiting, "-n", namespace, f"pod/no-{word}", "--timeout=60s")
+
+
+def ask(url: str, path: str, body: dict | None = None, **words: object) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request(
+            "POST" if body else "GET",
+            f"{path}?{urllib.parse.urlencode(words)}",
+            json.dumps(body) if body else None,
+            {"Content-Type": "application/json"},
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def push(url: str, *streams: tuple[dict[str, str], list[tuple[int, str]]]) -> None:
+    rows = [{"stream": labels, "values": [[str(stamp), text] for stamp, text in lines]} for labels, lines in streams]
+    assert ask(url, "/loki/api/v1/push", {"streams": rows}) == (http.HTTPStatus.NO_CONTENT, b"")
+
+
+def query(url: str, selector: str, start: int, end: int) -> list[dict]:
+    words = {"query": selector, "start": start, "end": end, "direction": "forward", "limit": 1000}
+    status, body = ask(url, "/loki/api/v1/query_range", **words)
+    assert status == http.HTTPStatus.OK, body
+    return json.loads(body)["data"]["result"]
+
+
+def test_loki_gives_back_what_was_pushed_by_label_and_in_order(bed):
+    second = 1_000_000_000
+    now = time.time_ns()
+    lines = [(now - (100 - index) * second, f"line {index}") for index in range(100)]
+    old = (now - 30 * 24 * 3600 * second, "a month ago, by a shifted clock")
+    one, other, shifted = ({"namespace": "jobs", "pod": f"worker-{index}"} for index in range(3))
+    with loki.run(bed) as url:
+        # The second half first: collectors do not promise an order.
+        push(url, (one, lines[50:]), (other, lines[:1]))
+        push(url, (one, lines[:50]), (shifted, [old]))
+        (stream,) = query(url, '{pod="worker-0"}', now - 200 * second, now)
+        assert {"namespace": "jobs", "pod": "worker-0"}.items() <= stream["stream"].items()
+        assert [(int(stamp), text) for stamp, text in stream["values"]] == lines
+        assert len(query(url, '{namespace="jobs"}', now - 200 * second, now)) == 2
+        (found,) = query(url, '{pod="worker-2"} |= "shifted"', old[0] - second, old[0] + second)
+        assert [text for _, text in found["values"]] == [old[1]]
+    assert process.find(bed.layout, "loki") is None
+    assert not (bed.layout.folder / "loki").exists()
+
+
+def test_an_object_is_shared_by_a_pod_and_this_machine(bed, kubectl, namespace):
+    with s3.run(bed) as url:
+        client = boto3.client(
+            "s3",
+            endpoint_url=url,
+            region_name=s3.LOGIN["AWS_DEFAULT_REGION"],
+            aws_access_key_id=s3.LOGIN["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=s3.LOGIN["AWS_SECRET_ACCESS_KEY"],
+        )
+        client.create_bucket(Bucket="runs")
+        client.put_object(Bucket="runs", Key="a/from-here", Body=b"from this machine")
+        assert ask(url, "/runs/a/from-here")[0] == http.HTTPStatus.FORBIDDEN
+        # A pod without an SDK: signed addresses, plain HTTP.
+        get = client.generate_presigned_url("get_object", Params={"Bucket": "runs", "Key": "a/from-here"})
+        put = client.generate_presigned_url("put_object", Params={"Bucket": "runs", "Key": "a/from-pod"})
+        program = (
+            "import urllib.request as r\n"
+            "kind = {'Content-Type': 'application/octet-stream'}\n"
+            f"word = r.urlopen({get!r}).read()\n"
+            f"r.urlopen(r.Request({put!r}, b'pod read: ' + word, kind, method='PUT'))\n"
+        )
+        kubectl.apply([pod("user", namespace, "python3", "-c", program)])
+        kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "-n", namespace, "pod/user", "--timeout=60s")
+        assert client.get_object(Bucket="runs", Key="a/from-pod")["Body"].read() == b"pod read: from this machine"
+        keys = [row["Key"] for row in client.list_objects_v2(Bucket="runs", Prefix="a/")["Contents"]]
+        assert keys == ["a/from-here", "a/from-pod"]
+    assert process.find(bed.layout, "s3") is None
