@@ -130,7 +130,7 @@ def slot(tmp_path: Path, home: Path):
 
 @pytest.fixture(scope="session")
 def find_python():
-    """Finds a real interpreter by version: on PATH, or among pyenv's."""
+    """Finds a real interpreter by version: on PATH, or among pyenv's. Where there is none, a person's tests skip and CI's fail."""
 
     def find(version: str) -> str:
         root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
@@ -141,6 +141,9 @@ def find_python():
         for candidate in candidates:
             if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
                 return candidate
-        raise AssertionError(f"no Python {version} found: put python{version} on PATH or install it with pyenv")
+        missing = f"no Python {version} found: put python{version} on PATH or install it with pyenv"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
 
     return find
