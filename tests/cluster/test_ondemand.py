@@ -17,7 +17,7 @@ from cluster.programs import TORCH, pod
 from helpers import wait_until
 from testbed import images, process, workloads
 from testbed.client import Kubectl
-from testbed.ondemand import extra_images, kwok, loki, pytorchjob, s3
+from testbed.ondemand import definitions, extra_images, kwok, loki, pytorchjob, s3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PODS = 1000
@@ -278,3 +278,38 @@ def test_an_object_is_shared_by_a_pod_and_this_machine(bed, kubectl, namespace):
         keys = [row["Key"] for row in client.list_objects_v2(Bucket="runs", Prefix="a/")["Contents"]]
         assert keys == ["a/from-here", "a/from-pod"]
     assert process.find(bed.layout, "s3") is None
+
+
+TRAINJOB = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainJob",
+    "metadata": {"name": "one", "namespace": "default"},
+}
+# Version -> fields of a TrainJob that it was the first to have.
+NEW_FIELDS = {
+    "2.1": {"podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"a": "b"}}}]},
+    "2.2": {"activeDeadlineSeconds": 600},
+}
+
+
+def dry_run(kubectl: Kubectl, spec: dict) -> subprocess.CompletedProcess[str]:
+    whole = TRAINJOB | {"spec": {"runtimeRef": {"name": workloads.RUNTIME}, **spec}}
+    return kubectl.run("create", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(whole))
+
+
+@pytest.mark.parametrize("version", NEW_FIELDS)
+def test_a_field_of_a_later_trainer_is_taken_there_and_refused_by_the_beds_own(bed, kubectl, version):
+    refused = dry_run(kubectl, NEW_FIELDS[version])
+    assert refused.returncode
+    assert f'unknown field "spec.{next(iter(NEW_FIELDS[version]))}"' in refused.stderr
+    with definitions.trainer(bed, version) as later:
+        taken = dry_run(later, NEW_FIELDS[version])
+        assert taken.returncode == 0, taken.stderr
+        wrong = dry_run(later, {"noSuchField": 1})
+        assert 'unknown field "spec.noSuchField"' in wrong.stderr
+        # A dry run leaves nothing, and the bed's own cluster is another one.
+        assert later.get("trainjobs", "-A")["items"] == []
+        assert later.get("nodes")["items"] == []
+    assert process.find(bed.layout, f"trainer-{version}-apiserver") is None
+    assert process.find(bed.layout, f"trainer-{version}-etcd") is None
+    assert not (bed.layout.folder / f"trainer-{version}").exists()
