@@ -13,8 +13,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from testbed.bed import Bed
 from testbed.client import Object, load
 from testbed.control import answers
 from testbed.errors import TestbedError
+from testbed.ondemand.fake import Fleet
 
 LABEL = "rankfall.test/fleet"
 # Put both into a pod's spec to have it on a fake node; pods without them never get there.
@@ -32,7 +31,7 @@ TOLERATION = {"key": LABEL, "operator": "Exists", "effect": "NoSchedule"}
 
 _PORT = 10247
 _READY_S, _RUNNING_S = 60.0, 300.0
-# Twice what the bed's controllers wait for a heartbeat is too late; KWOK renews after a quarter of it.
+# KWOK renews after a quarter of it; the bed's controllers call a node lost after 20 s.
 _LEASE_S = 16
 _WORKERS = 8
 _BATCH = 200
@@ -48,49 +47,6 @@ _INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
 _INSTANCES_NEEDED = 8192
 
 Variables = Callable[[int], Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """What runs.
-
-    Attributes:
-        namespace: of the pods, made for them.
-        pods: their names, by index.
-        nodes: names of the fake nodes.
-        folder: of the logs.
-    """
-
-    namespace: str
-    pods: tuple[str, ...]
-    nodes: tuple[str, ...]
-    folder: Path
-
-    def log(self, pod: str | None = None) -> Path:
-        """The file that a pod's log is read from; that of all pods of others on the fleet's nodes where none is named."""
-        return self.folder / (f"{pod}.log" if pod else "others.log")
-
-    def previous(self, pod: str) -> Path:
-        """What ``--previous`` shows; there is none until a test writes the file."""
-        return self.folder / f"{pod}.previous.log"
-
-    def say(self, pod: str | None, *lines: str, stream: str = "stdout") -> None:
-        """Append lines to a pod's log, with the time of now; all at once."""
-        with self.log(pod).open("ab") as file:
-            file.write(b"".join(cri_line(line, stream=stream) for line in lines))
-
-
-def cri_line(text: str, *, stream: str = "stdout", at: datetime | None = None, partial: bool = False) -> bytes:
-    """One line as a container runtime writes it to a log file.
-
-    Args:
-        text: without a line feed.
-        stream: ``stdout`` or ``stderr``.
-        at: when it was written; now where none is given.
-        partial: more of the same line follows, as the runtime does with lines over 16 KiB.
-    """
-    stamp = (at or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
-    return f"{stamp} {stream} {'P' if partial else 'F'} {text}\n".encode()
 
 
 def nothing(index: int) -> Mapping[str, str]:
@@ -157,6 +113,7 @@ def _many_follows() -> Iterator[None]:
 
 
 def _start(bed: Bed, found: Fleet, variables: Variables) -> None:
+    binary = builds.ensure(["kwok"], say=bed.say)["kwok"]
     address = str(bed.layout.control_address)
     serving = bed.control.authority.issue("kwok-serving", user="kwok", hosts=(address,))
     login = bed.control.kubeconfig("kwok", user="testbed:kwok", groups=("system:masters",))
@@ -166,7 +123,7 @@ def _start(bed: Bed, found: Fleet, variables: Variables) -> None:
         bed.layout,
         "kwok",
         [
-            str(builds.ensure(["kwok"], say=bed.say)["kwok"]),
+            str(binary),
             f"--kubeconfig={login}",
             f"--config={config}",
             f"--node-ip={address}",

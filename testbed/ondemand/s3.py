@@ -36,7 +36,8 @@ def run(bed: Bed) -> Iterator[str]:
             "s3",
             [sys.executable, "-m", "moto.server", "--host", address, "--port", str(_PORT)],
             namespace=bed.layout.control_namespace,
-            env=LOGIN,
+            # It looks up the name of its address, and no name server can be reached from there.
+            env=LOGIN | {"RES_OPTIONS": "timeout:1 attempts:1"},
         )
         process.await_ready(daemon, lambda: answers(address, _PORT, "/moto-api/"), limit_s=_READY_S)
         yield f"http://{address}:{_PORT}"

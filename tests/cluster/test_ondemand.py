@@ -17,7 +17,7 @@ from cluster.programs import TORCH, pod
 from helpers import wait_until
 from testbed import images, process, workloads
 from testbed.client import Kubectl
-from testbed.ondemand import definitions, extra_images, kwok, loki, pytorchjob, s3
+from testbed.ondemand import definitions, extra_images, fake, kwok, loki, pytorchjob, s3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PODS = 1000
@@ -38,7 +38,7 @@ def fleet(bed):
     wait_until(lambda: bed.kubectl.run("get", "namespace", made.namespace).returncode, timeout=60, what="no namespace")
 
 
-def logs(kubectl: Kubectl, fleet: kwok.Fleet, name: str, *words: str) -> list[str]:
+def logs(kubectl: Kubectl, fleet: fake.Fleet, name: str, *words: str) -> list[str]:
     return kubectl("logs", "-n", fleet.namespace, name, *words).splitlines()
 
 
@@ -60,13 +60,13 @@ def test_each_fake_pod_has_a_log_of_its_own_with_times_tail_and_previous(kubectl
     stamp, _, text = logs(kubectl, fleet, one, "--timestamps")[0].partition(" ")
     assert (stamp.endswith("Z"), text) == (True, "first")
     assert kubectl.run("logs", "-n", fleet.namespace, one, "--previous").returncode
-    fleet.previous(one).write_bytes(kwok.cri_line("from before"))
+    fleet.previous(one).write_bytes(fake.cri_line("from before"))
     assert logs(kubectl, fleet, one, "--previous") == ["from before"]
 
 
 def test_parts_of_a_long_line_arrive_as_one(kubectl, fleet):
     name = fleet.pods[3]
-    fleet.log(name).write_bytes(kwok.cri_line("be", partial=True) + kwok.cri_line("gun and ended"))
+    fleet.log(name).write_bytes(fake.cri_line("be", partial=True) + fake.cri_line("gun and ended"))
     assert logs(kubectl, fleet, name) == ["begun and ended"]
 
 
