@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed import cgroups, dns, network, process, storage
+from testbed import cgroups, dns, limits, network, process, storage
 from testbed.client import Kubectl
 from testbed.control import ControlPlane
 from testbed.controllers import Controllers
@@ -148,6 +148,7 @@ def down(layout: Layout) -> None:
             process.end(network.inhabitants(namespace), how=signal.SIGKILL)
     cgroups.remove(f"{layout.name}-")
     network.down(layout)
+    limits.restore(layout)
     shutil.rmtree(layout.folder, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from testbed import builds, process
+from testbed import builds, limits, process
 from testbed.bed import Bed
 from testbed.client import Object, load
 from testbed.control import answers
@@ -42,9 +42,6 @@ _STAGES = (
     "pod/fast/pod-ready.yaml",
     "pod/fast/pod-delete.yaml",
 )
-# A follow takes one inotify instance; a machine's default is 128.
-_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")
-_INSTANCES_NEEDED = 8192
 
 Variables = Callable[[int], Mapping[str, str]]
 
@@ -88,28 +85,16 @@ def fleet(
     )
     try:
         bed.kubectl("create", "namespace", found.namespace)
-        with _many_follows():
-            for pod in (*found.pods, None):
-                found.log(pod).touch()
-            _start(bed, found, variables)
-            _create(bed, [_node(name) for name in found.nodes])
-            _create(bed, [_pod(found, index, labels(index)) for index in range(pods)])
-            _await(bed, found)
-            yield found
+        limits.raise_follows(bed.layout)
+        for pod in (*found.pods, None):
+            found.log(pod).touch()
+        _start(bed, found, variables)
+        _create(bed, [_node(name) for name in found.nodes])
+        _create(bed, [_pod(found, index, labels(index)) for index in range(pods)])
+        _await(bed, found)
+        yield found
     finally:
         _remove(bed, found)
-
-
-@contextmanager
-def _many_follows() -> Iterator[None]:
-    """Past the machine's limit a follow is answered with an error text in place of the log."""
-    before = _INSTANCES.read_text()
-    if int(before) < _INSTANCES_NEEDED:
-        _INSTANCES.write_text(str(_INSTANCES_NEEDED))
-    try:
-        yield
-    finally:
-        _INSTANCES.write_text(before)
 
 
 def _start(bed: Bed, found: Fleet, variables: Variables) -> None:
@@ -228,6 +213,7 @@ def _remove(bed: Bed, found: Fleet) -> None:
     ):
         bed.kubectl.run(*words, timeout_s=_RUNNING_S)
     process.stop(bed.layout, "kwok")
+    limits.restore(bed.layout)
     # After KWOK, which would make them again.
     bed.kubectl.run("delete", "leases", "-n", "kube-node-lease", "--ignore-not-found", *found.nodes)
     shutil.rmtree(found.folder, ignore_errors=True)

@@ -15,23 +15,29 @@ import pytest
 
 from cluster.programs import TORCH, pod
 from helpers import wait_until
-from testbed import images, process, workloads
+from testbed import bed as beds
+from testbed import images, limits, process, workloads
 from testbed.client import Kubectl
+from testbed.layout import Layout
 from testbed.ondemand import definitions, extra_images, fake, kwok, loki, pytorchjob, s3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PODS = 1000
 # Above the number of follows that one machine allows by default.
 FOLLOWS = 150
+# Number of a bed that nobody starts.
+UNUSED = 62
 
 
 @pytest.fixture(scope="module")
 def fleet(bed):
+    before = limits.INSTANCES.read_text()
     with kwok.fleet(bed, nodes=20, pods=PODS, variables=lambda index: {"RANK": str(index)}) as made:
         yield made
     # It leaves nothing, whatever the tests did with it.
     assert process.find(bed.layout, "kwok") is None
     assert not made.folder.exists()
+    assert limits.INSTANCES.read_text() == before
     assert {row["metadata"]["name"] for row in bed.kubectl.get("nodes")["items"]}.isdisjoint(made.nodes)
     leases = bed.kubectl.get("leases", "-n", "kube-node-lease")["items"]
     assert {row["metadata"]["name"] for row in leases}.isdisjoint(made.nodes)
@@ -106,6 +112,18 @@ def test_more_follows_than_a_machine_allows_by_default_are_open_at_once(bed, fle
     finally:
         for connection in follows:
             connection.close()
+
+
+def test_a_limit_that_a_killed_fleet_left_raised_goes_down_with_its_bed(bed, tmp_path, monkeypatch):
+    del bed  # it says whether this machine can at all
+    monkeypatch.setattr(limits, "INSTANCES", tmp_path / "max_user_instances")
+    limits.INSTANCES.write_text("128\n")
+    other = Layout(UNUSED)
+    other.folder.mkdir(parents=True)
+    limits.raise_follows(other)
+    assert int(limits.INSTANCES.read_text()) > FOLLOWS
+    beds.down(other)
+    assert limits.INSTANCES.read_text() == "128\n"
 
 
 def test_what_is_executed_in_a_fake_pod_has_the_given_variables(kubectl, fleet):
