@@ -237,9 +237,9 @@ def ask(url: str, path: str, body: dict | None = None, **words: object) -> tuple
         connection.close()
 
 
-def push(url: str, *streams: tuple[dict[str, str], list[tuple[int, str]]]) -> None:
+def push(url: str, *streams: tuple[dict[str, str], list[tuple[int, str]]]) -> tuple[int, bytes]:
     rows = [{"stream": labels, "values": [[str(stamp), text] for stamp, text in lines]} for labels, lines in streams]
-    assert ask(url, "/loki/api/v1/push", {"streams": rows}) == (http.HTTPStatus.NO_CONTENT, b"")
+    return ask(url, "/loki/api/v1/push", {"streams": rows})
 
 
 def query(url: str, selector: str, start: int, end: int) -> list[dict]:
@@ -257,8 +257,10 @@ def test_loki_gives_back_what_was_pushed_by_label_and_in_order(bed):
     one, other, shifted = ({"namespace": "jobs", "pod": f"worker-{index}"} for index in range(3))
     with loki.run(bed) as url:
         # The second half first: collectors do not promise an order.
-        push(url, (one, lines[50:]), (other, lines[:1]))
-        push(url, (one, lines[:50]), (shifted, [old]))
+        assert push(url, (one, lines[50:]), (other, lines[:1]))[0] == http.HTTPStatus.NO_CONTENT
+        assert push(url, (one, lines[:50]), (shifted, [old]))[0] == http.HTTPStatus.NO_CONTENT
+        status, why = push(url, (one, [(now - 2 * 3600 * second, "too late for its stream")]))
+        assert (status, b"too far behind" in why) == (http.HTTPStatus.BAD_REQUEST, True)
         (stream,) = query(url, '{pod="worker-0"}', now - 200 * second, now)
         assert {"namespace": "jobs", "pod": "worker-0"}.items() <= stream["stream"].items()
         assert [(int(stamp), text) for stamp, text in stream["values"]] == lines
