@@ -114,8 +114,18 @@ class Bed:
         self.say(f"{what}: {time.monotonic() - began:.1f} s")
 
     def _await_nodes(self, count: int) -> None:
-        names = [f"node/{self.layout.node_name(index)}" for index in range(1, count + 1)]
-        self.kubectl("wait", "--for=condition=Ready", f"--timeout={_NODES_READY_S:.0f}s", *names)
+        names = {self.layout.node_name(index) for index in range(1, count + 1)}
+        self.kubectl(
+            "wait", "--for=condition=Ready", f"--timeout={_NODES_READY_S:.0f}s", *(f"node/{one}" for one in names)
+        )
+
+        def leased() -> bool:
+            # A kubelet's first lease may come after its node is ready; the node's health hangs on it.
+            found = self.kubectl.get("leases", "-n", "kube-node-lease")["items"]
+            return names <= {item["metadata"]["name"] for item in found}
+
+        if not process.poll(leased, _NODES_READY_S):
+            raise TestbedError("not every node has a lease", hint="kubectl get leases -n kube-node-lease")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
