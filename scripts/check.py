@@ -60,7 +60,7 @@ UNIT = measured("unit tests", "-n", "2", "-m", "not faults and not torch and not
 TORCH = measured("torchrun tests", "-m", "torch and not faults and not cluster", "tests", data="torch")
 # The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and unit tests run.
 CLUSTER = measured("test bed", "-m", "cluster", "tests", data="cluster")
-BUILD = (sys.executable, "-m", "testbed", "build")
+BUILD = (sys.executable, "-m", "testbed", "build", "--all")
 FAULTS = measured("faults, covering part", "-m", "faults and not full", "tests/faults", data="faults")
 FAULTS_ALL = measured(
     "faults, all",
@@ -118,7 +118,7 @@ class Builds:
 
     def finish(self) -> bool:
         """Wait for the rest; whether all was built."""
-        print(f"\n== {self.name}: python -m testbed build", flush=True)
+        print(f"\n== {self.name}: python -m testbed build --all", flush=True)
         good = self.process.wait() == 0
         print(self.log.read_text(errors="replace")[-8000:], flush=True)
         return good

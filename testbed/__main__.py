@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from testbed import bed, builds, images, packages, process
+from testbed import bed, builds, components, images, packages, process
 from testbed.errors import TestbedError
 from testbed.layout import Layout
 
@@ -63,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs = commands.add_parser("logs", help="the last lines of a component's log")
     logs.add_argument("component", help="as status names it, e.g. kube-apiserver, n1-kubelet")
     build = commands.add_parser("build", help="build binaries and images without starting anything")
+    build.add_argument(
+        "--all", action="store_true", help="also what is started on demand only: KWOK, Loki, other images"
+    )
     build.add_argument("names", nargs="*", help="components and images (default: all that a bed needs)")
     given = parser.parse_args(arguments)
     try:
@@ -98,7 +101,7 @@ def _run(given: argparse.Namespace) -> int:
             raise TestbedError(f"there is no component {given.component!r}", hint=f"components: {known}")
         print(process.tail(path, _TAIL_LINES))
     else:
-        _build(given.names)
+        _build([*components.table(), *images.NAMES] if given.all else given.names)
     return 0
 
 
