@@ -91,7 +91,9 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             stream.gone.set()
         self.close_connection = True
-        self.connection.close()
+        # A bare close would wait for the thread that reads: the other side must see the end now.
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self, stream: Stream) -> None:
         # The only thing that a client can still send on a stream is its going away.

@@ -472,7 +472,7 @@ def test_all_connections_are_cut_at_a_word(world):
 
 
 def test_hundreds_of_streams_at_once_each_with_its_own_bytes(world):
-    count, lines = 300, 20
+    count, lines = 150, 20
 
     def talk(handler) -> None:
         handler.send_response(200)

@@ -110,8 +110,9 @@ def test_when_the_server_breaks_off_so_does_the_proxy(world):
     answer = world.open("/log")
     stream.chunks.put(b"one\n")
     stream.chunks.put(None)
-    with pytest.raises((OSError, http.client.IncompleteRead)):
+    with pytest.raises((OSError, http.client.IncompleteRead)) as broken:
         answer.read()
+    assert not isinstance(broken.value, TimeoutError)
     assert world.proxy.log()[0].ended != "done"
 
 
