@@ -350,3 +350,59 @@ def test_torchrun_is_used_and_named_where_torch_is(rankfall: Runner) -> None:
 
 def _events(home: Path) -> bytes:
     return b"".join(path.read_bytes() for path in home.glob("runs/*/events.jsonl"))
+
+
+LOUD = """
+import os
+for step in range(20000):
+    print(f"rank {os.environ['RANK']} step {step} " + "x" * 80, flush=False)
+"""
+
+
+def test_logs_s40_of_sixteen_by_eight_ranks_all_are_kept_and_two_are_shown(rankfall: Runner, home: Path) -> None:
+    words = ("sh", "-c", "for n in 1 2 3; do echo word $n of rank $RANK; done")
+    done = rankfall("run", "--nnodes", "16", "--nproc-per-node", "8", "--launcher", "plain", "--", *words)
+    assert done.returncode == 0, done.stderr
+    shown = sorted(done.stdout.splitlines())
+    assert shown == [f"[rank {rank}] word {n} of rank {rank}" for rank in (0, 127) for n in (1, 2, 3)]
+    kept = logged(home).decode().split("\n")
+    assert sorted(filter(None, kept)) == sorted(f"word {n} of rank {rank}" for rank in range(128) for n in (1, 2, 3))
+
+
+def test_logs_s44_a_console_that_does_not_read_keeps_nothing_from_the_record(
+    rankfall: Runner, start: Starter, folder: Path, home: Path
+) -> None:
+    (folder / "loud.py").write_text(LOUD)
+    # Far more than a pipe holds, and nobody reads it.
+    watched = start("run", *GANG, "--all", "loud.py", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def over() -> bool:
+        listed = json.loads(rankfall("ps", "-o", "json").stdout or "{}").get("runs")
+        return bool(listed) and listed[0]["state"] == "succeeded"
+
+    wait_until(over, timeout=40, what="the run is over")
+    assert watched.poll() is None
+    assert logged(home).count(b"\n") == 3 * 20000
+
+
+def test_logs_s45_past_the_console_limit_the_job_the_record_and_the_report_go_on(
+    rankfall: Runner, folder: Path, home: Path
+) -> None:
+    (folder / "loud.py").write_text(LOUD + "if os.environ['RANK'] == '1': raise KeyError('vocab')\n")
+    done = rankfall("run", *GANG, "--all", "--console-limit", "10K", "loud.py")
+    assert done.returncode == 1
+    assert len(done.stdout.replace("[rank 0] ", "").replace("[rank 1] ", "").replace("[rank 2] ", "")) < 10 * 1024 + 200
+    assert "console limit is reached" in done.stderr
+    kept = re.search(r"rankfall logs (\S+), (\S+)", done.stderr)
+    assert kept
+    assert Path(kept[2]).stat().st_size > 3 * 20000 * 80
+    assert "cause   " in done.stderr
+    assert "KeyError: 'vocab'" in done.stderr
+    assert logged(home).count(b" step ") == 3 * 20000
+
+
+def test_a_console_limit_that_is_no_size_is_refused(rankfall: Runner, home: Path) -> None:
+    done = rankfall("run", *GANG, "--console-limit", "much", "train.py")
+    assert done.returncode == 2
+    assert "--console-limit 'much' is no size" in done.stderr
+    assert runs(home) == []

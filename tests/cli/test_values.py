@@ -104,3 +104,17 @@ def test_a_wrong_budget_is_refused(text: str) -> None:
 def test_a_mistyped_cause_is_answered_with_the_near_one() -> None:
     with pytest.raises(UsageError, match="host_oom"):
         values.parse_budgets(["host_om=1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("64K", 65536), ("10M", 10 << 20), ("1.5G", 3 << 29), ("2 MiB", 2 << 20), ("7kb", 7168)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert values.parse_size(text, flag="--console-limit") == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1T", "1,5M", "ten", "1e3"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="no size"):
+        values.parse_size(text, flag="--console-limit")

@@ -10,6 +10,7 @@ import time
 import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankfall.diagnose import diagnose
@@ -320,3 +321,54 @@ def test_an_exit_that_somebody_caught_is_no_cause(scene):
     observer = scene.observer()
     observer.poll(NOW)
     assert [e.rank for e in observer.case().evidence if e.source == "record"] == [2]
+
+
+def test_errors_s37_records_of_a_thousand_ranks_with_much_to_say_are_read_and_bounded(tmp_path):
+    ranks, each = 1024, 20_000
+    scene = Scene(tmp_path)
+    scene.spec = JobSpec(command=("train.py",), nnodes=ranks // 2, nproc_per_node=2)
+    for slot in range(ranks // 2):
+        scene.record("slot_start", slot)
+        for rank in (2 * slot, 2 * slot + 1):
+            scene.start(rank)
+            late = 0.0 if rank == 700 else 5.0
+            text = "ValueError: bad sample" if rank == 700 else "RuntimeError: Connection closed by peer [10.0.0.1]:5"
+            scene.error(rank, text + " " + "x" * each, at=1 + late)
+            scene.end(rank, 2 + late, code=1)
+        scene.record("slot_end", slot, at=9, exit={"code": 1})
+    observer = scene.observer()
+    observer.poll(NOW)
+    case = observer.case()
+    assert len(case.ranks) == ranks
+    # What is kept of a record is bounded, however much it says.
+    assert max(len(piece.line) for piece in case.evidence) < each // 2
+    verdict = diagnose(case).verdict
+    assert (verdict.rank, verdict.cause.slug) == (700, "user_code_exception")
+    assert len(json.dumps(msgspec.to_builtins(verdict))) < 1_000_000
+
+
+def test_errors_s5_a_record_that_comes_after_everything_has_ended_is_still_the_answer(scene):
+    for rank in (0, 1, 3):
+        scene.error(rank, "RuntimeError: Connection closed by peer [1.2.3.4]:5", at=1.2)
+    for rank in range(4):
+        scene.end(rank, 2, code=1)
+    scene.finish(1, 1)
+    observer = scene.observer()
+    observer.poll(NOW)
+    before = diagnose(observer.case()).verdict
+    assert before.cause.slug != "user_code_exception"
+    scene.error(2, "KeyError: 'vocab'", at=1, mtime=7)
+    assert observer.poll(NOW).changed
+    after = diagnose(observer.case()).verdict
+    assert (after.rank, after.cause.slug, after.cause.confidence) == (2, "user_code_exception", "proven")
+    assert {item.rank for item in after.consequences} == {0, 1, 3}
+
+
+def test_errors_s17_of_a_slot_that_only_says_failed_the_records_are_still_read(scene):
+    # The slot ended before anybody looked, and its end says no more than that something in it failed.
+    scene.error(2, "FileNotFoundError: no such shard", at=1)
+    scene.finish(0, 1)
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.slot) == (2, 1)
+    assert verdict.decisive is not None
+    assert "no such shard" in verdict.decisive.line

@@ -33,6 +33,9 @@ def run_argument(function: F) -> F:
 
 
 def shown_ranks(function: F) -> F:
-    """``--rank`` and ``--all`` of the verbs that show a live run."""
+    """``--rank``, ``--all`` and ``--console-limit`` of the verbs that show a live run."""
+    function = click.option(
+        "--console-limit", metavar="SIZE", help="Show at most so much output, as 10M; all of it is kept."
+    )(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these.")(function)

@@ -16,6 +16,7 @@ _NS: Final = 1_000_000_000
 _MAX_RANKS: Final = 1_000_000
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
+_SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(?:([kmg])i?)?b?", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
 
 
@@ -84,6 +85,18 @@ def parse_span(text: str, *, flag: str) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise UsageError(f"{flag} {text[:60]!r} is no duration", hint="allowed: 90, 90s, 10m, 1h30m, 500ms")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def parse_size(text: str, *, flag: str) -> int:
+    """Bytes from ``4096``, ``64K``, ``10M``, ``1.5G``; K, M and G are powers of 1,024, and ``KiB`` and ``kb`` mean the same.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{flag} {text[:60]!r} is no size", hint="allowed: 4096, 64K, 10M, 1.5G")
+    return int(float(found[1]) * (1 << (10 * " kmg".index((found[2] or " ").lower()))))
 
 
 def parse_span_or_never(text: str, *, flag: str) -> float | None:

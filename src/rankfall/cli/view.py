@@ -36,21 +36,34 @@ class LineWriter:
         prefix: ``[rank N] `` before each (``[slot S] `` where no rank is known).
         timestamps: when the line came, RFC 3339 with nanoseconds.
         as_json: one JSON object a line instead.
+        limit: of bytes of lines; the line that reaches it is the last one. None = no limit.
     """
 
-    def __init__(self, *, prefix: bool = True, timestamps: bool = False, as_json: bool = False) -> None:
+    def __init__(
+        self, *, prefix: bool = True, timestamps: bool = False, as_json: bool = False, limit: int | None = None
+    ) -> None:
+        self._left = limit
         self._prefix = prefix
         self._timestamps = timestamps
         self._json = as_json
         self._terminal = sys.stdout.isatty()
         self._paint = Paint(color=wants_color(sys.stdout))
 
+    @property
+    def spent(self) -> bool:
+        """Whether the limit is reached: nothing more is written."""
+        return self._left is not None and self._left <= 0
+
     def write(self, lines: Iterable[Line]) -> int:
         """Write them and flush; how many they were."""
         count = 0
         buffer = getattr(sys.stdout, "buffer", None)
         for line in lines:
+            if self.spent:
+                break
             count += 1
+            if self._left is not None:
+                self._left -= len(line.data) + 1
             if self._json:
                 sys.stdout.write(json.dumps(as_data(line)) + "\n")
             elif self._terminal or buffer is None:

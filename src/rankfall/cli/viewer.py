@@ -38,6 +38,7 @@ class Viewer:
         tail: of what is there already, only the last so many lines; None = all.
         history: tell the news from before this moment too.
         final_words: tell how it ended.
+        limit: of bytes of lines on stdout; past it the news, the verdict and the record go on. None = no limit.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Viewer:
         tail: int | None = None,
         history: bool = True,
         final_words: bool = True,
+        limit: int | None = None,
     ) -> None:
         self._directory = directory
         self._quiet = quiet
@@ -59,7 +61,7 @@ class Viewer:
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._follower: Follower | None = None
         self._choose = Interesting(_usual(directory)) if ranks.everything and not everything else None
-        self._writer = LineWriter()
+        self._writer = LineWriter(limit=limit)
         self._offset = 0 if history else read_events(directory.path)[1]
         self._started: set[tuple[int, int]] = set()
         self._shown_attempt: int | None = None
@@ -109,6 +111,13 @@ class Viewer:
             lines = self._follower.poll()
             count += len(lines)
             self._writer.write(line for line in lines if self._choose is None or self._choose(line))
+            if self._writer.spent:
+                self._muted = True
+                kept = self._directory.path / "log-allranks_0.out"
+                self._say(
+                    f"the console limit is reached; what follows is kept: rankfall logs {self._directory.id}, {kept}"
+                )
+                return count
             if not lines or not final:
                 break
         if final:

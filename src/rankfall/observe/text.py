@@ -11,7 +11,8 @@ MAX_LINE: Final = 2000
 _NORMAL: Final = (
     (re.compile(r"0x[0-9a-fA-F]+"), "PTR"),
     (re.compile(r"\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27,}\b"), "UUID"),
-    (re.compile(r"(?:[\w.-]*/)+([\w.-]+)"), r"\1"),
+    # Only from the beginning of a word: from each of its letters a long one would take time by its square.
+    (re.compile(r"(?<![\w.-])(?:[\w.-]*/)+([\w.-]+)"), r"\1"),
     (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b"), "ADDR"),
     (re.compile(r"(?i)\b(rank|worker|node|host|pid|port|gpu|slot|cuda:)([ :=_\[(-]*)\d+"), r"\1\2#"),
     (re.compile(r"\d{4,}"), "#"),
@@ -29,6 +30,7 @@ def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
 
 def normalise(text: str) -> str:
     """The same text for the same fault elsewhere: no pointers, addresses, folders, ports, ranks, long numbers."""
+    text = text[:MAX_LINE]
     for pattern, replacement in _NORMAL:
         text = pattern.sub(replacement, text)
     return text[:300]
