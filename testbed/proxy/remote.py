@@ -40,9 +40,12 @@ class Listener:
 
     async def serve(self) -> None:
         """Take commands until cancelled; the socket's file is removed then."""
-        self._path.unlink(missing_ok=True)
-        listening = await asyncio.start_unix_server(self._client, self._path, limit=_MAX_LINE)
-        self._path.chmod(0o600)
+        # Under its name only when it answers: whoever waits for the file must not be refused.
+        early = self._path.with_name(f"{self._path.name}.new")
+        early.unlink(missing_ok=True)
+        listening = await asyncio.start_unix_server(self._client, early, limit=_MAX_LINE)
+        early.chmod(0o600)
+        early.replace(self._path)
         try:
             async with listening:
                 await listening.serve_forever()
