@@ -20,7 +20,7 @@ test: setup ## Everything CI runs: lint, tests, coverage of the changed lines, a
 test-all: setup ## As test, with the whole fault matrix; writes docs/results/faults.md (about an hour)
 	@$(PY) scripts/check.py test-all
 
-testbed-up: setup ## Start a real Kubernetes on this machine (root; the first time it builds it, about 15 minutes)
+testbed-up: setup ## Start a real Kubernetes on this machine (root; the first time it builds it and says how long that takes)
 	@$(PY) -m testbed up
 
 testbed-down: setup ## End and remove everything of it

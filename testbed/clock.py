@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed import preload
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object
-from testbed.errors import TestbedError
 from testbed.proxy import Proxy, ShiftTimes, before
 
-_SOURCE = Path(__file__).with_name("clock.c")
 _FOLDER = "/testbed-clock"
 
 
@@ -87,20 +86,13 @@ class _Places:
                 self._known[words[0], words[1]] = words[2]
 
 
-def _library(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    command = ("cc", "-shared", "-fPIC", "-O1", "-o", str(folder / "clock.so"), str(_SOURCE))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise TestbedError(f"the library that shifts a clock cannot be compiled: {done.stderr.strip()}")
-
-
 @contextmanager
 def shifted(bed: Bed, index: int, *, seconds: float) -> Iterator[WrongClock]:
     """Node ``index``'s clock is off by so many seconds for whoever looks through ``kubectl`` or ``proxy`` of the result."""
     node = bed.layout.node_name(index)
     folder = bed.layout.folder / "clock"
-    _library(folder)
+    folder.mkdir(exist_ok=True)
+    preload.compile_clock(folder)
     path = folder / f"{node}.kubeconfig"
     places = _Places(bed.kubectl)
     try:

@@ -50,11 +50,6 @@ class Controllers:
         self.kubectl.apply([_namespace(TRAINER_NAMESPACE), _namespace("jobset-system")])
         self.kubectl.apply([*self._jobset_webhooks(jobset), *self._trainer_objects(trainer)])
 
-    def start(self) -> None:
-        """Both controllers, until their webhooks answer."""
-        self.start_jobset()
-        self.start_trainer()
-
     def start_jobset(self) -> None:
         """The JobSet controller."""
         layout = self.control.layout

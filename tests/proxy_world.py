@@ -105,6 +105,20 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def kernel_says(sock: socket.socket, *, within: float = 20) -> str:
+    """How a connection ends: ``fin``, ``rst`` or, after so long, ``open``; what is unread is dropped."""
+    sock.settimeout(within)
+    try:
+        # Below TLS: above it a reset looks like an end.
+        while socket.socket.recv(sock, 65536):
+            pass
+    except ConnectionResetError:
+        return "rst"
+    except TimeoutError:
+        return "open"
+    return "fin"
+
+
 class Upstream(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -203,17 +217,7 @@ class World:
 
     def how_it_ends(self, number: int = -1, *, within: float = 20) -> str:
         """What the kernel says of a client's connection: ``fin``, ``rst`` or, after so long, ``open``; what is unread is dropped."""
-        sock = self._open[number].sock
-        sock.settimeout(within)
-        try:
-            # Below TLS: above it a reset looks like an end.
-            while socket.socket.recv(sock, 65536):
-                pass
-        except ConnectionResetError:
-            return "rst"
-        except TimeoutError:
-            return "open"
-        return "fin"
+        return kernel_says(self._open[number].sock, within=within)
 
     def close(self) -> None:
         for client in self._open:

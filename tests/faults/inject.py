@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 
 from faults.table import Fault
+from testbed.preload import compile_clock
 
-CLOCK = Path(__file__).resolve().parents[2] / "testbed" / "clock.c"
 MEMORY = Path("/sys/fs/cgroup/memory")
 UNIFIED = Path("/sys/fs/cgroup")
 
@@ -72,9 +72,7 @@ def injected(fault: Fault, *, plan: Path, scratch: Path) -> Iterator[Setting]:
             stack.callback(subprocess.run, ("umount", "-l", str(scratch)), check=True)
             setting.env["SCRATCH"] = str(scratch)
         elif fault.inject == "clock":
-            library = scratch / "clock.so"
-            subprocess.run(("cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(CLOCK)), check=True)
-            setting.env["LD_PRELOAD"] = str(library)
+            setting.env["LD_PRELOAD"] = str(compile_clock(scratch))
             setting.env |= {f"CLOCK_{name.upper()}": str(value) for name, value in fault.arguments.items()}
         elif fault.inject == "busy_port":
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

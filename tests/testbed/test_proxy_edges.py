@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from helpers import wait_until
-from proxy_world import END
+from proxy_world import END, kernel_says
 from testbed import kubeconfig
 from testbed.proxy import (
     Answer,
@@ -58,18 +58,6 @@ def switched(world):
         sock.close()
 
 
-def kernel_says(sock: ssl.SSLSocket, within: float = 20) -> str:
-    sock.settimeout(within)
-    try:
-        while socket.socket.recv(sock, 65536):
-            pass
-    except ConnectionResetError:
-        return "rst"
-    except TimeoutError:
-        return "open"
-    return "fin"
-
-
 def test_a_switched_connection_is_cut_after_so_many_bytes(world, switched):
     world.proxy.add("cut", Cut(at=When(after_bytes=3)))
     sock = switched()
@@ -110,7 +98,7 @@ def test_a_switched_connection_is_left_half_open(world, switched):
     sock = switched()
     world.proxy.fire("dead")
     sock.sendall(b"anybody?")
-    assert kernel_says(sock, 0.5) == "open"
+    assert kernel_says(sock, within=0.5) == "open"
     world.proxy.remove("dead")
     assert kernel_says(sock) == "rst"
 

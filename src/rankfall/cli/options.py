@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from rankfall.cli.emit import Output
+from rankfall.cli.values import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +36,10 @@ def run_argument(function: F) -> F:
 def shown_ranks(function: F) -> F:
     """``--rank``, ``--all`` and ``--console-limit`` of the verbs that show a live run."""
     function = click.option(
-        "--console-limit", metavar="SIZE", help="Show at most so much output, as 10M; all of it is kept."
+        "--console-limit",
+        metavar="SIZE",
+        callback=lambda ctx, param, value: parse_size(value, flag="--console-limit") if value else None,  # noqa: ARG005 - click's signature
+        help="Show at most so much output, as 10M; all of it is kept.",
     )(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these.")(function)

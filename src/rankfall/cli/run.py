@@ -16,7 +16,7 @@ from rankfall.cli.emit import Output
 from rankfall.cli.jobs import Flags, make_spec
 from rankfall.cli.options import output_option, shown_ranks
 from rankfall.cli.session import Session, tell_exit
-from rankfall.cli.values import parse_ranks, parse_size
+from rankfall.cli.values import parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.model import JobSpec, UsageError
 from rankfall.store import RunDir, default_home, home
@@ -83,7 +83,7 @@ def run(
     detach: bool,
     rank: tuple[str, ...],
     everything: bool,
-    console_limit: str | None,
+    console_limit: int | None,
     dry_run: bool,
     output: Output,
     quiet: bool,
@@ -93,7 +93,6 @@ def run(
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     shown = parse_ranks(rank)
-    limit = parse_size(console_limit, flag="--console-limit") if console_limit else None
     directory = _made(job, dry_run=dry_run, output=output)
     if directory is None:
         return 0
@@ -101,7 +100,7 @@ def run(
         _start_detached(directory, output, quiet=quiet)
         return 0
     emit.say(f"rankfall: run {directory.id}", quiet=quiet)
-    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=limit)
+    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=console_limit)
     outcome = Session(directory, viewer, own=True).stay()
     return 0 if outcome is None else tell_exit(outcome)
 

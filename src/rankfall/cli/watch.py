@@ -14,7 +14,7 @@ from rankfall.cli.emit import Output
 from rankfall.cli.options import output_option, run_argument, shown_ranks
 from rankfall.cli.session import Session, tell_exit
 from rankfall.cli.target import one_run
-from rankfall.cli.values import Ranks, parse_ranks, parse_size, parse_span
+from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, Outcome, UsageError
 from rankfall.store import RunDir
@@ -41,7 +41,7 @@ _CANCELLED: Final = 130
 )
 @click.option("-q", "--quiet", is_flag=True, help="Only how it ended.")
 def attach(
-    *, run: str | None, rank: tuple[str, ...], everything: bool, console_limit: str | None, tail: int, quiet: bool
+    *, run: str | None, rank: tuple[str, ...], everything: bool, console_limit: int | None, tail: int, quiet: bool
 ) -> int:
     """Go on watching a run, as if it had been started here.
 
@@ -49,7 +49,6 @@ def attach(
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
-    limit = parse_size(console_limit, flag="--console-limit") if console_limit else None
     directory = one_run(run)
     viewer = Viewer(
         directory,
@@ -58,7 +57,7 @@ def attach(
         quiet=quiet,
         tail=tail,
         history=False,
-        limit=limit,
+        limit=console_limit,
     )
     outcome = Session(directory, viewer, own=False).stay()
     return 0 if outcome is None else tell_exit(outcome)
