@@ -79,6 +79,7 @@ def test_a_record_of_a_newer_writer_is_still_read():
         ({"command": ["t"], "policies": {"settle_quiet_s": 9, "settle_max_s": 1}}, "$.policies.settle_max_s", "less"),
         ({"command": ["t"], "policies": {"retryable": ["A"], "final": ["A"]}}, "$.policies.retryable", "both"),
         ({"command": ["t\0"]}, "$.command", "NUL"),
+        ({"command": ["t"], "policies": {"start_timeout_s": 5}}, "$.policies.start_timeout_s", "deadlines.startup_s"),
     ],
 )
 def test_a_bad_spec_names_the_field_and_the_allowed_values(data, path, word):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.model import RankFacts
+from rankfall.model import Deadlines, RankFacts
 from rankfall.supervise.hang import HangWatch
 
 from .conftest import Bench
@@ -96,7 +96,7 @@ def test_a_rank_that_never_comes_is_named_after_the_start_timeout(bench: Bench) 
     # Rank 1's program is no Python and says nothing of a rank before the wrapper looks; rank 0 waits for ever.
     code = "time.sleep(600)"
     run, outcome = bench.run(
-        code, nnodes=1, nproc_per_node=1, launcher="exec", policies={"start_timeout_s": 1.0, "max_restarts": 0}
+        code, nnodes=1, nproc_per_node=1, launcher="exec", deadlines=Deadlines(startup_s=1.0), policies={"max_restarts": 0}
     )
     assert outcome.state == "failed"
     assert "were not there 1 s after the start" in bench.texts("hang")[0]

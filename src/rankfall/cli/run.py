@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from rankfall.backends.local import LocalBackend
 from rankfall.backends.protocol import Plan
+from rankfall.backends.registry import backend_for
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.jobs import Flags, make_spec
@@ -132,7 +132,7 @@ def planned(spec: JobSpec) -> Plan:
         UsageError: something that the job needs is missing, or fields contradict the command.
         InfrastructureError: no port is free.
     """
-    backend = LocalBackend()
+    backend = backend_for(spec)
     try:
         return backend.plan(spec, RunDir(default_home() / "runs" / f"{spec.name}-000000"), 1)
     finally:

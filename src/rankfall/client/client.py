@@ -97,9 +97,9 @@ class Client:
         return run
 
     def _plan(self, spec: JobSpec) -> dict[str, Any]:
-        from rankfall.backends.local import LocalBackend  # noqa: PLC0415 - a client that only lists runs needs none
+        from rankfall.backends.registry import backend_for  # noqa: PLC0415 - a client that only lists runs needs none
 
-        backend = LocalBackend()
+        backend = backend_for(spec)
         try:
             return backend.plan(spec, RunDir(self.home / "runs" / f"{spec.name}-000000"), 1).document()
         finally:

@@ -1,6 +1,7 @@
 """The words of the product as frozen structs. Imports nothing of ours; does no input or output beyond its own tables."""
 
 from rankfall.model.causes import CauseInfo, Family, NodeAction, Retry, Role, catalogue, cause_info
+from rankfall.model.check_spec import check_spec, spec_from
 from rankfall.model.decision import Action, Decision
 from rankfall.model.errors import (
     EvidenceLost,
@@ -15,9 +16,11 @@ from rankfall.model.errors import (
     UsageError,
 )
 from rankfall.model.evidence import Case, Evidence, RankFacts, SlotFacts, Source, Trust
+from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources
+from rankfall.model.policies import Deadlines, FailureRule, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
 from rankfall.model.run import FINAL_STATES, Outcome, RankStatus, RunsDocument, RunSummary, SlotStatus, StatusDocument
-from rankfall.model.spec import JobSpec, Policies, check_spec, spec_from
+from rankfall.model.spec import BackendName, JobSpec
 from rankfall.model.verdict import (
     Alternative,
     Cause,
@@ -37,24 +40,29 @@ __all__ = [
     "FINAL_STATES",
     "Action",
     "Alternative",
+    "BackendName",
     "Case",
     "Cause",
     "CauseInfo",
     "Confidence",
     "Consequence",
+    "Deadlines",
     "Decision",
     "Decisive",
     "Diagnosis",
+    "EnvSource",
     "ErrorInfo",
     "Evidence",
     "EvidenceLost",
     "ExitInfo",
     "ExitOrigin",
+    "FailureRule",
     "Family",
     "Frame",
     "InfrastructureError",
     "JobFailed",
     "JobSpec",
+    "Kubernetes",
     "LockHeld",
     "NodeAction",
     "NotFound",
@@ -66,8 +74,10 @@ __all__ = [
     "RankfallError",
     "Record",
     "Refused",
+    "Resources",
     "Retry",
     "Role",
+    "RuleAction",
     "RunState",
     "RunSummary",
     "RunsDocument",
@@ -78,6 +88,7 @@ __all__ = [
     "SpecError",
     "StatusDocument",
     "StoreError",
+    "Success",
     "Time",
     "Trust",
     "UsageError",

@@ -222,7 +222,7 @@ class AttemptWatch:
         self._hang.see(
             now, fresh=bool(delta.bytes or delta.records), ranks=ranks, activity=self._observer.last_activity
         )
-        limit = self._spec.policies.start_timeout_s
+        limit = self._spec.deadlines.startup_s
         if limit is not None and now - self._started > limit * _NS and (absent := self._absent(ranks)):
             self._stuck(f"{absent} ranks were not there {limit:g} s after the start", ranks)
         elif self._hang.hung(now):

@@ -16,8 +16,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.backends.local import LocalBackend
 from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.registry import backend_for
 from rankfall.decide import decide
 from rankfall.model import (
     FINAL_STATES,
@@ -61,7 +61,7 @@ def supervise(
         run_dir: the run.
         on_event: called in this thread with each piece of news; must be quick.
         control: to cancel, release or hand over from outside.
-        backend: the local one by default.
+        backend: by default the one that the run's spec names.
         wait: seconds to wait for another supervisor to let go.
         handle_signals: SIGINT and SIGTERM become ``signal`` events, SIGHUP hands the run over; in the main thread only.
         on_lease: called once when this process holds the run.
@@ -71,13 +71,15 @@ def supervise(
 
     Raises:
         LockHeld: another process supervises the run.
+        Refused: this version has no such backend.
         StoreError: the run directory cannot be read or written at all.
     """
+    chosen = backend or backend_for(run_dir.spec)
     own = control or Control()
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
             with run_dir.lease(wait=wait) as writer:
-                run = _Run(run_dir, writer=writer, on_event=on_event, control=own, backend=backend or LocalBackend())
+                run = _Run(run_dir, writer=writer, on_event=on_event, control=own, backend=chosen)
                 if on_lease is not None:
                     on_lease()
                 outcome = run.to_end()

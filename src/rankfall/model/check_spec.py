@@ -1,0 +1,167 @@
+"""A checked spec from plain data. Refuses unknown, wrong and contradictory fields, each with its path and what is allowed there.
+
+Only what the spec alone can tell is checked here; what a machine or a cluster must be asked for is its backend's matter.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from rankfall.model.check_kubernetes import check_kubernetes
+from rankfall.model.check_rules import check_rules
+from rankfall.model.errors import SpecError
+from rankfall.model.spec import JobSpec
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_ROLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
+_RESERVED_ENV = ("RANKFALL_",)
+# Fields of earlier versions: where their meaning went.
+_MOVED = {"$.policies.start_timeout_s": "$.deadlines.startup_s"}
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """The same spec, when its fields agree with each other.
+
+    Raises:
+        SpecError: with the path of the field, what is wrong, and the allowed values.
+    """
+    _check_names(spec)
+    _check_members(spec)
+    _check_env(spec)
+    _check_success(spec)
+    policies = spec.policies
+    if policies.settle_max_s < policies.settle_quiet_s:
+        raise SpecError("$.policies.settle_max_s", "is less than settle_quiet_s")
+    both = set(policies.retryable) & set(policies.final)
+    if both:
+        raise SpecError("$.policies.retryable", f"{min(both)!r} stands in policies.final too; choose one")
+    check_rules(spec)
+    check_kubernetes(spec)
+    return spec
+
+
+def spec_from(data: Any) -> JobSpec:
+    """A checked spec from plain data (parsed YAML or JSON).
+
+    Raises:
+        SpecError: unknown, missing or wrong field, with its path and the allowed values.
+    """
+    if not isinstance(data, dict):
+        raise SpecError("$", f"a job is a mapping of fields, not {type(data).__name__}")
+    _known_fields(data, msgspec.inspect.type_info(JobSpec), "$")
+    try:
+        return check_spec(msgspec.convert(data, JobSpec))
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        where = path.rstrip("`") or "$"
+        raise SpecError(where, message, hint=_allowed(where)) from None
+
+
+def _check_names(spec: JobSpec) -> None:
+    if not spec.command or not spec.command[0]:
+        raise SpecError("$.command", "is empty", hint="give a script or a command, as: rankfall run train.py")
+    for text in spec.command:
+        if "\0" in text:
+            raise SpecError("$.command", "holds a NUL byte")
+    if not _NAME.fullmatch(spec.name):
+        raise SpecError(
+            "$.name", f"{spec.name!r} is no valid name: 1-40 lower-case letters, digits and dashes, no dash at the ends"
+        )
+    if not _ROLE.fullmatch(spec.role):
+        raise SpecError(
+            "$.role", f"{spec.role!r} is no valid role: 1-20 lower-case letters, digits and dashes, no dash at the ends"
+        )
+
+
+def _check_members(spec: JobSpec) -> None:
+    if spec.nnodes_max is not None and spec.nnodes_max < spec.nnodes:
+        raise SpecError("$.nnodes_max", f"{spec.nnodes_max} is less than nnodes {spec.nnodes}")
+    if spec.elastic and spec.rdzv == "static":
+        raise SpecError("$.rdzv", "static cannot change its members; allowed with MIN:MAX nodes: auto, c10d")
+    if spec.elastic and spec.launcher in {"plain", "exec"}:
+        raise SpecError(
+            "$.launcher", f"{spec.launcher} cannot change its members; allowed with MIN:MAX nodes: auto, torchrun"
+        )
+
+
+def _check_env(spec: JobSpec) -> None:
+    for key, value in spec.env.items():
+        if not key or "=" in key or "\0" in key + value:
+            raise SpecError(f"$.env.{key}", "is no valid variable: the name must not be empty or hold = or NUL")
+        if key.startswith(_RESERVED_ENV):
+            raise SpecError(f"$.env.{key}", "names beginning with RANKFALL_ are set by Rankfall itself")
+
+
+def _check_success(spec: JobSpec) -> None:
+    success = spec.success
+    if success.policy == "fraction" and success.fraction is None:
+        raise SpecError("$.success.fraction", "is missing", hint="as: success: {policy: fraction, fraction: 0.8}")
+    if success.policy != "fraction" and success.fraction is not None:
+        raise SpecError("$.success.fraction", f"is not used by policy {success.policy}", hint="set policy: fraction")
+    if not spec.elastic:
+        return
+    if success.policy == "rank0":
+        raise SpecError(
+            "$.success.policy",
+            "rank0 cannot be kept with MIN:MAX nodes: the slot of rank 0 may leave",
+            hint="use policy all, or a fixed number of nodes",
+        )
+    if success.policy == "fraction" and success.wanted(spec.nnodes) != success.wanted(spec.nnodes_max or spec.nnodes):
+        raise SpecError(
+            "$.success.fraction",
+            f"asks for {success.wanted(spec.nnodes)} slots of {spec.nnodes} and {success.wanted(spec.nnodes_max or 0)} of {spec.nnodes_max}: "
+            "the number would change with the size",
+            hint="use policy all, or a fixed number of nodes",
+        )
+
+
+def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
+    """Name an unknown field with the allowed ones, at any depth; msgspec would name the field alone."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        for one in kind.types:
+            _known_fields(data, one, path)
+    elif isinstance(kind, msgspec.inspect.StructType) and isinstance(data, dict):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        for key, value in data.items():
+            where = f"{path}.{key}"
+            if where in _MOVED:
+                raise SpecError(where, f"is now {_MOVED[where]}", hint=f"move it: {_MOVED[where].removeprefix('$.')}")
+            if key not in fields:
+                raise SpecError(where, f"is no field; allowed here: {', '.join(fields)}")
+            _known_fields(value, fields[key], where)
+    elif isinstance(kind, msgspec.inspect.VarTupleType) and isinstance(data, list | tuple):
+        for number, value in enumerate(data):
+            _known_fields(value, kind.item_type, f"{path}[{number}]")
+    elif isinstance(kind, msgspec.inspect.DictType) and isinstance(data, dict):
+        for key, value in data.items():
+            _known_fields(value, kind.value_type, f"{path}.{key}")
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The allowed values of every field that has a list of them, by path; list positions stand as ``[]``."""
+    found: dict[str, tuple[str, ...]] = {}
+
+    def walk(kind: msgspec.inspect.Type, path: str) -> None:
+        if isinstance(kind, msgspec.inspect.UnionType):
+            for one in kind.types:
+                walk(one, path)
+        elif isinstance(kind, msgspec.inspect.LiteralType):
+            found[path] = tuple(map(str, kind.values))
+        elif isinstance(kind, msgspec.inspect.StructType):
+            for field in kind.fields:
+                walk(field.type, f"{path}.{field.encode_name}")
+        elif isinstance(kind, msgspec.inspect.VarTupleType):
+            walk(kind.item_type, f"{path}[]")
+
+    walk(msgspec.inspect.type_info(JobSpec), "$")
+    return found
+
+
+def _allowed(path: str) -> str | None:
+    values = _choices().get(re.sub(r"\[\d+\]", "[]", path))
+    return f"allowed values of {path}: {', '.join(values)}" if values else None
