@@ -33,6 +33,7 @@ from rankfall.model.times import rfc3339
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
 MAX_LINE: Final = 2000
+MAX_MISSING: Final = 20
 
 
 def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
@@ -64,7 +65,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
-        state=_state(case),
+        state=state_of(case),
         exit_origin="rank" if _code(subject) is not None else "rankfall",
         cause=Cause.of(chosen.slug, confidence=confidence),
         scope=scope,
@@ -120,7 +121,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
-        state=_state(case),
+        state=state_of(case),
         exit_origin="rankfall",
         cause=Cause.of(slug, confidence=confidence),
         scope="rank" if rank is not None else "slot" if slot is not None else None,
@@ -148,7 +149,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
 
 def no_failure(case: Case) -> Diagnosis:
     """The diagnosis of an attempt that did not fall: succeeded, cancelled, or still running."""
-    state = _state(case)
+    state = state_of(case)
     slug = "cancelled" if case.cancelled else "unknown"
     confidence: Confidence = "proven" if case.cancelled else "unknown"
     missing = () if case.cancelled or case.succeeded else ("a failure: nothing has failed so far",)
@@ -173,7 +174,8 @@ def _local_rank(chosen: Candidate) -> int | None:
     return chosen.best.local_rank if chosen.best else None
 
 
-def _state(case: Case) -> RunState:
+def state_of(case: Case) -> RunState:
+    """The state that the attempt of this case is in."""
     if case.cancelled:
         return "cancelled"
     if case.succeeded:
@@ -265,7 +267,7 @@ def _why_victim(subject: Subject, chosen: Candidate | None) -> tuple[str, str] |
         return "peer_teardown", "its own agent stopped it after another rank had failed"
     if facts.killed_by == "wrapper":
         return "peer_teardown", "Rankfall stopped it after another rank had failed"
-    if own_failure(facts) and chosen is not None:
+    if own_failure(facts) and chosen is not None and not chosen.unordered:
         return "peer_lost", "it fell after the root; see alternatives"
     return None
 
@@ -294,7 +296,7 @@ def _missing(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[
         )
         if unread:
             found.append(f"the exit status of{_numbers('rank', unread)}: nobody could read it")
-    return tuple(dict.fromkeys(found))[:20]
+    return tuple(dict.fromkeys(found))[:MAX_MISSING]
 
 
 def _numbers(word: str, numbers: tuple[int, ...]) -> str:

@@ -53,6 +53,7 @@ class Candidate(msgspec.Struct, kw_only=True):
         at: begin of the fall in nanoseconds, with ``uncertainty`` seconds; None = unknown.
         support: how many pieces say the same.
         same: further subjects with the same fingerprint that were merged into this one.
+        unordered: it was not chosen by time, so nothing says that the others fell later.
     """
 
     subject: Subject
@@ -68,6 +69,7 @@ class Candidate(msgspec.Struct, kw_only=True):
     because: str = ""
     gpu: str | None = None
     same: list[Subject] = msgspec.field(default_factory=list)
+    unordered: bool = False
 
     @property
     def order(self) -> tuple[str, int, str]:
