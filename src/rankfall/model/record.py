@@ -13,7 +13,7 @@ import msgspec
 
 SCHEMA = "rankfall.record/1"
 
-RecordKind = Literal["start", "error", "end", "stacks", "slot_start", "slot_end", "kill", "gap"]
+RecordKind = Literal["start", "error", "end", "stacks", "slot_start", "slot_end", "kill", "gap", "progress"]
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,7 +60,7 @@ class ExitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         code: exit code 0-255, or None when a signal ended it or nobody could read it.
         signal: the signal that ended it.
         how: who read it: ``wait`` (parent), ``pidfd``, ``proc`` (zombie in /proc), ``hook`` (the process itself),
-            ``gone`` (it is gone and nobody could read its status), ``agent`` (torchrun reported it).
+            ``gone`` (it is gone and nobody could read its status), ``agent`` (torchrun reported it), ``none`` (it was never started).
         sender_pid: who sent the signal, where the kernel told.
         ours: the wrapper sent this signal itself and had marked it before.
     """
@@ -83,7 +83,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ordinal: process ordinal in its slot and instance; names the stream files ``<ordinal>.out.log``.
         rank_source: where the rank was read: ``env:RANK``, ``env:OMPI_COMM_WORLD_RANK``, ``proc:RANK``, ``launcher``, ...
         phase: import, rendezvous, init, step, checkpoint, teardown; None where nobody said.
+        step_ns: when that step was done.
+        cpu_s: in ``progress``: CPU seconds, user and system, of the rank's process since it started.
         oom_kills: growth of the cgroup's oom_kill counter since the slot started.
+        launcher: in ``slot_start``: how the wrapper starts the ranks: ``exec``, ``plain`` or ``torchrun``.
         trust: not in the file; set by the reader from the channel.
     """
 
@@ -121,9 +124,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase: str | None = None
     step: int | None = None
     step_ns: int | None = None
+    cpu_s: float | None = None
     error: ErrorInfo | None = None
     exit: ExitInfo | None = None
     oom_kills: int | None = None
+    launcher: str | None = None
     stacks: str | None = None
     truncated: bool = False
     redacted: bool = False
