@@ -32,8 +32,8 @@ def removed(names: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: str) -> dict[str, str]:
-    """Who this slot is: the ``RANKFALL_*`` variables."""
+def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: str, strategy: str) -> dict[str, str]:
+    """Who this slot is: the ``RANKFALL_*`` variables. ``strategy`` is the one in force, for whoever writes what it needs."""
     env = {
         "RANKFALL_RUN": run_dir.id,
         "RANKFALL_ATTEMPT": str(attempt),
@@ -43,6 +43,7 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
         "RANKFALL_RECORD_DIR": str(run_dir.records_dir),
         "RANKFALL_NODE": node,
         "RANKFALL_INSIDE": spec.inside,
+        "RANKFALL_STRATEGY": strategy,
     }
     if spec.policies.retryable:
         env["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)

@@ -16,6 +16,7 @@ from rankfall.backends.command import Command, check_hook, read_command
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.backends.ports import Reservation
 from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, slot_plan
+from rankfall.diagnose import CAUSAL
 from rankfall.model import InfrastructureError, JobSpec, SpecError
 from rankfall.store import RunDir
 
@@ -24,6 +25,8 @@ HOST: Final = "127.0.0.1"
 
 class LocalBackend:
     """The embedded backend. One object serves one run's attempts, one after the other."""
+
+    strategy = CAUSAL.name
 
     def __init__(self) -> None:
         self._port: Reservation | None = None
@@ -54,10 +57,11 @@ class LocalBackend:
         count = nnodes or spec.nnodes_max or spec.nnodes
         least = min(nnodes or spec.nnodes, count)
         home = run_dir.path.parent.parent
+        strategy = spec.strategy or self.strategy
         made = []
         for number in range(count):
             node = f"node{number}"
-            env = environment.identity(spec, run_dir, attempt=attempt, slot=number, node=node)
+            env = environment.identity(spec, run_dir, attempt=attempt, slot=number, node=node, strategy=strategy)
             if launcher != "torchrun":
                 env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
             if launcher == "plain":
@@ -105,6 +109,7 @@ class LocalBackend:
             removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
             notes=(note,),
             port=port,
+            strategy=strategy,
         )
 
     def submit(self, plan: Plan) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from rankfall.backends.secrets import masked, masked_words
+from rankfall.diagnose import CAUSAL
 from rankfall.model import JobSpec
 from rankfall.store import RunDir
 
@@ -46,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         env: variables of the job spec, the same for all slots.
         removed: names taken out of the inherited environment, because they speak of another job.
         notes: what was chosen and why, for people.
+        strategy: the one in force for this attempt, by name.
         port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
     """
 
@@ -58,6 +60,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     port: int | None = None
+    strategy: str = CAUSAL.name
 
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
@@ -91,7 +94,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """Starts and stops slots somewhere. All methods but ``plan`` can be called again without harm."""
+    """Starts and stops slots somewhere. All methods but ``plan`` can be called again without harm.
+
+    Attributes:
+        strategy: how a root is chosen in jobs that name no strategy themselves.
+    """
+
+    strategy: str
 
     def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
         """What would be started; refuses what cannot work."""

@@ -35,6 +35,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         suspend: begin suspended: nothing is started before ``rankfall resume``.
         ttl_s: how long the objects of an ended run stay in the cluster; null = until they are deleted.
         unattended: let the platform's own policies run the job, so that it needs no supervisor; what they cannot do is refused.
+        strategy: how the root is chosen from what all ranks said: ``causal``, ``earliest``, ``first-listed`` or one that a
+            package declares; null = the backend's own, which is ``causal``.
         restart_scope: what a new attempt starts again: the whole ``gang``, or the one ``replica`` that fell.
         kubernetes: its pods, on the backends that make some.
     """
@@ -61,6 +63,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     suspend: bool = False
     ttl_s: Count | None = None
     unattended: bool = False
+    strategy: str | None = None
     restart_scope: Literal["gang", "replica"] = "gang"
     kubernetes: Kubernetes = Kubernetes()
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import metadata
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rankfall.diagnose import BUILT_IN, CAUSAL, Pick, Strategy
 from rankfall.model import RankfallError, SpecError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "rankfall.strategies"
 FIELD: Final = "$.strategy"
@@ -94,11 +96,13 @@ def strategy_or_causal(name: str | None) -> tuple[Strategy, str | None]:
         return CAUSAL, f"the answer of the run's strategy; causal answered: {error.message}"
 
 
-def _declared() -> Iterable[metadata.EntryPoint]:
+def _declared() -> Iterable[EntryPoint]:
+    from importlib import metadata  # noqa: PLC0415 - most jobs choose none, and it loads much
+
     return metadata.entry_points(group=GROUP)
 
 
-def _loaded(point: metadata.EntryPoint, field: str) -> Pick:
+def _loaded(point: EntryPoint, field: str) -> Pick:
     try:
         found: object = point.load()
     except Exception as error:
