@@ -3,6 +3,7 @@
 Streams are never rewritten. All that others read of a run (terminal, JSON, reports) comes from here; nothing else is kept anywhere.
 """
 
+from rankfall.store.append import StreamAppender
 from rankfall.store.home import default_home, home
 from rankfall.store.lease import Holder
 from rankfall.store.reader import Reader
@@ -17,6 +18,7 @@ __all__ = [
     "Reader",
     "RunDir",
     "RunRow",
+    "StreamAppender",
     "StreamRow",
     "VerdictRow",
     "Writer",

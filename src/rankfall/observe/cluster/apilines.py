@@ -1,0 +1,76 @@
+"""Lines as the API's log endpoint gives them with ``timestamps=true``: a stamp of the node's runtime, a blank, the bytes.
+
+The stamp has nine digits of a second and the zone of the runtime: ``Z`` or an offset. A line without a stamp is legal (the kubelet glues a
+fragment of one output behind that of another): it is kept whole and its time is unknown.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Final
+
+_NS: Final = 1_000_000_000
+_UTC_LENGTH: Final = 30
+_DATE_LENGTH: Final = 19
+_LONGEST: Final = 35
+
+
+class StampParser:
+    """Splits stamps off lines. Remembers the last second, because most lines of a stream share it."""
+
+    def __init__(self) -> None:
+        self._second = b""
+        self._epoch = 0
+
+    def split(self, line: bytes) -> tuple[int | None, int]:
+        """Nanoseconds since the epoch, and where the line's own bytes begin; (None, 0) when there is no stamp."""
+        if line[_UTC_LENGTH - 1 : _UTC_LENGTH + 1] == b"Z " and line[_DATE_LENGTH : _DATE_LENGTH + 1] == b".":
+            second, fraction = line[:_DATE_LENGTH], line[_DATE_LENGTH + 1 : _UTC_LENGTH - 1]
+            if fraction.isdigit():
+                if second != self._second:
+                    epoch = _epoch(second, 0)
+                    if epoch is None:
+                        return None, 0
+                    self._second, self._epoch = second, epoch
+                return self._epoch * _NS + int(fraction), _UTC_LENGTH + 1
+        return _slow(line)
+
+
+def _slow(line: bytes) -> tuple[int | None, int]:
+    """Any other fraction and zone that RFC 3339 allows."""
+    blank = line.find(b" ", 0, _LONGEST + 1)
+    text = line[:blank] if blank > 0 else line if len(line) <= _LONGEST else b""
+    if len(text) <= _DATE_LENGTH or not text.isascii():
+        return None, 0
+    zone = _zone(text)
+    if zone is None:
+        return None, 0
+    offset, length = zone
+    fraction = text[_DATE_LENGTH : len(text) - length]
+    if fraction and (fraction[:1] != b"." or not fraction[1:].isdigit() or len(fraction) > 10):  # noqa: PLR2004 - point and nine digits
+        return None, 0
+    epoch = _epoch(text[:_DATE_LENGTH], offset)
+    if epoch is None:
+        return None, 0
+    return epoch * _NS + int(fraction[1:].ljust(9, b"0") or b"0"), len(text) + (1 if blank > 0 else 0)
+
+
+def _zone(text: bytes) -> tuple[int, int] | None:
+    """Seconds east of UTC, and how many bytes say so."""
+    if text.endswith(b"Z"):
+        return 0, 1
+    tail = text[-6:]
+    if tail[:1] not in {b"+", b"-"} or tail[3:4] != b":" or not (tail[1:3] + tail[4:6]).isdigit():
+        return None
+    seconds = int(tail[1:3]) * 3600 + int(tail[4:6]) * 60
+    return (-seconds if tail[:1] == b"-" else seconds), 6
+
+
+def _epoch(text: bytes, offset: int) -> int | None:
+    try:
+        moment = datetime.strptime(text.decode(), "%Y-%m-%dT%H:%M:%S").replace(
+            tzinfo=timezone(timedelta(seconds=offset))
+        )
+    except (ValueError, OverflowError):
+        return None
+    return int(moment.timestamp())

@@ -1,0 +1,238 @@
+"""Where the log of one container instance is to be resumed, kept so that a line is stored exactly once even when this process is killed.
+
+The API resumes by whole seconds only, and leaves out lines whose stamp is older: after a clock was set back that would be new lines. So the log
+is asked for from some seconds before its newest line, and what was taken of these seconds is remembered line by line (a checksum of each,
+in order) and passed over once when it comes again. Identical lines with identical stamps are told apart by their number.
+
+``cursor.jsonl`` beside the streams is a log of commits: after the bytes of a chunk were appended to the streams, one row says how long
+each stream is now and what was taken. On the next start, bytes beyond the last row are cut off: they come again. Rows are appended, never
+synced: a killed process loses nothing the kernel holds, and after a crash of the machine the streams and rows are cut to what agrees.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby, repeat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+NAME: Final = "cursor.jsonl"
+_NS: Final = 1_000_000_000
+# A row is small; the file is written anew when it has grown to this, bytes.
+_COMPACT: Final = 4 << 20
+# Lines remembered at most: a container that prints more in one second repeats the excess when its log is resumed inside that second.
+MAX_OVERLAP: Final = 1 << 20
+# Lines remembered at least, whatever their second.
+KEEP: Final = 4096
+# How far a node's clock may be set back while its log is not open, seconds; less where that many seconds hold more than KEEP lines.
+MARGIN_S: Final = 30
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One commit.
+
+    Attributes:
+        second: whole second of the newest line.
+        forgotten: newest second of which not all lines are remembered.
+        seconds: of the lines taken, as (second, how many in a row).
+        sums: their checksums, 4 bytes each, base64.
+        sizes: length of each stream that this row changed.
+        last: stamp of the newest line, nanoseconds.
+        closed: why nothing more will come.
+        lines, repeated, gaps: totals so far.
+    """
+
+    second: int | None = None
+    forgotten: int | None = None
+    seconds: tuple[tuple[int, int], ...] = ()
+    sums: str = ""
+    sizes: dict[str, int] = {}
+    last: int | None = None
+    closed: str | None = None
+    lines: int = 0
+    repeated: int = 0
+    gaps: int = 0
+
+
+class Cursor:
+    """The cursor of one instance.
+
+    Args:
+        folder: of the instance's streams; made when missing. Streams in it are cut to the last commit.
+
+    Attributes:
+        sizes: committed length of each stream by file name.
+        last: stamp of the newest line, nanoseconds since the epoch by the node's clock.
+        closed: why nothing more will come; None while more may.
+        lines, repeated, gaps: lines taken, lines passed over because they came again, places where lines are missing.
+        lost_track: the log was opened anew, and the newest line that was taken did not come again: lines after it may be missing.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / NAME
+        self.sizes: dict[str, int] = {}
+        self.last: int | None = None
+        self.closed: str | None = None
+        self.lines = self.repeated = self.gaps = 0
+        self._second: int | None = None
+        self._taken: deque[tuple[int, int]] = deque(maxlen=MAX_OVERLAP)
+        self._unwritten: list[tuple[int, int]] = []
+        self.lost_track = False
+        self._expected: deque[int] = deque()
+        # The newest second of which not all lines are remembered.
+        self._forgotten: int | None = None
+        self._size = self._load()
+        _cut(folder, self.sizes)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, self._size)
+
+    # -- resuming
+
+    @property
+    def since(self) -> int | None:
+        """The second from which the log is to be asked for, seconds since the epoch; None = from the beginning."""
+        if self._second is None:
+            return None
+        known = self._forgotten + 1 if self._forgotten is not None else 0
+        return max(0, min(self._second, max(self._second - MARGIN_S, known)))
+
+    def expect_overlap(self) -> None:
+        """The log was opened anew from ``since``: what was taken of that second comes again, in the same order."""
+        self.lost_track = False
+        since = self.since or 0
+        self._expected = deque(found for second, found in self._taken if second >= since)
+
+    @property
+    def expecting(self) -> bool:
+        """Whether lines that were taken before may still come again."""
+        return bool(self._expected)
+
+    def repeats(self, line: bytes) -> bool:
+        """Whether this line of the reopened log was taken before. Asked once for each line, in order, while ``expecting``.
+
+        Where the next expected line does not come, the file was rotated meanwhile: lines from its head are missing from what is served. Those
+        of the rest that were taken before are still passed over.
+        """
+        found = zlib.crc32(line)
+        while self._expected:
+            if self._expected.popleft() == found:
+                self.repeated += 1
+                return True
+            if found not in self._expected:
+                # None of the rest: this line is new, and with it all that follows.
+                self._expected.clear()
+                self.lost_track = True
+        return False
+
+    # -- committing
+
+    def take(self, lines: Sequence[tuple[int, int]]) -> None:
+        """Remember lines that were taken: (whole second, checksum of the line as the API gave it), in order."""
+        if not lines:
+            return
+        self._second = lines[-1][0]
+        self._taken.extend(lines)
+        self._forget()
+        self._unwritten.extend(lines[-len(self._taken) :])
+
+    def _forget(self) -> None:
+        while len(self._taken) > KEEP and self._taken[0][0] < (self._second or 0):
+            second = self._taken.popleft()[0]
+            self._forgotten = max(second, self._forgotten or 0)
+
+    def commit(self, sizes: Mapping[str, int]) -> None:
+        """Write down that the streams have these lengths now and hold all that was taken.
+
+        Raises:
+            OSError: the disk is full or the like; the same rows are written with the next commit.
+        """
+        self._append(self._row(self._unwritten, sizes))
+        self.sizes.update(sizes)
+        self._unwritten.clear()
+        if self._size > _COMPACT:
+            self._compact()
+
+    def close(self) -> None:
+        """Let go of the file; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _row(self, lines: Iterable[tuple[int, int]], sizes: Mapping[str, int]) -> _Row:
+        lines = list(lines)
+        return _Row(
+            second=self._second,
+            forgotten=self._forgotten,
+            seconds=tuple((second, sum(1 for _ in run)) for second, run in groupby(second for second, _ in lines)),
+            sums=base64.b64encode(array("I", (found for _, found in lines)).tobytes()).decode(),
+            sizes=dict(sizes),
+            last=self.last,
+            closed=self.closed,
+            lines=self.lines,
+            repeated=self.repeated,
+            gaps=self.gaps,
+        )
+
+    def _append(self, row: _Row) -> None:
+        data = msgspec.json.encode(row) + b"\n"
+        written = os.write(self._fd, data)
+        if written < len(data):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(28, "No space left on device", str(self._path))
+        self._size += written
+
+    def _compact(self) -> None:
+        """One row that says it all, in place of many."""
+        temporary = self._path.with_suffix(".new")
+        data = msgspec.json.encode(self._row(self._taken, self.sizes)) + b"\n"
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(data)
+            temporary.replace(self._path)
+            os.close(self._fd)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._size = len(data)
+
+    def _load(self) -> int:
+        """Take in the rows that are whole; the number of their bytes."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        good = 0
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            try:
+                row = msgspec.json.decode(line, type=_Row)
+                sums = array("I", base64.b64decode(row.sums, validate=True))
+            except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
+                break
+            good += len(line)
+            seconds = chain.from_iterable(repeat(second, count) for second, count in row.seconds)
+            self._taken.extend(zip(seconds, sums, strict=False))
+            self._forgotten = row.forgotten
+            self._second, self.last, self.closed = row.second, row.last, row.closed
+            self.sizes.update(row.sizes)
+            self.lines, self.repeated, self.gaps = row.lines, row.repeated, row.gaps
+            self._forget()
+        return good
+
+
+def _cut(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Cut what no commit speaks of: a process was killed between storing and committing."""
+    for path in folder.iterdir():
+        if path.name == NAME or path.suffix not in {".log", ".idx"}:
+            continue
+        size = sizes.get(path.name, 0)
+        if path.stat().st_size > size:
+            os.truncate(path, size)

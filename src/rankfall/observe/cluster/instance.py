@@ -1,0 +1,206 @@
+"""Stores the log of one container instance: bytes of the API in, one stream a rank out, each line once.
+
+The wrapper puts ``[rank N] `` in front of the lines of ranks and sends records as lines of their own; both are taken apart here. A line of
+another process that looks like either carries ``[rank ?] `` in front and is stored under its slot, as is all that carries nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rankfall.observe.cluster.apilines import StampParser
+from rankfall.observe.cluster.cursor import Cursor
+from rankfall.store import StreamAppender
+
+SLOT_STREAM: Final = "slot.out"
+RECORD_MARK: Final = b"\x1erankfall/1 "
+_RANK: Final = b"[rank "
+_STRANGE: Final = b"[rank ?] "
+_MAX_RANK_DIGITS: Final = 7
+# A line without an end is stored in parts of this size, so that memory stays bounded.
+MAX_PART: Final = 1 << 20
+_NS: Final = 1_000_000_000
+
+
+class InstanceLog:
+    """Streams of one container instance.
+
+    Args:
+        folder: of the instance's streams.
+        on_record: takes a record's line (without its newline) and its stamp; False when it is none of ours after all.
+        now: clock of this machine, nanoseconds.
+
+    Attributes:
+        cursor: where to resume; its totals count lines.
+        bytes: taken from the API by this object.
+        delay_ns: least difference between arrival here and the stamp of the node; negative: that node's clock is ahead.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        on_record: Callable[[bytes, int | None], bool],
+        now: Callable[[], int],
+    ) -> None:
+        self.cursor = Cursor(folder)
+        self.bytes = 0
+        self.delay_ns: int | None = None
+        self._folder = folder
+        self._on_record = on_record
+        self._now = now
+        self._files: dict[str, StreamAppender] = {}
+        self._stamps = StampParser()
+        self._rest = b""
+        self._part: _Part | None = None
+
+    def opened(self) -> None:
+        """The log was opened anew from the cursor; an unfinished line of before comes again as a whole."""
+        self._rest = b""
+        if self._part is not None:
+            file = self._files[self._part.stream]
+            file.cut(self._part.size, self._part.index_size)
+            self._part = None
+        self.cursor.expect_overlap()
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they came.
+
+        Raises:
+            OSError: they could not be stored; what was not committed comes again when the log is opened anew.
+        """
+        self.bytes += len(data)
+        data = self._rest + data
+        end = data.rfind(b"\n") + 1
+        self._rest = data[end:]
+        if end:
+            self._lines(data[: end - 1].split(b"\n"))
+        if len(self._rest) > MAX_PART and not self.cursor.expecting:
+            self._store_part(self._rest)
+            self._rest = b""
+
+    def finish(self) -> None:
+        """Nothing more comes of this instance: a last line without newline is stored as it is.
+
+        Raises:
+            OSError: it could not be stored.
+        """
+        if self._rest or self._part is not None:
+            self._lines([self._rest], whole=False)
+            self._rest = b""
+
+    def close(self) -> None:
+        """Let go of the files; may be called again."""
+        for file in self._files.values():
+            file.close()
+        self.cursor.close()
+
+    # -- lines
+
+    def _lines(self, lines: list[bytes], *, whole: bool = True) -> None:
+        """Store lines and commit. ``whole``: the last one ended with a newline."""
+        pieces: dict[str, list[bytes]] = {}
+        first: dict[str, int | None] = {}
+        split, cursor = self._stamps.split, self.cursor
+        newest = cursor.last
+        taken: list[tuple[int, int]] = []
+        begin = 0
+        name: str | None = None
+        if self._part is not None:
+            # The end of a line that was stored in parts.
+            part, self._part, begin = self._part, None, 1
+            name = part.stream
+            pieces[name] = [lines[0]]
+            first[name] = newest = part.stamp if part.stamp is not None else newest
+            cursor.lines += 1
+            taken.append(((newest or 0) // _NS, zlib.crc32(lines[0], part.sum)))
+        for line in lines[begin:]:
+            name = None
+            if cursor.expecting and cursor.repeats(line):
+                continue
+            stamp, start = split(line)
+            if stamp is not None:
+                newest = stamp
+            cursor.lines += 1
+            taken.append(((newest or 0) // _NS, zlib.crc32(line)))
+            route = self._route(line, start, stamp)
+            if route is None:
+                continue
+            name, start = route
+            if name in pieces:
+                pieces[name].append(line[start:])
+            else:
+                pieces[name] = [line[start:]]
+                first[name] = newest
+        self._measure(newest)
+        sizes: dict[str, int] = {}
+        for stream, parts in pieces.items():
+            if whole or stream != name:
+                parts.append(b"")
+            sizes |= self._append(stream, b"\n".join(parts), first[stream])
+        cursor.last = newest
+        cursor.take(taken)
+        cursor.commit(sizes)
+
+    def _route(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:
+        """Stream of a line and where its own bytes begin; None for a record."""
+        if line.startswith(_RANK, start):
+            begin = start + len(_RANK)
+            end = line.find(b"] ", begin, begin + _MAX_RANK_DIGITS + 2)
+            rank = line[begin:end] if end > 0 else b""
+            if rank.isdigit():
+                return f"r{int(rank)}.out", end + 2
+            if line.startswith(_STRANGE, start):
+                return SLOT_STREAM, start + len(_STRANGE)
+        elif line.startswith(RECORD_MARK, start) and self._on_record(line[start:], stamp):
+            return None
+        return SLOT_STREAM, start
+
+    def _store_part(self, data: bytes) -> None:
+        """Store a part of a line that has no end yet. It is committed with the line's end only: until then it may come again."""
+        if self._part is None:
+            stamp, start = self._stamps.split(data)
+            route = self._route(data, start, stamp) or (SLOT_STREAM, start)
+            file = self._file(route[0])
+            self._part = _Part(route[0], stamp=stamp, size=file.size, index_size=file.index_size)
+            file.write(data[route[1] :], stamp)
+        else:
+            self._file(self._part.stream).write(data, None)
+        self._part.sum = zlib.crc32(data, self._part.sum)
+
+    def _measure(self, newest: int | None) -> None:
+        if newest is not None:
+            delay = self._now() - newest
+            if self.delay_ns is None or delay < self.delay_ns:
+                self.delay_ns = delay
+
+    def _append(self, name: str, data: bytes, stamp: int | None) -> dict[str, int]:
+        file = self._file(name)
+        if data:
+            file.write(data, stamp)
+        return {f"{name}.log": file.size, f"{name}.idx": file.index_size}
+
+    def _file(self, name: str) -> StreamAppender:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = StreamAppender(self._folder / name)
+        return file
+
+
+class _Part:
+    """A line that was stored in part: its stream, what the stream's files were before it, and the checksum so far."""
+
+    __slots__ = ("index_size", "size", "stamp", "stream", "sum")
+
+    def __init__(self, stream: str, *, stamp: int | None, size: int, index_size: int) -> None:
+        self.stream = stream
+        self.stamp = stamp
+        self.size = size
+        self.index_size = index_size
+        self.sum = 0

@@ -1,0 +1,107 @@
+"""Appends to a stream whose bytes come from somewhere else than a wrapper on this machine: its ``.log`` and its ``.idx`` side by side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from rankfall.store.stream import MAGIC, ROW
+
+# Sources of a stamp in an index; 1 is the wrapper's clock (rankfall_inside.streams).
+STAMP_RUNTIME: Final = 2
+_BLOCK: Final = 1 << 20
+
+
+class StreamAppender:
+    """One stream's two files.
+
+    Args:
+        base: path without the endings, as ``.../0/r3.out``.
+
+    Attributes:
+        size, index_size: bytes of the two files.
+
+    Raises:
+        OSError: they cannot be opened or read.
+    """
+
+    def __init__(self, base: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._log = os.open(f"{base}.log", flags, 0o644)
+        try:
+            self._idx = os.open(f"{base}.idx", flags, 0o644)
+        except OSError:
+            os.close(self._log)
+            raise
+        self.size = os.fstat(self._log).st_size
+        self.index_size = os.fstat(self._idx).st_size
+        if not self.index_size:
+            self.index_size = os.write(self._idx, MAGIC)
+        self._lines, self._at_line_start = _count(self._log, self.size)
+
+    def write(self, data: bytes, stamp: int | None) -> None:
+        """Append one chunk.
+
+        Args:
+            data: not empty.
+            stamp: when it was written, nanoseconds since the epoch by the node's clock; None = not known, the chunk gets no row.
+
+        Raises:
+            OSError: it was not stored as a whole; the files are as before.
+        """
+        index_size = self.index_size
+        try:
+            _all(self._log, data)
+            if stamp is not None:
+                first = self._lines if self._at_line_start else self._lines + 1
+                self.index_size += _all(self._idx, ROW.pack(self.size, first, stamp, 0, STAMP_RUNTIME))
+        except OSError:
+            self.index_size = index_size
+            os.ftruncate(self._log, self.size)
+            os.ftruncate(self._idx, index_size)
+            raise
+        self.size += len(data)
+        self._lines += data.count(b"\n")
+        self._at_line_start = data.endswith(b"\n")
+
+    def cut(self, size: int, index_size: int) -> None:
+        """Take back what was appended beyond these sizes.
+
+        Raises:
+            OSError: the files cannot be changed.
+        """
+        os.ftruncate(self._log, size)
+        os.ftruncate(self._idx, index_size)
+        self.size, self.index_size = size, index_size
+        self._lines, self._at_line_start = _count(self._log, size)
+
+    def close(self) -> None:
+        """Let go of the files; may be called again."""
+        for fd in (self._log, self._idx):
+            if fd >= 0:
+                os.close(fd)
+        self._log = self._idx = -1
+
+
+def _all(fd: int, data: bytes) -> int:
+    """Write all of it; how many bytes that were."""
+    view = memoryview(data)
+    done = 0
+    while done < len(data):
+        done += os.write(fd, view[done:])
+    return done
+
+
+def _count(fd: int, size: int) -> tuple[int, bool]:
+    """Newlines of the first ``size`` bytes, and whether the next byte begins a line."""
+    count = at = 0
+    last = b"\n"
+    while at < size:
+        data = os.pread(fd, min(_BLOCK, size - at), at)
+        if not data:
+            break
+        count += data.count(b"\n")
+        at += len(data)
+        last = data[-1:]
+    return count, last == b"\n"

@@ -1,0 +1,280 @@
+"""The log of one container instance: each line once, under its rank, through cuts, kills and odd bytes."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankfall.observe.cluster.apilines import StampParser
+from rankfall.observe.cluster.cursor import MARGIN_S, NAME, Cursor
+from rankfall.observe.cluster.instance import MAX_PART, InstanceLog
+from rankfall.store.stream import IndexReader
+
+NS = 1_000_000_000
+START = 1_790_000_000
+
+
+def stamp(ns: int) -> bytes:
+    """As the kubelet prints it."""
+    moment = datetime.fromtimestamp(ns // NS, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{moment}.{ns % NS:09d}Z".encode()
+
+
+class Server:
+    """The log endpoint of one container: everything from a whole second on, in file order."""
+
+    def __init__(self, lines: list[tuple[int, bytes]], *, ended: bool = True) -> None:
+        self.lines = lines
+        self.ended = ended
+
+    def body(self, since: int | None, *, upto: int | None = None) -> bytes:
+        """What a request gives when the first ``upto`` lines were written."""
+        shown = [
+            stamp(at) + b" " + text
+            for at, text in self.lines[: len(self.lines) if upto is None else upto]
+            if since is None or at >= since * NS
+        ]
+        return b"".join(line + b"\n" for line in shown)
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    """All streams by name."""
+    return {path.name.removesuffix(".log"): path.read_bytes() for path in folder.glob("*.log")}
+
+
+def expected(lines: list[tuple[int, bytes]]) -> dict[str, bytes]:
+    """What must be stored of lines as the wrapper writes them."""
+    found: dict[str, bytes] = {}
+    for _, text in lines:
+        name, own = "slot.out", text.removeprefix(b"[rank ?] ")
+        if own == text and text.startswith(b"[rank "):
+            number, _, own = text.removeprefix(b"[rank ").partition(b"] ")
+            name = f"r{int(number)}.out"
+        found[name] = found.get(name, b"") + own + b"\n"
+    return found
+
+
+def opened(folder: Path, *, now: int = START * NS) -> InstanceLog:
+    return InstanceLog(folder, on_record=lambda _line, _at: False, now=lambda: now)
+
+
+texts = st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1e", b"").replace(b"[", b"("))
+line = st.builds(
+    lambda rank, text: text if rank is None else (b"[rank ?] [rank 1] " if rank < 0 else b"[rank %d] " % rank) + text,
+    st.one_of(st.none(), st.integers(-1, 3)),
+    st.one_of(texts, st.just(b"same")),
+)
+# Steps between lines in nanoseconds: many lines share a stamp, some a second, some clocks step back.
+steps = st.one_of(st.just(0), st.integers(0, 10), st.integers(0, 2 * NS), st.integers(-3 * NS, 0))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[tuple[int, bytes]]:
+    at, found = START * NS, []
+    for text in draw(st.lists(line, max_size=40)):
+        at += draw(steps)
+        found.append((at, text))
+    return found
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=logs(), data=st.data())
+def test_every_line_once_through_cuts_and_kills(lines, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    server = Server(lines)
+    log = opened(folder)
+    written = 0
+    try:
+        for _ in range(data.draw(st.integers(0, 5))):
+            written = data.draw(st.integers(written, len(lines)))
+            log.opened()
+            body = server.body(log.cursor.since, upto=written)
+            body = body[: data.draw(st.integers(0, len(body)))]
+            while body:
+                size = data.draw(st.integers(1, len(body)))
+                log.feed(body[:size])
+                body = body[size:]
+            if data.draw(st.booleans()):
+                # Killed: what was stored and not committed is there, and nobody closed anything.
+                log.close()
+                with (folder / "slot.out.log").open("ab") as file:
+                    file.write(b"stored, not committed")
+                log = opened(folder)
+        log.opened()
+        log.feed(server.body(log.cursor.since))
+        log.finish()
+    finally:
+        log.close()
+    assert {name: text for name, text in stored(folder).items() if text} == expected(lines)
+    assert log.cursor.lines == len(lines)
+
+
+def test_a_line_that_came_in_part_is_taken_whole_when_the_log_is_opened_anew(tmp_path):
+    server = Server([(START * NS, b"[rank 0] " + b"x" * (3 * MAX_PART)), (START * NS + 5, b"[rank 0] end")])
+    log = opened(tmp_path)
+    log.opened()
+    body = server.body(None)
+    log.feed(body[: 2 * MAX_PART])
+    assert (tmp_path / "r0.out.log").stat().st_size > MAX_PART
+    log.opened()
+    for begin in range(0, len(body), 65536):
+        log.feed(body[begin : begin + 65536])
+    log.opened()
+    log.feed(server.body(log.cursor.since))
+    log.close()
+    assert (tmp_path / "r0.out.log").read_bytes() == b"x" * (3 * MAX_PART) + b"\nend\n"
+    assert log.cursor.repeated == 2
+
+
+def test_a_long_line_is_bounded_in_memory(tmp_path):
+    log = opened(tmp_path)
+    log.feed(stamp(START * NS) + b" [rank 2] ")
+    for _ in range(64):
+        log.feed(b"y" * 65536)
+        assert len(log._rest) <= MAX_PART + 65536
+    log.finish()
+    log.close()
+    assert (tmp_path / "r2.out.log").read_bytes() == b"y" * 65536 * 64
+
+
+def test_identical_lines_with_identical_stamps_are_told_apart_by_their_number(tmp_path):
+    lines = [(START * NS + 1, b"same")] * 5
+    log = opened(tmp_path)
+    log.feed(Server(lines[:3]).body(None))
+    log.opened()
+    log.feed(Server(lines).body(log.cursor.since))
+    log.close()
+    assert (tmp_path / "slot.out.log").read_bytes() == b"same\n" * 5
+    assert (log.cursor.lines, log.cursor.repeated) == (5, 3)
+
+
+def test_lost_track_is_known_when_the_newest_line_does_not_come_again(tmp_path):
+    log = opened(tmp_path)
+    log.feed(Server([(START * NS, b"one"), (START * NS + 1, b"two")]).body(None))
+    log.opened()
+    # Rotated: the file that is served now begins later.
+    log.feed(Server([(START * NS + 900, b"nine")]).body(log.cursor.since))
+    assert log.cursor.lost_track
+    log.opened()
+    log.feed(Server([(START * NS + 900, b"nine"), (START * NS + 901, b"ten")]).body(log.cursor.since))
+    assert not log.cursor.lost_track
+    log.close()
+    assert (tmp_path / "slot.out.log").read_bytes() == b"one\ntwo\nnine\nten\n"
+
+
+def test_records_leave_the_stream_and_strangers_stay(tmp_path):
+    seen = []
+
+    def take(text: bytes, at: int | None) -> bool:
+        seen.append((text, at))
+        return b" good " in text
+
+    log = InstanceLog(tmp_path, on_record=take, now=lambda: START * NS)
+    log.feed(
+        Server(
+            [
+                (START * NS, b"\x1erankfall/1 good abc"),
+                (START * NS, b"\x1erankfall/1 bad abc"),
+                (START * NS, b"[rank ?] \x1erankfall/1 good abc"),
+                (START * NS, b"[rank 1] \x1erankfall/1 good abc"),
+            ]
+        ).body(None)
+    )
+    log.close()
+    assert [text for text, _ in seen] == [b"\x1erankfall/1 good abc", b"\x1erankfall/1 bad abc"]
+    assert seen[0][1] == START * NS
+    assert (tmp_path / "slot.out.log").read_bytes() == b"\x1erankfall/1 bad abc\n\x1erankfall/1 good abc\n"
+    assert (tmp_path / "r1.out.log").read_bytes() == b"\x1erankfall/1 good abc\n"
+
+
+@pytest.mark.parametrize("text", [b"[rank x] a", b"[rank 12345678901] a", b"[rank ] a", b"[rank -1] a", b"[rank 1]a"])
+def test_what_only_looks_like_a_rank_stays_with_the_slot(text, tmp_path):
+    log = opened(tmp_path)
+    log.feed(Server([(START * NS, text)]).body(None))
+    log.close()
+    assert stored(tmp_path) == {"slot.out": text + b"\n"}
+
+
+def test_the_index_says_when_and_on_which_line(tmp_path):
+    log = opened(tmp_path)
+    log.feed(Server([(START * NS + 7, b"[rank 0] a"), (START * NS + 9, b"[rank 0] b")]).body(None))
+    log.feed(Server([(START * NS + 2 * NS, b"[rank 0] c")]).body(None))
+    log.close()
+    rows = IndexReader(tmp_path / "r0.out.log").rows(0)
+    assert [(row.offset, row.line, row.stamp, row.source) for row in rows] == [
+        (0, 0, START * NS + 7, 2),
+        (4, 2, START * NS + 2 * NS, 2),
+    ]
+
+
+def test_the_delay_is_the_least_one_and_negative_for_a_clock_that_is_ahead(tmp_path):
+    log = opened(tmp_path, now=START * NS)
+    log.feed(Server([(START * NS - 5 * NS, b"old"), (START * NS + 90 * NS, b"from the future")]).body(None))
+    log.close()
+    assert log.delay_ns == -90 * NS
+
+
+def test_a_damaged_cursor_is_read_up_to_the_damage(tmp_path):
+    lines = [(START * NS + n, b"%d" % n) for n in range(6)]
+    log = opened(tmp_path)
+    for upto in (2, 4, 6):
+        log.opened()
+        log.feed(Server(lines).body(log.cursor.since, upto=upto))
+    log.close()
+    path = tmp_path / NAME
+    rows = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(rows[0] + rows[1][: len(rows[1]) // 2])
+    log = opened(tmp_path)
+    assert (tmp_path / "slot.out.log").read_bytes() == b"0\n1\n"
+    log.opened()
+    log.feed(Server(lines).body(log.cursor.since))
+    log.close()
+    assert (tmp_path / "slot.out.log").read_bytes() == b"0\n1\n2\n3\n4\n5\n"
+
+
+def test_the_cursor_file_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setattr("rankfall.observe.cluster.cursor._COMPACT", 20_000)
+    cursor = Cursor(tmp_path)
+    for number in range(3000):
+        cursor.take([(START + number, number)])
+        cursor.commit({})
+    assert (tmp_path / NAME).stat().st_size < 200_000
+    cursor.close()
+    again = Cursor(tmp_path)
+    assert again.since == START + 2999 - MARGIN_S
+    again.expect_overlap()
+    assert again.expecting
+    again.close()
+
+
+@given(
+    seconds=st.integers(0, 4_000_000_000),
+    digits=st.integers(0, 9),
+    fraction=st.integers(0, NS - 1),
+    offset=st.sampled_from([None, 0, 180, -330, 840]),
+)
+def test_any_rfc3339_stamp_is_read(seconds, digits, fraction, offset):
+    fraction -= fraction % 10 ** (9 - digits)
+    moment = datetime.fromtimestamp(seconds, UTC) + timedelta(minutes=offset or 0)
+    zone = "Z" if offset is None else f"{'-' if offset < 0 else '+'}{abs(offset) // 60:02d}:{abs(offset) % 60:02d}"
+    part = f".{fraction:09d}"[: digits + 1] if digits else ""
+    text = f"{moment:%Y-%m-%dT%H:%M:%S}{part}{zone}".encode()
+    assert StampParser().split(text + b" x") == (seconds * NS + fraction, len(text) + 1)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_confuse_the_stamp(data):
+    found, start = StampParser().split(data)
+    assert 0 <= start <= len(data)
+    assert (found is None) <= (start == 0)
+
+
+def test_launch_s33_zones_of_one_job_are_one_time():
+    texts = [b"2026-11-21T12:00:00.5Z x", b"2026-11-21T15:00:00.500000000+03:00 x", b"2026-11-21T12:00:00.50+00:00 x"]
+    random.shuffle(texts)
+    assert len({StampParser().split(text)[0] for text in texts}) == 1
