@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rankfall.model import JobSpec as JobSpec
     from rankfall.model import RankfallError as RankfallError
     from rankfall.model import Verdict as Verdict
+    from rankfall.observe.strategies import register_strategy as register_strategy
 
 __version__ = "0.1.0"
 
@@ -25,9 +26,10 @@ _WHERE = {
     "JobSpec": "rankfall.model",
     "RankfallError": "rankfall.model",
     "Verdict": "rankfall.model",
+    "register_strategy": "rankfall.observe.strategies",
 }
 
-__all__ = ["Client", "JobSpec", "RankfallError", "Run", "SyncClient", "Verdict", "__version__"]
+__all__ = ["Client", "JobSpec", "RankfallError", "Run", "SyncClient", "Verdict", "__version__", "register_strategy"]
 
 
 def __getattr__(name: str) -> Any:

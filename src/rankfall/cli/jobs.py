@@ -36,6 +36,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
     cwd: str | None = None
     inside: str | None = None
+    strategy: str | None = None
     hang_timeout: str | None = None
     retryable: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         raise UsageError("-m names no module", hint="rankfall run -m package.module ARGS")
     if flags.nnodes is not None:
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
-    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside"):
+    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy"):
         value = getattr(flags, field)
         if value is not None:
             data[field] = value

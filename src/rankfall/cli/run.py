@@ -19,6 +19,7 @@ from rankfall.cli.session import Session, tell_exit
 from rankfall.cli.values import parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.model import JobSpec, UsageError
+from rankfall.observe.strategies import find_strategy
 from rankfall.store import RunDir, default_home, home
 from rankfall.supervise import spawn_detached
 
@@ -61,6 +62,9 @@ _OPTIONS: Final = (
     click.option("--retryable", multiple=True, metavar="TYPE", help="Exceptions worth a new attempt."),
     click.option("--final", multiple=True, metavar="TYPE", help="Exceptions that end the run."),
     click.option("--budget", multiple=True, metavar="SLUG=N", help="New attempts for one cause or family."),
+    click.option(
+        "--strategy", metavar="NAME", help="How the root is chosen: causal, earliest, first-listed, or a plug-in's."
+    ),
     click.option("-m", "--module", is_flag=True, help="The first word is a module's name."),
     click.option("--dry-run", is_flag=True, help="Print what would be started; start nothing."),
     output_option("Format of --dry-run and of -d."),
@@ -132,6 +136,7 @@ def planned(spec: JobSpec) -> Plan:
         UsageError: something that the job needs is missing, or fields contradict the command.
         InfrastructureError: no port is free.
     """
+    find_strategy(spec.strategy, elsewhere=True)
     backend = backend_for(spec)
     try:
         return backend.plan(spec, RunDir(default_home() / "runs" / f"{spec.name}-000000"), 1)

@@ -14,6 +14,7 @@ from rankfall.cli.options import output_option
 from rankfall.cli.target import one_run, read_home
 from rankfall.explain import explain_files, explain_run, explain_stream
 from rankfall.model import NotFound, UsageError, Verdict
+from rankfall.observe.strategies import find_strategy
 from rankfall.report.terminal import render_verdict
 from rankfall.store import RunDir
 
@@ -28,16 +29,28 @@ from rankfall.store import RunDir
     metavar="FILE",
     help="Of files: also these signatures (TOML, docs/signatures.md); those in the home's signatures/ folder always count.",
 )
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    callback=lambda ctx, param, value: value and find_strategy(value, field="--strategy").name,  # noqa: ARG005 - click's signature
+    help="Choose the root by this rule instead: causal, earliest, first-listed, or a plug-in's.",
+)
 @output_option("Format; json is rankfall.verdict/1.")
 def why(
-    *, target: tuple[str, ...], attempt: int | None, fresh: bool, signatures: tuple[str, ...], output: Output
+    *,
+    target: tuple[str, ...],
+    attempt: int | None,
+    fresh: bool,
+    signatures: tuple[str, ...],
+    strategy: str | None,
+    output: Output,
 ) -> None:
     """Say which rank fell first, why, and where.
 
     Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
     """
     verdict, source, run = _explained(
-        list(target), attempt=attempt, fresh=fresh, own=[Path(text) for text in signatures]
+        list(target), attempt=attempt, fresh=fresh, own=[Path(text) for text in signatures], strategy=strategy
     )
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))
@@ -47,22 +60,26 @@ def why(
 
 
 def _explained(
-    targets: list[str], *, attempt: int | None, fresh: bool, own: list[Path]
+    targets: list[str], *, attempt: int | None, fresh: bool, own: list[Path], strategy: str | None
 ) -> tuple[Verdict, str, RunDir | None]:
     run = one_run(None) if not targets else _as_run(targets)
     if run is not None and own:
         raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
     if run is not None:
-        return explain_run(run, attempt=attempt, fresh=fresh).verdict, run.id, run
+        return explain_run(run, attempt=attempt, fresh=fresh, strategy=strategy).verdict, run.id, run
     if attempt is not None or fresh:
         raise UsageError("--attempt and --fresh are for runs", hint="files have no attempts: leave the flag out")
     if targets == ["-"]:
         if sys.stdin.isatty():
             emit.say("reading from this terminal; end with Ctrl-D")
-        return explain_stream(sys.stdin.buffer, signatures=own).verdict, "standard input", None
+        return explain_stream(sys.stdin.buffer, signatures=own, strategy=strategy).verdict, "standard input", None
     if "-" in targets:
         raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
-    return explain_files([Path(text) for text in targets], signatures=own).verdict, ", ".join(targets), None
+    return (
+        explain_files([Path(text) for text in targets], signatures=own, strategy=strategy).verdict,
+        ", ".join(targets),
+        None,
+    )
 
 
 def _as_run(targets: list[str]) -> RunDir | None:

@@ -69,21 +69,29 @@ class Client:
         """
         return Run(await asyncio.to_thread(RunDir.open, self.home, run))
 
-    async def why(self, target: str | Run | Path | Collection[Path], *, attempt: int | None = None) -> Verdict:
+    async def why(
+        self,
+        target: str | Run | Path | Collection[Path],
+        *,
+        attempt: int | None = None,
+        strategy: str | None = None,
+    ) -> Verdict:
         """The verdict of a run, or of plain files and folders.
 
         Args:
             target: a run, its id, or paths. A text is a run's id first, a path second.
             attempt: of a run; the newest by default.
+            strategy: how the root is chosen; the run's own by default.
 
         Raises:
             NotFound: there is no such run, attempt or file.
+            SpecError: there is no such strategy.
         """
-        return await asyncio.to_thread(self._why, target, attempt)
+        return await asyncio.to_thread(self._why, target, attempt, strategy)
 
     def _submit(self, spec: JobSpec, detach: bool, request_token: str | None) -> Run:  # noqa: FBT001 - private, by position from to_thread
         spec = complete(spec)
-        self._plan(spec)
+        self._plan(spec, elsewhere=detach)
         directory = RunDir.create(spec, home=self.home, request_token=request_token)
         run = Run(directory)
         if run.outcome() is not None or directory.lease_holder() is not None:
@@ -96,9 +104,11 @@ class Client:
             threading.Thread(target=supervise_here, args=(directory,), name=f"rankfall-{run.id}", daemon=True).start()
         return run
 
-    def _plan(self, spec: JobSpec) -> dict[str, Any]:
+    def _plan(self, spec: JobSpec, *, elsewhere: bool = False) -> dict[str, Any]:
         from rankfall.backends.registry import backend_for  # noqa: PLC0415 - a client that only lists runs needs none
+        from rankfall.observe.strategies import find_strategy  # noqa: PLC0415 - as above
 
+        find_strategy(spec.strategy, elsewhere=elsewhere)
         backend = backend_for(spec)
         try:
             return backend.plan(spec, RunDir(self.home / "runs" / f"{spec.name}-000000"), 1).document()
@@ -112,14 +122,14 @@ class Client:
                 found.append(reader.summary())
         return found
 
-    def _why(self, target: str | Run | Path | Collection[Path], attempt: int | None) -> Verdict:
+    def _why(self, target: str | Run | Path | Collection[Path], attempt: int | None, strategy: str | None) -> Verdict:
         from rankfall.explain import explain_files, explain_run  # noqa: PLC0415 - loads the signatures
 
         if isinstance(target, Run):
-            return explain_run(target.directory, attempt=attempt).verdict
+            return explain_run(target.directory, attempt=attempt, strategy=strategy).verdict
         if isinstance(target, str):
             try:
-                return explain_run(RunDir.open(self.home, target), attempt=attempt).verdict
+                return explain_run(RunDir.open(self.home, target), attempt=attempt, strategy=strategy).verdict
             except NotFound:
                 if not os.path.lexists(target):
                     raise
@@ -127,7 +137,7 @@ class Client:
         paths = [target] if isinstance(target, Path) else list(target)
         if attempt is not None:
             raise UsageError("files have no attempts", hint="leave attempt out")
-        return explain_files(paths).verdict
+        return explain_files(paths, strategy=strategy).verdict
 
 
 def complete(spec: JobSpec) -> JobSpec:

@@ -83,10 +83,16 @@ class SyncClient:
         """As :meth:`Client.get`."""
         return SyncRun(_sync(self._client.get(run)))
 
-    def why(self, target: str | SyncRun | Path | Collection[Path], *, attempt: int | None = None) -> Verdict:
+    def why(
+        self,
+        target: str | SyncRun | Path | Collection[Path],
+        *,
+        attempt: int | None = None,
+        strategy: str | None = None,
+    ) -> Verdict:
         """As :meth:`Client.why`."""
         wanted = Run(target.directory) if isinstance(target, SyncRun) else target
-        return _sync(self._client.why(wanted, attempt=attempt))
+        return _sync(self._client.why(wanted, attempt=attempt, strategy=strategy))
 
 
 async def _next(lines: AsyncIterator[T]) -> T:

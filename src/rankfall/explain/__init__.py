@@ -13,29 +13,38 @@ from rankfall.model.evidence import SlotLauncher
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.catalogues import catalogue_of
 from rankfall.observe.files import case_of_files, case_of_stream
+from rankfall.observe.strategies import diagnose_by, find_strategy
 from rankfall.store import AttemptRow, RunDir, default_home
 
 # How long a live run's streams are followed for one answer, seconds.
 _LIVE_S: Final = 10.0
+# How the argument of the functions here is called.
+_FLAG: Final = "strategy"
 
 __all__ = ["explain_files", "explain_run", "explain_stream"]
 
 
-def explain_run(run_dir: RunDir, *, attempt: int | None = None, fresh: bool = False) -> Diagnosis:
+def explain_run(
+    run_dir: RunDir, *, attempt: int | None = None, fresh: bool = False, strategy: str | None = None
+) -> Diagnosis:
     """The diagnosis of one attempt of a run.
 
     Args:
         run_dir: the run.
         attempt: counted from 1; the newest by default.
         fresh: make it anew from the evidence in the directory, whatever verdict is stored.
+        strategy: how the root is chosen; the run's own by default. One that is named here makes the verdict anew.
 
     Raises:
         NotFound: the run has no such attempt.
+        SpecError: there is no such strategy.
     """
+    if strategy is not None:
+        find_strategy(strategy, field=_FLAG)
     with run_dir.reader() as reader:
         rows = reader.attempts()
         numbers = [row.attempt for row in rows]
-        stored = reader.diagnosis(attempt) if not fresh else None
+        stored = reader.diagnosis(attempt) if not fresh and strategy is None else None
     if attempt is not None and attempt not in numbers:
         known = f"attempts 1-{max(numbers)}" if numbers else "no attempt yet"
         raise NotFound(f"run {run_dir.id} has no attempt {attempt}", hint=f"it has {known}")
@@ -48,7 +57,13 @@ def explain_run(run_dir: RunDir, *, attempt: int | None = None, fresh: bool = Fa
     while observer.poll(time.time_ns()).bytes:
         if not _all_over(observer) and time.monotonic() > until:
             break
-    return diagnose(observer.case())
+    return diagnose_by(strategy or _strategy(rows, number) or run_dir.spec.strategy, observer.case())
+
+
+def _strategy(rows: Sequence[AttemptRow], number: int) -> str | None:
+    """What the attempt's plan says; None where an older or damaged plan does not."""
+    said: object = next((row.plan.get("strategy") for row in rows if row.attempt == number), None)
+    return said if isinstance(said, str) else None
 
 
 def _launcher(rows: Sequence[AttemptRow], number: int) -> SlotLauncher | None:
@@ -64,20 +79,26 @@ def _all_over(observer: AttemptObserver) -> bool:
     return all(slot.state in {"ended", "lost", "expected"} for slot in observer.slots())
 
 
-def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = ()) -> Diagnosis:
+def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = (), strategy: str | None = None) -> Diagnosis:
     """The diagnosis of any pile of log files and folders, offline; run and attempt are null.
 
     Args:
         paths: files and folders.
         signatures: files of the user's own signatures, beside those of the home.
+        strategy: how the root is chosen; ``causal`` by default.
 
     Raises:
         NotFound: a path does not exist.
-        UsageError: nothing of it can be read, or a file of signatures is damaged.
+        UsageError: nothing of it can be read, a file of signatures is damaged, or there is no such strategy.
     """
-    return diagnose(case_of_files(paths, catalogue=catalogue_of(default_home(), signatures)))
+    chosen = find_strategy(strategy, field=_FLAG)
+    return diagnose(case_of_files(paths, catalogue=catalogue_of(default_home(), signatures)), strategy=chosen)
 
 
-def explain_stream(file: BinaryIO, *, name: str = "-", signatures: Sequence[Path] = ()) -> Diagnosis:
-    """The diagnosis of text from a pipe, read to its end; ``signatures`` as of :func:`explain_files`."""
-    return diagnose(case_of_stream(file, name=name, catalogue=catalogue_of(default_home(), signatures)))
+def explain_stream(
+    file: BinaryIO, *, name: str = "-", signatures: Sequence[Path] = (), strategy: str | None = None
+) -> Diagnosis:
+    """The diagnosis of text from a pipe, read to its end; ``signatures`` and ``strategy`` as of :func:`explain_files`."""
+    chosen = find_strategy(strategy, field=_FLAG)
+    case = case_of_stream(file, name=name, catalogue=catalogue_of(default_home(), signatures))
+    return diagnose(case, strategy=chosen)

@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from rankfall.diagnose import BUILT_IN, CAUSAL, Pick, Strategy
-from rankfall.model import RankfallError, SpecError, UsageError
+import msgspec
+
+from rankfall.diagnose import BUILT_IN, CAUSAL, Pick, Strategy, diagnose
+from rankfall.model import Case, Diagnosis, RankfallError, SpecError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -88,12 +90,17 @@ def find_strategy(name: str | None, *, field: str = FIELD, elsewhere: bool = Fal
     return Strategy(name=name, pick=_loaded(points[0], field))
 
 
-def strategy_or_causal(name: str | None) -> tuple[Strategy, str | None]:
-    """As :func:`find_strategy`, for whoever must answer in any case: ``causal`` and what is wrong, then."""
+def diagnose_by(name: str | None, case: Case) -> Diagnosis:
+    """The diagnosis by the strategy of this name; by ``causal``, and the verdict says so, where this process does not have it.
+
+    A run outlives the environment that it was submitted from, so nothing is refused here.
+    """
     try:
-        return find_strategy(name), None
+        strategy = find_strategy(name)
     except RankfallError as error:
-        return CAUSAL, f"the answer of the run's strategy; causal answered: {error.message}"
+        problem = f"the answer of the run's strategy; causal answered: {error.message}"
+        return diagnose(msgspec.structs.replace(case, missing=(problem, *case.missing)))
+    return diagnose(case, strategy=strategy)
 
 
 def _declared() -> Iterable[EntryPoint]:

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
-from rankfall.diagnose import diagnose
 from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
 from rankfall.observe.attempt import AttemptObserver, Delta
+from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.events import EventLog
@@ -246,7 +246,8 @@ class AttemptWatch:
             came += sum(1 for record in delta.records if record.kind == "stacks")
             self._take(delta, self._slots(), self._observer.ranks(), now=time.time_ns())
         case = self._case(hung=True)
-        self._verdict = diagnose(msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}")))
+        case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
+        self._verdict = diagnose_by(self._plan.strategy, case)
         # Stored before the stop: what a killed supervisor would never see again is the standing still itself.
         self._store(force=True)
         self._ledger.add_verdict(self._plan.attempt, self._verdict)
@@ -268,7 +269,8 @@ class AttemptWatch:
         if self._stopping is not None and clock - self._stopping.began >= _PATIENCE_S:
             self._said_early = True
             self._store(force=True)
-            self._ledger.add_verdict(self._plan.attempt, diagnose(msgspec.structs.replace(self._case(), ended=True)))
+            case = msgspec.structs.replace(self._case(), ended=True)
+            self._ledger.add_verdict(self._plan.attempt, diagnose_by(self._plan.strategy, case))
 
     def _conclude(self) -> Diagnosis:
         self._blame_the_disk()
@@ -282,7 +284,7 @@ class AttemptWatch:
             if not delta.bytes and not delta.changed:
                 break
         case = msgspec.structs.replace(self._case(), ended=True)
-        found = self._verdict or diagnose(case)
+        found = self._verdict or diagnose_by(self._plan.strategy, case)
         self._store(force=True)
         return found
 
