@@ -1,0 +1,85 @@
+"""The kubelet's own complaints in the body of a log: texts that no container wrote, and that must not be taken for its lines.
+
+The kubelet answers 200 before it opens the log. What goes wrong after that it writes into the body as plain text: at the start, or after the
+lines it sent so far, always last and without LF. The texts are those of Kubernetes 1.25 to 1.34 (``cri-client/pkg/logs``, ``kuberuntime``).
+
+It refuses to see a complaint in a line with a time stamp: a job may print such a sentence itself. Without time stamps nobody can tell the two apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+Kind = Literal["gone", "limits", "runtime", "file"]
+
+# What the stamp of a log line looks like; the kubelet writes one before every line when asked to.
+STAMP: Final = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) ")
+# A path and an error number make a few hundred bytes.
+MAX_COMPLAINT: Final = 4096
+
+_PATH: Final = rb'"(?:[^"\\]|\\.)*"'
+_TABLE: Final[tuple[tuple[Kind, bytes], ...]] = (
+    ("gone", rb"unable to retrieve container logs for \S+"),
+    ("gone", rb"failed to try resolving symlinks in path " + _PATH + rb": .*"),
+    ("gone", rb"failed to open log file " + _PATH + rb": .*"),
+    ("limits", rb"failed to create fsnotify watcher: .*"),
+    ("limits", rb"failed to watch (?:directory|file) " + _PATH + rb": .*"),
+    ("file", rb"failed to (?:tail -?\d+ lines of|seek -?\d+ in|read|reset seek in) log file " + _PATH + rb": .*"),
+    ("file", rb"failed to get parse function: .*"),
+    ("file", rb"container status is nil"),
+    ("runtime", rb"rpc error: code = \w+ desc = .*"),
+    ("runtime", rb"context cancell?ed"),
+)
+_COMPLAINTS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
+
+
+class Complaint(msgspec.Struct, frozen=True):
+    """What the kubelet says instead of a line.
+
+    Attributes:
+        kind: ``gone``: the log is no longer there; ``limits``: the node has no room for one more follow (inotify), try again later;
+            ``runtime``: its container runtime did not answer; ``file``: the log cannot be read.
+        text: of the kubelet.
+    """
+
+    kind: Kind
+    text: str
+
+
+def complaint(piece: bytes) -> Complaint | None:
+    """Whether the end of a body is the kubelet's, and what it says.
+
+    Args:
+        piece: what follows the last LF of a body that has ended; the whole body where it has none.
+    """
+    if not piece or len(piece) > MAX_COMPLAINT or b"\n" in piece or STAMP.match(piece):
+        return None
+    for kind, pattern in _COMPLAINTS:
+        if pattern.fullmatch(piece):
+            return Complaint(kind=kind, text=piece.decode("utf-8", "replace"))
+    return None
+
+
+_WAITS: Final = re.compile(
+    r'container "[^"]*" in pod "[^"]*" is waiting to start(?:: (.*?)| - no logs yet)\.?', re.DOTALL
+)
+_NOT_THERE: Final = re.compile(
+    r'container "[^"]*" in pod "[^"]*" is not available|pod "[^"]*" cannot be found - no logs available'
+)
+
+
+def not_started(message: str) -> str | None:
+    """Why there is no log yet, out of the message of an answer 400; None = it speaks of something else.
+
+    A container that has not started is a state to wait in, not an error.
+
+    Returns:
+        The reason, as ``ContainerCreating``; empty where the kubelet gives none.
+    """
+    found = _WAITS.search(message)
+    if found:
+        return found[1] or ""
+    return "" if _NOT_THERE.search(message) else None

@@ -1,0 +1,98 @@
+"""What a watch remembers of each object, and the differences to a new list: no change is lost where the server's history has a gap.
+
+Of an object only its version, its UID and what the caller wants to have when it vanishes is kept. A name that comes back with another UID is
+another object: the old one is told as deleted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+Object = dict[str, Any]
+Keep = Callable[[Object], Any]
+Change = Literal["added", "modified", "deleted"]
+Key = tuple[str, str]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """One object as it was last seen.
+
+    Attributes:
+        uid: of the object.
+        version: its resourceVersion; compared for being equal, nothing else.
+        kept: what ``keep`` made of it.
+    """
+
+    uid: str
+    version: str
+    kept: Any
+
+
+class Book:
+    """The objects that a watch has told of and that are not deleted.
+
+    Args:
+        keep: what is remembered of an object for the day it vanishes unseen.
+    """
+
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._known: dict[Key, Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def compare(self, items: Iterable[Object]) -> Iterator[tuple[Change, Any, bool]]:
+        """What has changed since, when these are all objects that there are now.
+
+        Objects that vanished come first, so that whoever counts never counts too many.
+
+        Yields:
+            The change, the object (of a vanished one what was kept), and whether it vanished.
+        """
+        new = {key_of(item): item for item in items}
+        for key, known in list(self._known.items()):
+            now = new.get(key)
+            if now is None or _uid(now) != known.uid:
+                del self._known[key]
+                yield "deleted", known.kept, True
+        for item in new.values():
+            for change in self.seen(item):
+                yield *change, False
+
+    def seen(self, item: Object) -> Iterator[tuple[Change, Any]]:
+        """An object is there in this state: nothing when this is known, else what has changed."""
+        key, uid, version = key_of(item), _uid(item), version_of(item)
+        old = self._known.get(key)
+        if old is not None and old.uid == uid and old.version == version:
+            return
+        if old is not None and old.uid != uid:
+            yield "deleted", old.kept
+        self._known[key] = Known(uid=uid, version=version, kept=self._keep(item))
+        yield ("modified" if old is not None and old.uid == uid else "added"), item
+
+    def gone(self, item: Object) -> Iterator[tuple[Change, Any]]:
+        """An object was deleted, or no longer fits the selector; nothing when nobody knew of it, or it is another one by now."""
+        key = key_of(item)
+        old = self._known.get(key)
+        if old is not None and old.uid == _uid(item):
+            del self._known[key]
+            yield "deleted", item
+
+
+def key_of(item: Object) -> Key:
+    """Namespace and name."""
+    meta = item["metadata"]
+    return meta.get("namespace", ""), meta["name"]
+
+
+def version_of(item: Object) -> str:
+    """The resourceVersion; empty when there is none."""
+    return str(item["metadata"].get("resourceVersion", ""))
+
+
+def _uid(item: Object) -> str:
+    return str(item["metadata"].get("uid", ""))
