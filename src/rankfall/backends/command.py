@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
@@ -54,6 +55,49 @@ def read_command(spec: JobSpec, *, cwd: Path) -> Command:
         return Command(kind="script", words=spec.command)
     _check_program(first, spec=spec, cwd=cwd)
     return Command(kind="program", words=spec.command)
+
+
+def command_elsewhere(spec: JobSpec) -> Command:
+    """The kind of a command whose files are in a container's image: told by its words, nothing can be looked at."""
+    first = spec.command[0]
+    if spec.module:
+        return Command(kind="module", words=spec.command)
+    parsed = torchrun.parse(spec.command)
+    if parsed is not None:
+        return Command(kind="torchrun", words=spec.command, torchrun=parsed)
+    return Command(kind="script" if first.endswith(".py") else "program", words=spec.command)
+
+
+def job_words(
+    command: Command,
+    *,
+    python: str,
+    flags: Mapping[str, str] | None,
+    log_dir: str | None,
+    env: Mapping[str, str],
+) -> tuple[str, ...]:
+    """The words that a slot starts.
+
+    Args:
+        command: as read.
+        python: the job's Python.
+        flags: of torchrun for this slot; None starts the command without torchrun.
+        log_dir: where torchrun keeps its own files; None leaves that to it.
+        env: the job's environment, for ``PET_*``.
+
+    Raises:
+        SpecError: flags of a given torchrun say something else than the job does.
+    """
+    words = command.words
+    if flags is not None:
+        if command.torchrun is not None:
+            return torchrun.merge(command.torchrun, flags, env=env)
+        own = dict(flags) if log_dir is None else {**flags, "log-dir": log_dir}
+        form = ("-m",) if command.kind == "module" else ("--no-python",) if command.kind == "program" else ()
+        return (python, "-m", "torch.distributed.run", *torchrun.as_words(own), *form, *words)
+    if command.kind == "module":
+        return (python, "-m", *words)
+    return (python, *words) if command.kind == "script" else words
 
 
 def check_hook(spec: JobSpec, command: Command, python: Interpreter) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.backends import bundle, environment, slots, torchrun
-from rankfall.backends.command import Command, check_hook, read_command
+from rankfall.backends.command import Command, check_hook, job_words, read_command
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.backends.ports import Reservation
 from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, slot_plan
@@ -81,7 +81,14 @@ class LocalBackend:
             )
             slot_dir = run_dir.slot_dir(attempt, spec.role, number)
             stream_dir = run_dir.stream_dir(attempt, spec.role, number)
-            job = _job_command(spec, command, python, launcher=launcher, flags=flags, slot_dir=slot_dir)
+            job = job_words(
+                command,
+                python=python.path,
+                flags=flags if launcher == "torchrun" else None,
+                # Its error files belong to the slot, not to a temporary folder that nobody removes.
+                log_dir=str(slot_dir / "torchelastic"),
+                env=torchrun.job_environment(spec.env),
+            )
             wrapper = (
                 # -I -S: neither the job's PYTHONPATH nor this environment's .pth files reach the wrapper.
                 *(sys.executable, "-I", "-S", str(bundle.location(home)), "wrap"),
@@ -270,22 +277,6 @@ def _rendezvous(spec: JobSpec, command: Command) -> Rendezvous:
         return "c10d"
     asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
     return "c10d" if asked == "c10d" else "static"
-
-
-def _job_command(
-    spec: JobSpec, command: Command, python: Interpreter, *, launcher: Launcher, flags: dict[str, str], slot_dir: Path
-) -> tuple[str, ...]:
-    words = command.words
-    if launcher == "torchrun":
-        if command.torchrun is not None:
-            return torchrun.merge(command.torchrun, flags, env=torchrun.job_environment(spec.env))
-        # Its error files belong to the slot, not to a temporary folder that nobody removes.
-        own = {**flags, "log-dir": str(slot_dir / "torchelastic")}
-        form = ("-m",) if command.kind == "module" else ("--no-python",) if command.kind == "program" else ()
-        return (python.path, "-m", "torch.distributed.run", *torchrun.as_words(own), *form, *words)
-    if command.kind == "module":
-        return (python.path, "-m", *words)
-    return (python.path, *words) if command.kind == "script" else words
 
 
 def _folder(spec: JobSpec) -> Path:

@@ -57,6 +57,7 @@ _MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*")
 # Python's own options that take the next word as their value.
 _PYTHON_VALUES: Final = ("-W", "-X", "--check-hash-based-pycs")
+LOOPBACK: Final = "127.0.0.1"
 _OURS: Final = "leave it out: Rankfall sets it for each slot"
 _HINTS: Final[Mapping[str, str]] = {
     "nnodes": "give it to Rankfall: rankfall run --nnodes N -- torchrun ...",
@@ -136,7 +137,7 @@ def _flag(name: str) -> str | None:
 
 
 def rendezvous_flags(
-    *, spec: JobSpec, nnodes: int, most: int, node: int, backend: str, run: str, port: int
+    *, spec: JobSpec, nnodes: int, most: int, node: int | str, backend: str, run: str, port: int, host: str = LOOPBACK
 ) -> dict[str, str]:
     """The flags that make one gang of all slots.
 
@@ -144,10 +145,11 @@ def rendezvous_flags(
         spec: the job.
         nnodes: nodes that are needed at least.
         most: nodes at most; more than ``nnodes`` is elastic.
-        node: number of this slot.
+        node: number of this slot, or text that becomes it in the slot.
         backend: ``static`` or ``c10d``.
         run: rendezvous id; each attempt has its own.
-        port: TCP port of the rendezvous on this machine.
+        port: TCP port of the rendezvous.
+        host: where slot 0 is reached; this machine for local slots.
     """
     flags = {
         "nnodes": f"{nnodes}:{most}" if most != nnodes else str(nnodes),
@@ -157,15 +159,12 @@ def rendezvous_flags(
         "rdzv-backend": backend,
     }
     if backend == "static":
-        flags |= {"node-rank": str(node), "master-addr": "127.0.0.1", "master-port": str(port)}
-    else:
-        # One host of the store by decision, not by who comes first: it lives as long as slot 0.
-        host = "1" if node == 0 else "0"
-        flags |= {
-            "rdzv-endpoint": f"127.0.0.1:{port}",
-            "rdzv-conf": f"is_host={host}",
-            "local-addr": "127.0.0.1",
-        }
+        return flags | {"node-rank": str(node), "master-addr": host, "master-port": str(port)}
+    flags["rdzv-endpoint"] = f"{host}:{port}"
+    if host == LOOPBACK:
+        # One host of the store by decision, not by who comes first: it lives as long as slot 0. Elsewhere torch finds it by itself: the
+        # machine whose own address the endpoint's name leads to.
+        flags |= {"rdzv-conf": f"is_host={1 if node == 0 else 0}", "local-addr": LOOPBACK}
     return flags
 
 
@@ -218,7 +217,7 @@ def _same(name: str, value: str, ours: str) -> bool:
         low, _, high = value.partition(":")
         return (low, high or low) == (ours.partition(":")[0], ours.partition(":")[2] or ours)
     if name == "master-addr":
-        return value in {ours, "localhost"}
+        return value == ours or (ours == LOOPBACK and value == "localhost")
     if name == "rdzv-conf":
         # Other keys are the user's; only who hosts the store is ours.
         return "is_host" not in value
