@@ -67,4 +67,4 @@ def test_a_long_piece_is_not_searched():
 def test_why_there_is_no_log_yet(message, reason):
     assert not_started(message) == reason
     if reason is not None:
-        assert not_started(f"cannot read the log of pod p: {message}") == reason
+        assert not_started(f"cannot get log of pod p: {message} (400 BadRequest)") == reason

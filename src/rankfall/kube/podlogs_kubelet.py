@@ -63,8 +63,9 @@ def complaint(piece: bytes) -> Complaint | None:
     return None
 
 
+# Our own messages end with the status in parentheses.
 _WAITS: Final = re.compile(
-    r'container "[^"]*" in pod "[^"]*" is waiting to start(?:: (.*?)| - no logs yet)\.?', re.DOTALL
+    r'container "[^"]*" in pod "[^"]*" is waiting to start(?:: (?P<why>[^\n]*?)| - no logs yet)(?: \(\d{3}(?: \w+)?\))?$'
 )
 _NOT_THERE: Final = re.compile(
     r'container "[^"]*" in pod "[^"]*" is not available|pod "[^"]*" cannot be found - no logs available'
@@ -81,5 +82,5 @@ def not_started(message: str) -> str | None:
     """
     found = _WAITS.search(message)
     if found:
-        return found[1] or ""
+        return found["why"] or ""
     return "" if _NOT_THERE.search(message) else None
