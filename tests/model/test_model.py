@@ -22,7 +22,7 @@ from rankfall.model import (
     schemas,
     spec_from,
 )
-from rankfall.model.exit_codes import CAUSE_CODES, exit_class, shell_code
+from rankfall.model.exit_codes import CAUSE_CODES, CODE_TABLE, exit_class, shell_code
 from rankfall.model.times import rfc3339
 
 FOLDER = Path(schemas.__file__).parent
@@ -95,9 +95,13 @@ def test_a_spec_survives_its_own_json():
 
 
 def test_every_exit_code_is_in_exactly_one_class():
+    rows = [row for row in CODE_TABLE for _ in range(row.first, row.last + 1)]
+    assert [code for row in CODE_TABLE for code in range(row.first, row.last + 1)] == list(range(256))
     classes = {code: exit_class(code) for code in range(256)}
-    assert [c for c in classes if classes[c] == "retryable"] == [130, 137, 143]
-    assert [c for c in classes if classes[c] == "user_retryable"] == [138]
+    assert [rows[code].kind for code in classes] == list(classes.values())
+    causes = set(CAUSE_CODES.values())
+    assert [c for c in classes if classes[c] == "retryable" and c not in causes] == [130, 137, 143]
+    assert [c for c in classes if classes[c] == "user_retryable"] == [138, CAUSE_CODES["user_retryable"]]
     assert all(classes[code] == "permanent" for code in (1, 2, 126, 127, 128, 139))
     with pytest.raises(ValueError, match="256"):
         exit_class(256)

@@ -29,3 +29,11 @@ def schema(*, name: str) -> None:
         raise UsageError(f"there is no document {name[:60]!r}", hint=f"allowed: {', '.join(_SCHEMAS)}")
     text = resources.files("rankfall.model.schemas").joinpath(f"rankfall.{short}-1.json").read_text("utf-8")
     emit.out(text.rstrip("\n"))
+
+
+@config.command("exit-codes")
+def exit_codes() -> None:
+    """Print the table of ranks' exit codes and what is done about each by default, as Markdown."""
+    from rankfall.model.exit_codes_page import page  # noqa: PLC0415 - a page of text that nothing else needs
+
+    emit.out(page().rstrip("\n"))

@@ -4,120 +4,186 @@ Rules, first match wins (the name is kept in the decision):
 
     no_failure         nothing fell, or the user cancelled                        -> none, stop
     user_final         the root's exception is marked final                       -> stop
+    rules[N]           the user's own rule number N, from 0                       -> what it says, within its budget
+    exit_code          a bare exit code that the table holds for permanent        -> stop
     cause_no           the catalogue says no retry and the cause is at least likely -> stop
+    cause_budget       a budget that the spec names for this cause is spent       -> stop
     restarts_spent     max_restarts attempts were started again already           -> stop
-    cause_budget       the spec's budget for this slug or family is spent         -> stop
-    user_retryable     marked retryable, or exit code 138                         -> retry, own budget
+    user_retryable     marked retryable, or exit code 138                         -> retry, budget user
     repeated           the same fingerprint fell before without progress          -> stop
+    exit_code          a bare exit code that the table holds for retryable        -> retry
     cause_elsewhere    on another node; here on this machine as one more try      -> retry_elsewhere or retry
     cause_once / cause_yes                                                        -> retry
+
+A retry that could only begin after the run's total deadline becomes a stop, ``total_deadline``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
-from rankfall.model import Action, Decision, Diagnosis, JobSpec
+from rankfall.decide.budgets import DECLARED, TOTAL, USER, Budget, Budgets
+from rankfall.decide.facts import PastAttempt, RootFacts
+from rankfall.decide.rules import BARE, first_match
+from rankfall.model import Action, Decision, Diagnosis, FailureRule, JobSpec
+from rankfall.model.exit_codes import USER_RETRYABLE, code_row
 
 # The same fault again and again without progress in between: more tries teach nothing (errors.md section 3.1, NVRx: 3).
 MAX_REPEATS: Final = 3
+DEADLINE: Final = "deadline_exceeded"
 
-
-class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an earlier attempt of the same run.
-
-    Attributes:
-        action: what was decided then.
-        progressed: its ranks passed a step that no attempt before it had reached.
-    """
-
-    attempt: int
-    fingerprint: str
-    slug: str
-    family: str
-    action: str
-    node: str | None = None
-    progressed: bool = False
+__all__ = ["MAX_REPEATS", "PastAttempt", "RootFacts", "decide"]
 
 
 def decide(
-    diagnosis: Diagnosis, *, spec: JobSpec, history: tuple[PastAttempt, ...], other_nodes: bool = False
+    diagnosis: Diagnosis,
+    *,
+    spec: JobSpec,
+    history: tuple[PastAttempt, ...],
+    facts: RootFacts | None = None,
+    other_nodes: bool = False,
+    time_left: float | None = None,
 ) -> Decision:
     """What to do about this diagnosis.
 
     Args:
         diagnosis: of the attempt that just ended.
-        spec: policies and budgets.
+        spec: policies, rules and budgets.
         history: earlier attempts of the run, oldest first, without the present one.
+        facts: how the root ended; by default what the diagnosis itself knows.
         other_nodes: whether the backend can avoid a node; this machine alone cannot.
+        time_left: seconds until the run's total deadline; None = there is none.
 
     Returns:
         A decision in state ``intent`` without a time; the caller stamps it.
     """
-    verdict = diagnosis.verdict
-    cause = verdict.cause
-    policies = spec.policies
-    restarts = sum(1 for past in history if past.action in {"retry", "retry_elsewhere"})
-    total_left = max(0, policies.max_restarts - restarts)
+    known = facts or RootFacts(code=diagnosis.exit_code, role=diagnosis.verdict.role)
+    return _Case(
+        diagnosis, spec=spec, history=history, facts=known, other_nodes=other_nodes, time_left=time_left
+    ).decision()
 
-    def stop(rule: str, because: str, *, budget: str | None = None) -> Decision:
-        return Decision(action="stop", rule=rule, because=because, budget=budget, left=total_left)
 
-    if verdict.state == "succeeded":
-        return Decision(action="none", rule="no_failure", because="the job succeeded", left=total_left)
-    if verdict.state == "cancelled":
-        return stop("no_failure", "the user cancelled the run")
-    if diagnosis.mark == "final":
-        return stop("user_final", "the exception is marked final")
-    declared = diagnosis.mark == "retryable" or cause.slug == "retryable_exception"
-    if verdict.retry == "no" and not declared:
-        return stop("cause_no", f"{cause.slug} would fall again")
-    if total_left == 0:
-        return stop("restarts_spent", f"all {policies.max_restarts} restarts are used", budget="total")
-    name, left = _budget(diagnosis, spec, history)
-    if left is not None and left <= 0:
-        return stop("cause_budget", f"the budget for {name} is used", budget=name)
-    tightest = total_left if left is None else min(total_left, left)
-    delay = _delay(spec, len(history))
+class _Case:
+    def __init__(
+        self,
+        diagnosis: Diagnosis,
+        *,
+        spec: JobSpec,
+        history: tuple[PastAttempt, ...],
+        facts: RootFacts,
+        other_nodes: bool,
+        time_left: float | None,
+    ) -> None:
+        self._verdict = diagnosis.verdict
+        self._diagnosis = diagnosis
+        self._spec = spec
+        self._history = history
+        self._facts = facts
+        self._other_nodes = other_nodes
+        self._time_left = time_left
+        self._budgets = Budgets(spec, history)
+        self._delay = _delay(spec, len(history))
 
-    def retry(rule: str, because: str, *, elsewhere: bool = False) -> Decision:
-        action: Action = "retry_elsewhere" if elsewhere else "retry"
+    def decision(self) -> Decision:
+        verdict, cause = self._verdict, self._verdict.cause
+        if verdict.state == "succeeded":
+            return Decision(
+                action="none", rule="no_failure", because="the job succeeded", left=self._budgets.total.left
+            )
+        if verdict.state == "cancelled":
+            return self._stop("no_failure", "the user cancelled the run")
+        if self._diagnosis.mark == "final":
+            return self._stop("user_final", "the exception is marked final")
+        found = first_match(self._spec, cause=cause, facts=self._facts)
+        return self._by_rule(*found) if found else self._by_cause()
+
+    def _by_rule(self, name: str, rule: FailureRule) -> Decision:
+        if rule.action == "fail":
+            return self._stop(name, f"{name} says fail")
+        names = [rule.budget] if rule.budget else [self._verdict.cause.slug, self._verdict.cause.family]
+        drawn = self._budgets.named(names)
+        if rule.action != "ignore":
+            drawn.append(self._budgets.total)
+        spent = _spent(drawn)
+        if spent is not None:
+            return self._stop(name, self._budgets.exhausted(spent), budget=spent.name)
+        elsewhere = rule.action == "restart_elsewhere" or rule.exclude_node
+        uncounted = ", which does not count in max_restarts" if rule.action == "ignore" else ""
+        return self._retry(name, f"{name} says {rule.action}{uncounted}", drawn=drawn, elsewhere=elsewhere)
+
+    def _by_cause(self) -> Decision:
+        verdict, cause = self._verdict, self._verdict.cause
+        code = self._facts.code
+        row = code_row(code) if cause.slug == "user_exit" and code is not None else None
+        declared = self._diagnosis.mark == "retryable" or cause.slug == "retryable_exception"
+        declared = declared or (row is not None and row.kind == "user_retryable")
+        # The same word as a signal: SIGUSR1 that nobody handled.
+        declared = declared or (code == USER_RETRYABLE and cause.slug in BARE)
+        again = row is not None and row.action == "restart"
+        if row is not None and not again and not declared and verdict.retry == "no":
+            return self._stop("exit_code", f"exit code {code} is permanent: {row.meaning}")
+        if verdict.retry == "no" and not declared and not again:
+            told = verdict.decisive.line if cause.slug == DEADLINE and verdict.decisive else None
+            return self._stop("cause_no", told or f"{cause.slug} would fall again")
+        names = [cause.slug, cause.family]
+        drawn = self._budgets.named([*names, USER] if declared else [n for n in names if self._has_number(n)])
+        spent = _spent(drawn)
+        if spent is not None:
+            return self._stop("cause_budget", self._budgets.exhausted(spent), budget=spent.name)
+        total = self._budgets.total
+        if not total.left:
+            return self._stop("restarts_spent", self._budgets.exhausted(total), budget=TOTAL)
+        drawn.append(total)
+        if declared:
+            return self._retry(DECLARED, "the user declares this error retryable", drawn=drawn)
+        stop = self._repeated()
+        if stop is not None:
+            return stop
+        if again:
+            return self._retry("exit_code", f"exit code {code} may pass", drawn=drawn)
+        if verdict.retry == "elsewhere":
+            where = "another node" if self._other_nodes else "this machine, the only one there is"
+            return self._retry("cause_elsewhere", f"{cause.slug}: one more try on {where}", drawn=drawn, elsewhere=True)
+        if verdict.retry == "once":
+            return self._retry("cause_once", f"{cause.slug}: one confirming retry", drawn=drawn)
+        return self._retry("cause_yes", f"{cause.slug} may pass", drawn=drawn)
+
+    def _repeated(self) -> Decision | None:
+        """A stop when the same fault fell before and nothing was gained in between."""
+        barren = [p for p in self._history if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
+        retry = self._verdict.retry
+        if retry in {"once", "elsewhere"} and barren and not (retry == "elsewhere" and self._other_nodes):
+            why = "the same fault fell before and nothing was gained in between"
+            return self._stop("repeated", why, budget="repeat")
+        if len(barren) >= MAX_REPEATS:
+            why = f"the same fault fell {len(barren)} times without progress"
+            return self._stop("repeated", why, budget="repeat")
+        return None
+
+    def _has_number(self, name: str) -> bool:
+        return name in self._spec.policies.budgets
+
+    def _stop(self, rule: str, because: str, *, budget: str | None = None) -> Decision:
+        return Decision(action="stop", rule=rule, because=because, budget=budget, left=self._budgets.total.left)
+
+    def _retry(self, rule: str, because: str, *, drawn: list[Budget], elsewhere: bool = False) -> Decision:
+        if self._time_left is not None and self._time_left <= self._delay:
+            total = self._spec.deadlines.total_s or 0.0
+            return self._stop("total_deadline", f"the total deadline of {total:g} s leaves no time for another attempt")
+        action: Action = "retry_elsewhere" if elsewhere and self._other_nodes else "retry"
+        named = [budget for budget in drawn if budget.name != TOTAL]
         return Decision(
-            action=action, rule=rule, because=because, budget=name or "total", left=tightest - 1, delay_s=delay
+            action=action,
+            rule=rule,
+            because=because,
+            budget=named[0].name if named else TOTAL,
+            left=min(budget.left for budget in drawn) - 1,
+            delay_s=self._delay,
         )
 
-    if declared:
-        return retry("user_retryable", "the user declares this error retryable")
-    same = [past for past in history if past.fingerprint == diagnosis.fingerprint]
-    barren = [past for past in same if not past.progressed]
-    if verdict.retry in {"once", "elsewhere"} and barren and not (verdict.retry == "elsewhere" and other_nodes):
-        return stop("repeated", "the same fault fell before and nothing was gained in between", budget="repeat")
-    if len(barren) >= MAX_REPEATS:
-        return stop("repeated", f"the same fault fell {len(barren)} times without progress", budget="repeat")
-    if verdict.retry == "elsewhere":
-        where = "another node" if other_nodes else "this machine, the only one there is"
-        return retry("cause_elsewhere", f"{cause.slug}: one more try on {where}", elsewhere=other_nodes)
-    if verdict.retry == "once":
-        return retry("cause_once", f"{cause.slug}: one confirming retry")
-    return retry("cause_yes", f"{cause.slug} may pass")
 
-
-def _budget(diagnosis: Diagnosis, spec: JobSpec, history: tuple[PastAttempt, ...]) -> tuple[str | None, int | None]:
-    """The tightest budget that the spec names for this cause, and what is left in it; (None, None) when it names none."""
-    cause = diagnosis.verdict.cause
-    found: list[tuple[int, str]] = []
-    for name, used in (
-        (cause.slug, sum(1 for past in history if past.slug == cause.slug)),
-        (cause.family, sum(1 for past in history if past.family == cause.family)),
-    ):
-        if name in spec.policies.budgets:
-            found.append((spec.policies.budgets[name] - used, name))
-    if not found:
-        return None, None
-    left, name = min(found)
-    return name, left
+def _spent(budgets: list[Budget]) -> Budget | None:
+    return next((budget for budget in budgets if not budget.left), None)
 
 
 def _delay(spec: JobSpec, attempts: int) -> float:

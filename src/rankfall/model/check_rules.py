@@ -6,12 +6,12 @@ import re
 
 from rankfall.model.causes import catalogue
 from rankfall.model.errors import SpecError
+from rankfall.model.exit_codes import MAX_CODE
 from rankfall.model.policies import FailureRule
 from rankfall.model.spec import JobSpec
 
 # A pod failure policy of Kubernetes holds at most so many rules; a job file must mean the same on every backend.
 MAX_RULES = 20
-MAX_CODE = 255
 MAX_SIGNAL = 64
 # The budget that needs no number of its own: code 138 and exceptions declared retryable draw on it.
 USER_BUDGET = "user"

@@ -1,15 +1,18 @@
 """Exit codes: what a bare code of a rank says, and the codes 200-219 that carry a cause through torchrun's eternal 1.
 
-The seed's table is the default: 1, 2, 126, 127, 128, 139 permanent; 130, 137, 143 retryable; 138 retryable as the user's own.
-A proven cause beats a bare code.
+The seed's table is the default: 1, 2, 126, 127, 128, 139 permanent; 130, 137, 143 retryable; 138 retryable as the user's own. Every
+code is in exactly one row of ``CODE_TABLE``. A proven cause beats a bare code, and a failure rule of the job beats the table.
 """
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 ExitClass = Literal["success", "permanent", "retryable", "user_retryable"]
+CodeAction = Literal["none", "fail", "restart"]
 
 SUCCESS = 0
 USAGE = 2
@@ -18,8 +21,7 @@ INFRASTRUCTURE = 69
 EVIDENCE_LOST = 74
 CANCELLED = 130
 USER_RETRYABLE = 138
-
-_RETRYABLE = frozenset({130, 137, 143})
+MAX_CODE = 255
 
 # One code per group of causes; used only where native rules of a platform must see the cause.
 CAUSE_CODES = MappingProxyType(
@@ -48,19 +50,83 @@ CAUSE_CODES = MappingProxyType(
 )
 
 
+class CodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table: codes ``first`` to ``last``, both included, and what is done about them by default.
+
+    Attributes:
+        kind: their class.
+        meaning: what such a code says, in words.
+        budget: what a new attempt draws on beside the total; None = the budgets of its cause.
+    """
+
+    first: int
+    last: int
+    kind: ExitClass
+    meaning: str
+    budget: str | None = None
+
+    @property
+    def action(self) -> CodeAction:
+        """What is done by default."""
+        return "none" if self.kind == "success" else "fail" if self.kind == "permanent" else "restart"
+
+    @property
+    def codes(self) -> str:
+        """The codes as text, as ``3-125``."""
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def _row(first: int, last: int, kind: ExitClass, meaning: str, budget: str | None = None) -> CodeRow:
+    return CodeRow(first=first, last=last, kind=kind, meaning=meaning, budget=budget)
+
+
+CODE_TABLE: Final = (
+    _row(0, 0, "success", "done"),
+    _row(1, 1, "permanent", "an error of the program; Python's code after any exception"),
+    _row(2, 2, "permanent", "wrong arguments, or the interpreter cannot open the script"),
+    _row(3, 125, "permanent", "an error of the program, by its own numbers"),
+    _row(126, 126, "permanent", "the command cannot be executed"),
+    _row(127, 127, "permanent", "the command was not found"),
+    _row(128, 128, "permanent", "the program left with an invalid code"),
+    _row(129, 129, "permanent", "128+SIGHUP, told as a code"),
+    _row(130, 130, "retryable", "128+SIGINT, told as a code: stopped from outside"),
+    _row(131, 136, "permanent", "128+SIGQUIT to 128+SIGFPE, told as a code: it crashed"),
+    _row(137, 137, "retryable", "128+SIGKILL, told as a code: killed from outside"),
+    _row(138, 138, "user_retryable", "128+SIGUSR1: the program asks for a new attempt", "user"),
+    _row(139, 139, "permanent", "128+SIGSEGV, told as a code: it crashed"),
+    _row(140, 142, "permanent", "128+SIGUSR2 to 128+SIGALRM, told as a code"),
+    _row(143, 143, "retryable", "128+SIGTERM, told as a code: stopped from outside"),
+    _row(144, 199, "permanent", "other signals told as a code, and numbers without a meaning of their own"),
+    _row(200, 201, "permanent", "cause: user, import_error"),
+    _row(202, 202, "user_retryable", "cause: user_retryable", "user"),
+    _row(203, 205, "permanent", "cause: data, memory, gpu_oom"),
+    _row(206, 209, "retryable", "cause: gpu, network, peer, storage"),
+    _row(210, 210, "permanent", "cause: disk_full"),
+    _row(211, 212, "retryable", "cause: platform, preempted"),
+    _row(213, 214, "permanent", "cause: control, cancelled"),
+    _row(215, 219, "retryable", "cause: hang, native_crash, killed, startup, unknown"),
+    _row(220, 255, "permanent", "numbers without a meaning of their own"),
+)
+
+
+def code_row(code: int) -> CodeRow:
+    """The row of a bare exit code 0-255.
+
+    Raises:
+        ValueError: the code is outside 0-255.
+    """
+    if not SUCCESS <= code <= MAX_CODE:
+        raise ValueError(f"exit code {code} is outside 0-{MAX_CODE}")
+    return next(row for row in CODE_TABLE if row.first <= code <= row.last)
+
+
 def exit_class(code: int) -> ExitClass:
     """The class of a bare exit code 0-255; each code is in exactly one class.
 
     Raises:
         ValueError: the code is outside 0-255.
     """
-    if not 0 <= code <= 255:  # noqa: PLR2004 - the range of a POSIX exit status
-        raise ValueError(f"exit code {code} is outside 0-255")
-    if code == SUCCESS:
-        return "success"
-    if code == USER_RETRYABLE:
-        return "user_retryable"
-    return "retryable" if code in _RETRYABLE else "permanent"
+    return code_row(code).kind
 
 
 def shell_code(*, code: int | None, signal: int | None) -> int | None:

@@ -38,6 +38,8 @@ def past_attempts(
                 slug=verdict.cause.slug,
                 family=verdict.cause.family,
                 action=row.decision.action,
+                rule=row.decision.rule,
+                budget=row.decision.budget,
                 node=verdict.node,
                 progressed=progressed,
             )

@@ -36,6 +36,7 @@ from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.history import past_attempts
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.root import root_facts
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
@@ -250,7 +251,8 @@ class _Run:
 
     def _decide(self, number: int, diagnosis: Diagnosis) -> DecisionRow:
         past = past_attempts(self._writer, before=number, decisions=self._decisions, verdicts=self._verdicts)
-        decision = decide(diagnosis, spec=self._spec, history=past)
+        facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
+        decision = decide(diagnosis, spec=self._spec, history=past, facts=facts)
         if decision.delay_s:
             jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
             decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
