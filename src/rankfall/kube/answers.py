@@ -1,0 +1,171 @@
+"""From what came back (or did not) to one of our errors: bounded, escaped, without credentials, with the next step.
+
+A Status object speaks for itself. Anything else (a proxy's HTML page, half a JSON document, nothing) is shown as an excerpt. What the
+HTTP library says is never passed on as it is: its errors carry the headers that were sent.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from rankfall.kube import retry
+from rankfall.kube.errors import ApiError, Unreachable, error_class
+from rankfall.kube.secret import excerpt
+
+_HINTS: Final[dict[int, str]] = {
+    400: "the request is not understood by this server; its version may be too old for it",
+    401: "log in again; the job itself is not touched",
+    403: "ask the cluster's administrator for this right: kubectl auth can-i shows what you may",
+    404: "check name, namespace and context; a kind that is not there may need its controller installed",
+    409: "look at the object that is there, then decide",
+    410: "list again",
+    413: "make the object smaller",
+    422: "correct the field that the message names",
+    429: "the server is busy; try again later",
+}
+_SERVER_SIDE: Final = 500
+_SERVER_HINT: Final = "the API server, or a proxy before it, is in trouble; try again later"
+_TITLE: Final = re.compile(rb"<title[^>]{0,200}>([^<]{1,500})</title", re.IGNORECASE)
+# How many of a Status's own words are shown: a field error of a large manifest fits.
+_MESSAGE: Final = 1500
+
+
+class Refusal(Exception):  # noqa: N818 - carries an answer from inside the HTTP library to the client, and no further
+    """An answer with an error status: what is needed of it, after its connection is given back."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(status)
+        self.status, self.headers, self.body = status, headers, body
+
+
+def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_done: bool = False) -> ApiError:
+    """The error for an answer.
+
+    Args:
+        refusal: the answer.
+        what: verb and object: ``get job default/train-1``.
+        secrets: our own credentials, masked in what the server says.
+        maybe_done: the request must not be repeated blindly; believed for 5xx only.
+    """
+    status = _status_object(refusal.body)
+    secrets = tuple(secrets)
+    if status is None:
+        reason, details = "", {}
+        said = _excerpt_of(refusal, secrets)
+    else:
+        reason = excerpt(_text(status.get("reason")), secrets=secrets, limit=100)
+        found = status.get("details")
+        details = found if isinstance(found, dict) else {}
+        said = excerpt(_text(status.get("message")), secrets=secrets, limit=_MESSAGE) or "no reason given"
+    code = refusal.status
+    name = f"{code} {reason}" if reason else str(code)
+    return error_class(code)(
+        f"cannot {what}: {said} ({name})",
+        status=code,
+        reason=reason,
+        details=details,
+        retry_after=retry_after(refusal.headers, details),
+        maybe_done=maybe_done and code >= _SERVER_SIDE,
+        hint=_HINTS.get(code, _SERVER_HINT if code >= _SERVER_SIDE else None),
+    )
+
+
+def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = ()) -> ApiError:
+    """The error for a success whose body is not what Kubernetes sends."""
+    shown = excerpt(body, secrets=secrets) or "nothing"
+    return ApiError(
+        f"cannot {what}: the answer is no JSON object but: {shown} ({status})",
+        status=status,
+        hint="is the server's address that of a Kubernetes API server, and is there a proxy that answers in its stead?",
+    )
+
+
+def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float | None:
+    """Seconds that an answer asks us to wait, from its header (a number or a date) or its Status."""
+    now = None
+    try:
+        # A date is meant by the server's clock, so it is compared with the server's.
+        now = parsedate_to_datetime(headers["Date"])
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+        now = None
+    if now is not None and now.tzinfo is None:
+        now = None
+    found = retry.seconds(headers.get("Retry-After"), now=now)
+    if found is not None:
+        return found
+    said = details.get("retryAfterSeconds")
+    return retry.seconds(str(said)) if isinstance(said, int | float) and said > 0 else None
+
+
+def lost(error: BaseException, *, what: str, server: str, repeatable: bool = True) -> Unreachable:
+    """The error for a request that got no answer.
+
+    Args:
+        error: of aiohttp, of the socket, of TLS, or a time-out.
+        what: verb and object.
+        server: address for the message; without credentials.
+        repeatable: the request may be repeated without harm, so nobody needs to know whether it was done.
+    """
+    sent = not isinstance(
+        error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.ClientHttpProxyError
+    )
+    cause, tls = _cause(error)
+    hint = (
+        "check the certificate authority, the server's name and the clock of this machine"
+        if tls
+        else "check the address, the network and the proxy; kubectl get --raw /readyz asks the same server"
+    )
+    return Unreachable(
+        f"cannot {what}: no answer from {server}: {cause}", hint=hint, maybe_done=sent and not repeatable, tls=tls
+    )
+
+
+def _cause(error: BaseException) -> tuple[str, bool]:
+    """In words, and whether it is TLS. Only parts that cannot hold a credential are taken from the error."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, ssl.SSLCertVerificationError):
+            return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
+        if isinstance(inner, ssl.SSLError):
+            return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
+        certificate = getattr(inner, "certificate_error", None) or getattr(inner, "os_error", None)
+        inner = certificate if isinstance(certificate, BaseException) else inner.__cause__
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its name is not known", False
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"the proxy refused with status {error.status}", False
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection in time", False
+    if isinstance(error, TimeoutError):
+        return "no answer in time", False
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection", False
+    if isinstance(error, OSError) and error.strerror:
+        return excerpt(error.strerror), False
+    return type(error).__name__, False
+
+
+def _status_object(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) and found.get("kind") == "Status" else None
+
+
+def _excerpt_of(refusal: Refusal, secrets: Iterable[str]) -> str:
+    title = _TITLE.search(refusal.body)
+    if title is not None:
+        return f"a page named {excerpt(title[1], secrets=secrets)!r}"
+    return excerpt(refusal.body, secrets=secrets) or "an empty answer"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,71 @@
+"""A value that never shows itself, and the making of text that is safe to show.
+
+Credentials are wrapped from the moment they are read, so that no repr, error or JSON of a struct that holds them can tell them.
+Text of servers and plug-ins is hostile and may repeat our own credentials: it is bounded, escaped and redacted before it is shown.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Final
+
+from rankfall_inside.redact import MASK, redact
+
+_SHOWN: Final = 300
+# Read before redaction: enough that no secret is cut in half at the end of what is shown.
+_READ: Final = 8192
+# A shorter one would be masked in the middle of ordinary words.
+_MIN_MASKED: Final = 4
+_HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+class Secret:
+    """Text or bytes that only ``reveal`` tells."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The value itself."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({MASK})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __reduce__(self) -> str:
+        # Pickles end in files and between processes.
+        raise TypeError("a secret is not copied elsewhere")
+
+
+def excerpt(text: str | bytes, *, secrets: Iterable[str] = (), limit: int = _SHOWN) -> str:
+    r"""One line of hostile text that is safe to show: bounded, escaped, without secrets.
+
+    Args:
+        text: anything; bytes are read as UTF-8, wrong ones shown as ``\xff``.
+        secrets: our own credentials, masked wherever they show.
+        limit: longest answer in characters.
+    """
+    if isinstance(text, bytes):
+        text = text[:_READ].decode("utf-8", "backslashreplace")
+    known = sorted({value for value in secrets if len(value) >= _MIN_MASKED}, key=len, reverse=True)
+    over = len(text) > _READ
+    text = redact(text[:_READ], known)
+    if over and known:
+        # The cut may have gone through a secret, whose first half no pattern knows.
+        text = text[: max(0, len(text) - len(known[0]))]
+    text = " ".join(text.split())
+    text = "".join(char if _harmless(char) else char.encode("unicode_escape").decode("ascii") for char in text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _harmless(char: str) -> bool:
+    return (char.isascii() and char.isprintable()) or unicodedata.category(char) not in _HIDDEN_CATEGORIES

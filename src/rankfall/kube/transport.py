@@ -1,0 +1,339 @@
+"""One request over HTTP, and its repeats: limiter, credentials, time-outs, pauses. Knows statuses and nothing of objects.
+
+Two pools: one for calls that are answered at once, few connections that are kept; one for streams, each of which owns its connection, so
+that a thousand open logs never make a call wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+import rankfall
+from rankfall.kube import answers, tls
+from rankfall.kube.access import Access
+from rankfall.kube.counters import Counters
+from rankfall.kube.credentials import Credentials, Proof
+from rankfall.kube.errors import ApiError, CredentialsError, KubeError, Unauthorized, Unreachable
+from rankfall.kube.limiter import Limiter
+from rankfall.kube.retry import Retry, Risk, repeats
+
+Params = Sequence[tuple[str, str]]
+T = TypeVar("T")
+Websocket = aiohttp.ClientWebSocketResponse
+
+# Of an error's body: more than any Status has.
+_ERROR_BODY: Final = 64 * 1024
+_ERROR_BODY_S: Final = 10.0
+_REFUSED: Final = 300
+
+
+class Limits:
+    """Time-outs in seconds, and sizes.
+
+    Attributes:
+        connect: until TCP and TLS stand.
+        pool: until a connection of the pool is free, connecting included.
+        total: one attempt of a call, from the beginning to the last byte of its answer.
+        head: until the head of a stream's answer is there.
+        calls: connections for calls.
+        streams: open streams and websockets.
+        body: largest answer of a call in bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: float = 10.0,
+        pool: float = 30.0,
+        total: float = 60.0,
+        head: float = 60.0,
+        calls: int = 16,
+        streams: int = 8192,
+        body: int = 256 << 20,
+    ) -> None:
+        self.connect, self.pool, self.total, self.head = connect, pool, total, head
+        self.calls, self.streams, self.body = calls, streams, body
+
+
+class Request:
+    """What is asked, apart from who asks.
+
+    Args:
+        method: of HTTP.
+        path: below the server's address, already percent-encoded.
+        verb: for the counters and messages: ``get``, ``watch`` …
+        what: the object, for messages.
+        risk: of sending it twice.
+        params: of the query.
+        body: with ``kind`` as its content type.
+        repeat: False = the caller has a pace of its own for repeats.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        *,
+        verb: str,
+        what: str,
+        risk: Risk,
+        params: Params = (),
+        body: bytes | None = None,
+        kind: str = "application/json",
+        repeat: bool = True,
+    ) -> None:
+        self.method, self.path, self.verb, self.what = method, path, verb, f"{verb} {what}"
+        self.risk, self.params, self.body, self.kind, self.repeat = risk, params, body, kind, repeat
+
+
+class Transport:
+    """Sends requests as one user to one server.
+
+    Args:
+        access: which.
+        limiter: asked before each request.
+        retry: pace of repeats.
+        limits: time-outs and sizes.
+    """
+
+    def __init__(self, access: Access, *, limiter: Limiter, retry: Retry, limits: Limits) -> None:
+        self.counters = Counters()
+        self._access, self._limiter, self._retry, self._limits = access, limiter, retry, limits
+        self._credentials = Credentials(access)
+        self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
+        self._calls: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """Credentials used so far, to be masked in what others say."""
+        return self._credentials.secrets
+
+    async def open(self) -> None:
+        """Make the pools; connects to nothing."""
+        tls.cut_buffers()
+        limits = self._limits
+        calls = aiohttp.ClientTimeout(total=limits.total, connect=limits.pool, sock_connect=limits.connect)
+        streams = aiohttp.ClientTimeout(total=None, connect=limits.pool, sock_connect=limits.connect)
+        self._calls = _session(limits.calls, calls)
+        self._streams = _session(limits.streams, streams)
+
+    async def close(self) -> None:
+        """Close every connection, open streams too."""
+        for session in (self._calls, self._streams):
+            if session is not None:
+                await session.close()
+        await self._credentials.close()
+
+    async def call(self, request: Request) -> bytes:
+        """The body of the answer.
+
+        Raises:
+            ApiError: the server's no.
+            Unreachable: no answer.
+            CredentialsError: we cannot prove who we are.
+        """
+        return await self._repeated(request, self._call_once)
+
+    async def stream(
+        self, request: Request, *, read_timeout: float | None, head: float | None
+    ) -> aiohttp.ClientResponse:
+        """An answer whose body has not been read; the caller closes it.
+
+        Args:
+            request: what is asked.
+            read_timeout: longest silence in seconds; None = any.
+            head: longest wait for the answer's head; None = the usual one.
+        """
+
+        async def once(request: Request, proof: Proof) -> aiohttp.ClientResponse:
+            limits = self._limits
+            timeout = aiohttp.ClientTimeout(
+                total=None, connect=limits.pool, sock_connect=limits.connect, sock_read=read_timeout
+            )
+            async with asyncio.timeout(limits.head if head is None else head):
+                return await _open(self._streams).request(
+                    request.method, **self._arguments(request, proof), timeout=timeout
+                )
+
+        return await self._repeated(request, once)
+
+    async def websocket(
+        self, request: Request, *, protocols: Sequence[str], heartbeat: float | None, largest: int
+    ) -> Websocket:
+        """An open websocket; the caller closes it."""
+
+        async def once(request: Request, proof: Proof) -> Websocket:
+            arguments = self._arguments(request, proof)
+            arguments.pop("data")
+            arguments.pop("allow_redirects")
+            async with asyncio.timeout(self._limits.head):
+                socket: Websocket = await _open(self._streams).ws_connect(
+                    **arguments, method=request.method, protocols=protocols, heartbeat=heartbeat, max_msg_size=largest
+                )
+                return socket
+
+        return await self._repeated(request, once)
+
+    async def _call_once(self, request: Request, proof: Proof) -> bytes:
+        async with _open(self._calls).request(request.method, **self._arguments(request, proof)) as response:
+            body = await _read(response, self._limits.body)
+            self.counters.by_status[response.status] += 1
+            if body is None:
+                raise ApiError(
+                    f"cannot {request.what}: the answer is larger than {self._limits.body} bytes",
+                    status=response.status,
+                    hint="ask for less at once",
+                )
+            return body
+
+    async def _repeated(self, request: Request, once: Callable[[Request, Proof], Awaitable[T]]) -> T:
+        """Send until there is an answer, or an error that repeating does not help, or patience is spent."""
+        began = time.monotonic()
+        attempt, renewed = 0, False
+        while True:
+            attempt += 1
+            proof = await self._credentials.current()
+            await self._limiter.wait()
+            self.counters.requests += 1
+            self.counters.retries += attempt > 1
+            self.counters.by_verb[request.verb] += 1
+            failure = await self._tried(request, proof, once)
+            if not isinstance(failure, KubeError):
+                return failure
+            if isinstance(failure, Unauthorized):
+                if renewed:
+                    raise _gone(failure, self._access)
+                await self._renew(failure, proof)
+                renewed = True
+                continue
+            pause = self._pause(request, failure, attempt)
+            if pause is None or time.monotonic() - began + pause > self._retry.total_s:
+                raise failure
+            await asyncio.sleep(pause)
+
+    async def _tried(
+        self, request: Request, proof: Proof, once: Callable[[Request, Proof], Awaitable[T]]
+    ) -> T | KubeError:
+        """One attempt. Errors are returned, so that what they replace is not chained to them: it carries our headers."""
+        try:
+            return await once(request, proof)
+        except answers.Refusal as refusal:
+            self.counters.by_status[refusal.status] += 1
+            return answers.refused(
+                refusal,
+                what=request.what,
+                secrets=self._credentials.secrets,
+                maybe_done=request.risk is Risk.TWICE,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            self.counters.by_status[error.status] += 1
+            return ApiError(
+                f"cannot {request.what}: the server did not open a websocket",
+                status=error.status,
+                hint="a proxy on the way may not let websockets through",
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.counters.failures += 1
+            return answers.lost(
+                error, what=request.what, server=self._access.server, repeatable=request.risk is not Risk.TWICE
+            )
+
+    async def _renew(self, failure: Unauthorized, proof: Proof) -> None:
+        self.counters.refreshes += 1
+        try:
+            await self._credentials.refresh(proof)
+        except CredentialsError as error:
+            raise error from failure
+
+    def _pause(self, request: Request, failure: KubeError, attempt: int) -> float | None:
+        """Seconds until the next attempt; None = none."""
+        if not request.repeat or attempt >= self._retry.attempts:
+            return None
+        if isinstance(failure, Unreachable):
+            if failure.maybe_done or failure.tls:
+                return None
+            return self._retry.pause(attempt, retry_after=None, dice=self._dice)
+        if isinstance(failure, ApiError) and repeats(
+            request.risk, status=failure.status, retry_after=failure.retry_after
+        ):
+            return self._retry.pause(attempt, retry_after=failure.retry_after, dice=self._dice)
+        return None
+
+    def _arguments(self, request: Request, proof: Proof) -> dict[str, Any]:
+        endpoint = self._access.endpoint
+        headers = CIMultiDict(proof.headers)
+        headers["Accept"] = "application/json"
+        if request.body is not None:
+            headers["Content-Type"] = request.kind
+        query = f"?{urlencode(request.params)}" if request.params else ""
+        return {
+            # Encoded already: a second time would turn %2F into %252F, and decoding would make a slash of it.
+            "url": URL(f"{endpoint.server}{request.path}{query}", encoded=True),
+            "headers": headers,
+            "data": request.body,
+            "ssl": True if proof.context is None else proof.context,
+            "server_hostname": endpoint.tls_server_name,
+            # A redirect would carry impersonation to another host.
+            "allow_redirects": False,
+        }
+
+
+def _session(connections: int, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    made = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections),
+        timeout=timeout,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"User-Agent": f"rankfall/{rankfall.__version__}"},
+        raise_for_status=_refuse,
+    )
+    # aiohttp sends a DELETE again by itself when a kept connection turns out to be closed: unseen, and without asking what it risks.
+    made._retry_connection = False  # noqa: SLF001 - there is no public setting
+    return made
+
+
+def _open(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
+    if session is None:
+        raise RuntimeError("the client is not open: async with Kube(access) as kube")
+    return session
+
+
+async def _refuse(response: aiohttp.ClientResponse) -> None:
+    if response.status < _REFUSED:
+        return
+    try:
+        async with asyncio.timeout(_ERROR_BODY_S):
+            body = await _read(response, _ERROR_BODY) or b""
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        body = b""
+    raise answers.Refusal(response.status, response.headers, body)
+
+
+async def _read(response: aiohttp.ClientResponse, largest: int) -> bytes | None:
+    """The body; None when it is larger."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > largest:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _gone(failure: Unauthorized, access: Access) -> CredentialsError:
+    error = CredentialsError(
+        f"{failure.message}; renewed credentials of user {access.user!r} were refused too",
+        hint="log in again; the job itself is not touched",
+    )
+    error.__cause__ = failure
+    return error
