@@ -7,7 +7,7 @@ another object: the old one is told as deleted first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 
@@ -83,15 +83,22 @@ class Book:
             yield "deleted", item
 
 
+def is_object(item: Any) -> TypeGuard[Object]:
+    """Whether this has what every object has; checked before anything below is asked."""
+    meta = item.get("metadata") if isinstance(item, dict) else None
+    return isinstance(meta, dict) and isinstance(meta.get("name"), str)
+
+
 def key_of(item: Object) -> Key:
     """Namespace and name."""
     meta = item["metadata"]
     return meta.get("namespace", ""), meta["name"]
 
 
-def version_of(item: Object) -> str:
+def version_of(item: Any) -> str:
     """The resourceVersion; empty when there is none."""
-    return str(item["metadata"].get("resourceVersion", ""))
+    meta = item.get("metadata") if isinstance(item, dict) else None
+    return str(meta.get("resourceVersion", "")) if isinstance(meta, dict) else ""
 
 
 def _uid(item: Object) -> str:
