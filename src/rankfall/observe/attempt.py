@@ -22,6 +22,7 @@ from rankfall.observe.catalogues import tolerant_catalogue
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
 from rankfall.observe.life import Life
+from rankfall.observe.lone import LoneSlot, stands_alone
 from rankfall.observe.records import Found, RecordFolder
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.stacks import stack_evidence
@@ -62,6 +63,7 @@ class AttemptObserver:
         attempt: counted from 1.
         catalogue: signatures; the packaged ones and those of the run's home by default.
         launcher: what started the ranks in each slot, where the plan is known.
+        spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class AttemptObserver:
         attempt: int,
         catalogue: Catalogue | None = None,
         launcher: SlotLauncher | None = None,
+        spare_listing: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self.spec = spec
@@ -86,6 +89,8 @@ class AttemptObserver:
         }
         self._facts = Facts(expected)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
+        alone = spare_listing and stands_alone(spec, launcher)
+        self._lone = self._lone_slot() if alone else None
         self._streams = SlotStreams(run_dir, attempt=attempt, role=spec.role, catalogue=found)
         self._evidence: dict[str, Evidence] = {}
         self._errors: list[Found] = []
@@ -102,7 +107,7 @@ class AttemptObserver:
         """
         before = set(self._evidence)
         ends_before = self._bad_ends()
-        found = self._records.poll()
+        found = self._new_records()
         for item in found:
             self._take_record(item)
         news = self._streams.poll(self._facts, now)
@@ -124,6 +129,10 @@ class AttemptObserver:
             new_streams=news.new_streams,
         )
 
+    def read_records(self) -> None:
+        """Read the records themselves from now on, also of a job of one rank."""
+        self._lone = None
+
     def ranks(self) -> tuple[RankFacts, ...]:
         """Fact sheets of all rank processes, older rounds included."""
         return self._facts.ranks()
@@ -143,6 +152,10 @@ class AttemptObserver:
 
     def case(self, *, cancelled: str | None = None, hung: bool = False) -> Case:
         """Everything known now, as the input of a diagnosis."""
+        if self._lone is not None and not self._lone.succeeded:
+            self.read_records()
+            for item in self._records.poll():
+                self._take_record(item)
         self._confirm()
         self._derive()
         slots = self.slots()
@@ -184,6 +197,19 @@ class AttemptObserver:
             sizes = [s.world_size for r in ranks if (s := self._facts.start_of(r.slot, r.pid)) and s.world_size]
             return max(sizes, default=None)
         return self.spec.world_size
+
+    def _lone_slot(self) -> LoneSlot:
+        place: dict[str, object] = {"run": self.run_dir.id, "attempt": self.attempt, "role": self.spec.role, "slot": 0}
+        place["node"] = self._facts.slots[0].node
+        return LoneSlot(self._slot_dir(0), place=place, hook=self.spec.inside != "off")
+
+    def _new_records(self) -> list[Found]:
+        if self._lone is not None:
+            found = self._lone.poll()
+            if found is not None:
+                return found
+            self.read_records()
+        return self._records.poll()
 
     def _take_record(self, item: Found) -> None:
         record = item.record
@@ -261,8 +287,12 @@ class AttemptObserver:
                 continue
             if not lock_is_free(self._slot_dir(number) / "lock"):
                 continue
-            for item in self._records.poll():
+            for item in self._new_records():
                 self._take_record(item)
+            if self._lone is not None and not self._lone.succeeded:
+                self.read_records()
+                for item in self._new_records():
+                    self._take_record(item)
             if self._facts.slots[number].state == "running":
                 self._facts.slots[number] = msgspec.structs.replace(facts, state="lost", where="lock")
 

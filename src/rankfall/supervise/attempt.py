@@ -73,7 +73,9 @@ class AttemptWatch:
         self._events = events
         self._control = control
         self._started = started
-        self._observer = AttemptObserver(run_dir, spec=self._spec, attempt=plan.attempt)
+        self._observer = AttemptObserver(
+            run_dir, spec=self._spec, attempt=plan.attempt, launcher=plan.launcher, spare_listing=True
+        )
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
         self._window = SettleWindow(self._spec.policies)
         self._hang = HangWatch(self._spec.policies.hang_timeout_s, start=time.time_ns())
@@ -237,6 +239,7 @@ class AttemptWatch:
         """Take the stacks of all ranks while they stand, diagnose, and only then stop them."""
         self._events.say("hang", why, at=time.time_ns(), attempt=self._plan.attempt)
         asked = sum(1 for r in ranks if r.state == "running")
+        self._observer.read_records()
         self._backend.ask_stacks(self._plan, [s.slot for s in self._plan.slots])
         deadline = time.monotonic() + _STACKS_S
         came = 0

@@ -1,0 +1,172 @@
+"""One slot with one rank: what its own directory tells under names that are known beforehand, so that no folder is listed while all goes well.
+
+A job that is not distributed shall pay nothing for those that are. Start and place of the rank stand in its claim, its good end in the
+slot's ``end.json``. Refuses to read anything else into them: a bad end, a second process or a rank without its slot's end, and the records
+themselves are read as for everybody.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import JobSpec, Record
+from rankfall.model.evidence import SlotLauncher
+from rankfall.observe.records import MAX_RECORD, Found
+
+# A hook that has not claimed for so long is not there, and a rank that ended so long ago left its slot behind, seconds.
+_WAIT_S: Final = 2.0
+_NS: Final = 1_000_000_000
+# pid, start, root's pid and start, then the identity; one number more when the wrapper made the claim for a rank without hook.
+_IDENTITY: Final = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
+_NUMBERS: Final = 4 + len(_IDENTITY)
+_STATE, _START_TICKS = 0, 19
+
+
+def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
+    """Whether a job is one slot with one rank, and names no strategy that may want more than that.
+
+    What ``exec`` starts is not known beforehand, and its exit code need not be its rank's.
+    """
+    return spec.world_size == 1 and not spec.elastic and spec.strategy is None and launcher in {"plain", "torchrun"}
+
+
+class LoneSlot:
+    """The slot and the rank of such a job, read from the slot directory alone.
+
+    Args:
+        slot_dir: need not exist yet.
+        place: run, attempt, role, slot and node, as fields of a record.
+        hook: whether a hook can come at all.
+    """
+
+    def __init__(self, slot_dir: Path, *, place: dict[str, object], hook: bool) -> None:
+        self._dir = slot_dir
+        self._place = place
+        self._hook = hook
+        self._slot_seen = False
+        self._start: Record | None = None
+        # Of the topmost process of the rank: a shell may stand around its program.
+        self._top = (0, 0)
+        self._gone_since: float | None = None
+        self.succeeded = False
+
+    def poll(self) -> list[Found] | None:
+        """What is new, as the records that say the same; None when the records themselves must be read from now on."""
+        if self.succeeded:
+            return []
+        found = []
+        if not self._slot_seen and (at := _written(self._dir / "lock")) is not None:
+            self._slot_seen = True
+            found.append(self._found("slot_start", "lock", at=at))
+        # Looked for before the claims are read: what was claimed before the end is then surely seen.
+        try:
+            end = self._end()
+        except ValueError:
+            return None
+        try:
+            found += self._rank(final=end is not None)
+        except ValueError:
+            return None
+        if end is None:
+            return None if self._left_behind() else found
+        if self._start is None or end.exit is None or end.exit.code != 0:
+            return None
+        self.succeeded = True
+        return [*found, *self._good_end(end, self._start)]
+
+    def _rank(self, *, final: bool) -> list[Found]:
+        """The rank's start, and once more when its hook turns out to be there.
+
+        Raises:
+            ValueError: there is more than these few files can tell.
+        """
+        claims = self._dir / "claims"
+        own, at = _numbers(claims / "o0"), _written(claims / "o0")
+        if own is None or at is None:
+            return []
+        root = claims / f"r{own[2]}-{own[3]}"
+        hooked = _numbers(root.with_name(f"{root.name}.0"))
+        late = len(own) > _NUMBERS and self._hook
+        if late or (claims / "o1").exists() or root.with_name(f"{root.name}.1").exists():
+            raise ValueError
+        self._top = own[0], own[1]
+        loaded = hooked is not None and len(hooked) == _NUMBERS
+        pid, ticks = hooked[:2] if loaded and hooked is not None else own[:2]
+        if self._start is not None and (self._start.writer == "hook" or not loaded):
+            return []
+        if not loaded and self._hook and not final and time.time_ns() - at < _WAIT_S * _NS:
+            return []
+        named = {name: value for name, value in zip(_IDENTITY, own[4:_NUMBERS], strict=True) if value >= 0}
+        writer = "hook" if loaded else "wrapper"
+        start = self._found("start", "claims/o0", at=at, pid=pid, start_ticks=ticks, ordinal=0, writer=writer, **named)
+        self._start = start.record
+        return [start]
+
+    def _good_end(self, end: Record, start: Record) -> list[Found]:
+        at = end.at_ns or time.time_ns()
+        # plain ends with its rank's own code, torchrun with 0 only when its one worker did.
+        code = {"code": 0, "how": "wait"}
+        rank = self._found("end", "end.json", at=at, pid=start.pid, rank=start.rank, ordinal=0, exit=code)
+        name = f"slot_end-a{end.attempt}-{end.role}-{end.slot}-{end.id}.json"
+        return [rank, Found(record=end, name=name, mtime=at)]
+
+    def _end(self) -> Record | None:
+        """The slot's end; None while it has none.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        try:
+            with (self._dir / "end.json").open("rb") as file:
+                data = file.read(MAX_RECORD)
+        except OSError:
+            return None
+        try:
+            return msgspec.json.decode(data, type=Record)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+
+    def _left_behind(self) -> bool:
+        """Whether the rank ended and its slot goes on for longer than a launcher needs to leave."""
+        if self._start is None or _lives(*self._top):
+            self._gone_since = None
+            return False
+        now = time.monotonic()
+        self._gone_since = self._gone_since or now
+        return now - self._gone_since > _WAIT_S
+
+    def _found(self, kind: str, file: str, *, at: int, **fields: object) -> Found:
+        given = {"id": f"lone-{kind}", "kind": kind, "writer": "wrapper", "at_ns": at, **self._place, **fields}
+        name = "/".join(("..", *self._dir.parts[-3:], file))
+        return Found(record=msgspec.convert(given, Record), name=name, mtime=at)
+
+
+def _numbers(path: Path) -> tuple[int, ...] | None:
+    """The numbers of a claim; None when it is missing or not whole."""
+    try:
+        with path.open("rb") as file:
+            found = tuple(int(word) for word in file.read(256).split())
+    except (OSError, ValueError):
+        return None
+    return found if len(found) >= _NUMBERS else None
+
+
+def _written(path: Path) -> int | None:
+    """When a file got its content, nanoseconds since the epoch; None while it has none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns if found.st_size else None
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return fields[_STATE] not in {b"Z", b"X"} and int(fields[_START_TICKS]) == ticks
+    except (OSError, ValueError, IndexError):
+        return False
