@@ -24,7 +24,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         insecure: do not check its certificate.
         ca_file: authorities to check it with; neither this nor ``ca_data`` = the system's.
         ca_data: the same as PEM.
-        proxy: address of a proxy on the way; may hold a password.
+        proxy: address of a proxy on the way; may hold a password; None = the environment's.
+        compress: large answers may come compressed.
     """
 
     server: str
@@ -33,6 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str | None = None
     ca_data: bytes | None = None
     proxy: Secret | None = None
+    compress: bool = True
 
 
 class Impersonation(msgspec.Struct, frozen=True, kw_only=True):

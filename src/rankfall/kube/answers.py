@@ -133,6 +133,8 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     while inner is not None:
         if isinstance(inner, ssl.SSLCertVerificationError):
             return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
+        if isinstance(inner, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+            return "it closed the connection", False
         if isinstance(inner, ssl.SSLError):
             return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
         certificate = getattr(inner, "certificate_error", None) or getattr(inner, "os_error", None)

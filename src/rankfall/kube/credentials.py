@@ -56,6 +56,8 @@ class Credentials:
         self._files: dict[str, WatchedFile] = {}
         self._made: tuple[tuple[object, ...], ssl.SSLContext] | None = None
         self._seen: set[str] = set()
+        self.note = ""
+        """Why the kubeconfig could not be read again; empty = it could."""
         self._plugin = self._new_plugin()
 
     @property
@@ -82,7 +84,7 @@ class Credentials:
         async with self._lock:
             if refused.number != self._number:
                 return
-            self._reread()
+            await self._reread()
             for file in self._files.values():
                 file.read(anew=True)
             if self._plugin is not None:
@@ -94,12 +96,14 @@ class Credentials:
         if self._plugin is not None:
             await self._plugin.close()
 
-    def _reread(self) -> None:
+    async def _reread(self) -> None:
         """Take what the kubeconfig says now about the launch's user; as before where it says nothing that can be used."""
         try:
-            found = reread(self._access)
-        except KubeConfigError:
+            found = await asyncio.to_thread(reread, self._access)
+        except KubeConfigError as error:
+            self.note = error.message
             return
+        self.note = ""
         if found.login == self._access.login and found.endpoint == self._access.endpoint:
             return
         changed = found.login.plugin != self._access.login.plugin or found.endpoint != self._access.endpoint

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rankfall.kube import proxies
 from rankfall.kube.access import Endpoint, ExecPlugin, Impersonation, Login
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import Secret, excerpt
@@ -57,7 +58,6 @@ _EXEC: Final = frozenset(
 )
 _VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _MODES: Final = ("Never", "IfAvailable", "Always")
-_PROXIES: Final = frozenset({"http", "https"})
 _CLUSTER_CONFIG: Final = "client.authentication.k8s.io/exec"
 
 
@@ -151,7 +151,6 @@ def endpoint(entry: Entry, *, name: str, path: str) -> Endpoint:
         fields.refuse("it has no server", "add the API server's address")
     ca_file, ca_data = fields.file_or_data("certificate-authority")
     insecure = fields.flag("insecure-skip-tls-verify")
-    fields.flag("disable-compression")
     if insecure and (ca_file or ca_data):
         fields.refuse("insecure-skip-tls-verify and a certificate authority are both given", "keep the authority")
     return Endpoint(
@@ -161,6 +160,7 @@ def endpoint(entry: Entry, *, name: str, path: str) -> Endpoint:
         ca_file=ca_file,
         ca_data=ca_data,
         proxy=_proxy(fields),
+        compress=not fields.flag("disable-compression"),
     )
 
 
@@ -240,16 +240,10 @@ def _proxy(fields: Fields) -> Secret | None:
     value = fields.text("proxy-url")
     if value is None:
         return None
-    try:
-        parts = urlsplit(value)
-        usable = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-        parts = urlsplit("")
-    if not usable or parts.scheme not in _PROXIES:
+    if not proxies.usable(value):
         fields.refuse(
-            f"proxy-url of the kind {excerpt(parts.scheme, limit=20)!r} is not supported here",
-            "use an http:// or https:// proxy, or reach the server without one",
+            "proxy-url is no address of a proxy that can be used here",
+            "use http://host:port or https://host:port, or reach the server without a proxy",
         )
     return Secret(value)
 
@@ -320,7 +314,10 @@ def _cluster_config(cluster: Entry) -> Secret | None:
     """The one extension of a cluster that is meant for plug-ins."""
     for row in cluster.get("extensions") or ():
         if isinstance(row, dict) and row.get("name") == _CLUSTER_CONFIG:
-            return Secret(msgspec.json.encode(row.get("extension")).decode())
+            try:
+                return Secret(msgspec.json.encode(row.get("extension")).decode())
+            except (TypeError, RecursionError):
+                return None
     return None
 
 

@@ -341,12 +341,10 @@ async def _bounded(stream: asyncio.StreamReader) -> bytes | None:
 
 
 async def _end(process: asyncio.subprocess.Process, *, whole: bool) -> None:
-    """Nothing of it is left: what it started has the same session, if it is not the terminal's."""
-    with contextlib.suppress(ProcessLookupError):
-        if whole:
-            os.killpg(process.pid, signal.SIGKILL)
-        elif process.returncode is None:
-            process.kill()
+    """End what still runs, with what it started. What a plug-in that ended by itself left behind (an agent, a browser) is its own."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL) if whole else process.kill()
     await process.wait()
 
 

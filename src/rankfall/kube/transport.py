@@ -7,6 +7,8 @@ that a thousand open logs never make a call wait.
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +26,9 @@ from rankfall.kube.counters import Counters
 from rankfall.kube.credentials import Credentials, Proof
 from rankfall.kube.errors import ApiError, CredentialsError, KubeError, Unauthorized, Unreachable
 from rankfall.kube.limiter import Limiter
+from rankfall.kube.proxies import proxy_for
 from rankfall.kube.retry import Retry, Risk, repeats
+from rankfall.kube.secret import Secret
 
 Params = Sequence[tuple[str, str]]
 T = TypeVar("T")
@@ -34,6 +38,7 @@ Websocket = aiohttp.ClientWebSocketResponse
 _ERROR_BODY: Final = 64 * 1024
 _ERROR_BODY_S: Final = 10.0
 _REFUSED: Final = 300
+_SWITCHED: Final = 101
 
 
 class Limits:
@@ -109,6 +114,7 @@ class Transport:
         self.counters = Counters()
         self._access, self._limiter, self._retry, self._limits = access, limiter, retry, limits
         self._credentials = Credentials(access)
+        self._proxy, self._proxy_headers = _through(proxy_for(access.endpoint, os.environ))
         self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
@@ -161,9 +167,11 @@ class Transport:
                 total=None, connect=limits.pool, sock_connect=limits.connect, sock_read=read_timeout
             )
             async with asyncio.timeout(limits.head if head is None else head):
-                return await _open(self._streams).request(
+                response = await _open(self._streams).request(
                     request.method, **self._arguments(request, proof), timeout=timeout
                 )
+            self.counters.by_status[response.status] += 1
+            return response
 
         return await self._repeated(request, once)
 
@@ -180,15 +188,16 @@ class Transport:
                 socket: Websocket = await _open(self._streams).ws_connect(
                     **arguments, method=request.method, protocols=protocols, heartbeat=heartbeat, max_msg_size=largest
                 )
-                return socket
+            self.counters.by_status[_SWITCHED] += 1
+            return socket
 
         return await self._repeated(request, once)
 
     async def _call_once(self, request: Request, proof: Proof) -> bytes:
         async with _open(self._calls).request(request.method, **self._arguments(request, proof)) as response:
-            body = await _read(response, self._limits.body)
+            body, whole = await _read(response, self._limits.body)
             self.counters.by_status[response.status] += 1
-            if body is None:
+            if not whole:
                 raise ApiError(
                     f"cannot {request.what}: the answer is larger than {self._limits.body} bytes",
                     status=response.status,
@@ -212,7 +221,7 @@ class Transport:
                 return failure
             if isinstance(failure, Unauthorized):
                 if renewed:
-                    raise _gone(failure, self._access)
+                    raise _gone(failure, self._access, self._credentials.note)
                 await self._renew(failure, proof)
                 renewed = True
                 continue
@@ -273,6 +282,8 @@ class Transport:
         endpoint = self._access.endpoint
         headers = CIMultiDict(proof.headers)
         headers["Accept"] = "application/json"
+        if not endpoint.compress:
+            headers["Accept-Encoding"] = "identity"
         if request.body is not None:
             headers["Content-Type"] = request.kind
         query = f"?{urlencode(request.params)}" if request.params else ""
@@ -283,9 +294,22 @@ class Transport:
             "data": request.body,
             "ssl": True if proof.context is None else proof.context,
             "server_hostname": endpoint.tls_server_name,
+            "proxy": self._proxy,
+            "proxy_headers": self._proxy_headers,
             # A redirect would carry impersonation to another host.
             "allow_redirects": False,
         }
+
+
+def _through(proxy: Secret | None) -> tuple[URL | None, dict[str, str] | None]:
+    """A proxy's address without its password, and the header that has it: aiohttp shows addresses in its errors."""
+    if proxy is None:
+        return None, None
+    url = URL(proxy.reveal())
+    if url.user is None and url.password is None:
+        return url, None
+    given = base64.b64encode(f"{url.user or ''}:{url.password or ''}".encode()).decode("ascii")
+    return url.with_user(None), {"Proxy-Authorization": f"Basic {given}"}
 
 
 def _session(connections: int, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
@@ -312,27 +336,27 @@ async def _refuse(response: aiohttp.ClientResponse) -> None:
         return
     try:
         async with asyncio.timeout(_ERROR_BODY_S):
-            body = await _read(response, _ERROR_BODY) or b""
+            body, _ = await _read(response, _ERROR_BODY)
     except (aiohttp.ClientError, TimeoutError, OSError):
         body = b""
     raise answers.Refusal(response.status, response.headers, body)
 
 
-async def _read(response: aiohttp.ClientResponse, largest: int) -> bytes | None:
-    """The body; None when it is larger."""
+async def _read(response: aiohttp.ClientResponse, largest: int) -> tuple[bytes, bool]:
+    """The body, and whether this is all of it."""
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_any():
         size += len(part)
-        if size > largest:
-            return None
         parts.append(part)
-    return b"".join(parts)
+        if size > largest:
+            return b"".join(parts), False
+    return b"".join(parts), True
 
 
-def _gone(failure: Unauthorized, access: Access) -> CredentialsError:
+def _gone(failure: Unauthorized, access: Access, note: str) -> CredentialsError:
     error = CredentialsError(
-        f"{failure.message}; renewed credentials of user {access.user!r} were refused too",
+        f"{failure.message}; renewed credentials of user {access.user!r} were refused too{note and f'; {note}'}",
         hint="log in again; the job itself is not touched",
     )
     error.__cause__ = failure
