@@ -15,6 +15,12 @@ IN_CLUSTER: Final = "in-cluster"
 """Name of the context, cluster and user of a pod's own service account."""
 
 
+Version = Literal["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"]
+"""Of the protocol of exec plug-ins."""
+Mode = Literal["Never", "IfAvailable", "Always"]
+"""Whether an exec plug-in may ask at the terminal."""
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where the API server is and how it is recognised.
 
@@ -60,11 +66,11 @@ class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True):
         cluster_config: what the kubeconfig has for it in the cluster's extensions, as JSON text.
     """
 
-    version: Literal["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"]
+    version: Version
     command: str
     args: tuple[Secret, ...] = ()
     env: tuple[tuple[str, Secret], ...] = ()
-    interactive: Literal["Never", "IfAvailable", "Always"] = "IfAvailable"
+    interactive: Mode = "IfAvailable"
     install_hint: str | None = None
     tell_cluster: bool = False
     cluster_config: Secret | None = None

@@ -11,13 +11,13 @@ import binascii
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
 from rankfall.kube import proxies
-from rankfall.kube.access import Endpoint, ExecPlugin, Impersonation, Login
+from rankfall.kube.access import Endpoint, ExecPlugin, Impersonation, Login, Mode, Version
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import Secret, excerpt
 
@@ -56,8 +56,8 @@ _USER: Final = frozenset(
 _EXEC: Final = frozenset(
     {"apiVersion", "command", "args", "env", "installHint", "provideClusterInfo", "interactiveMode"}
 )
-_VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_MODES: Final = ("Never", "IfAvailable", "Always")
+_VERSIONS: Final = get_args(Version)
+_MODES: Final = get_args(Mode)
 _CLUSTER_CONFIG: Final = "client.authentication.k8s.io/exec"
 
 
@@ -283,24 +283,20 @@ def _plugin(entry: Entry, user: Fields, cluster: Entry) -> ExecPlugin:
     if "/" in command:
         command = str(Path(fields.path).parent.absolute() / command)
     tell = fields.flag("provideClusterInfo")
-    config = _cluster_config(cluster) if tell else None
-    return msgspec.convert(
-        {
-            "version": version,
-            "command": command,
-            "args": tuple(Secret(word) for word in fields.texts("args")),
-            "env": _environment(entry, fields),
-            "interactive": mode or "IfAvailable",
-            "install_hint": fields.text("installHint"),
-            "tell_cluster": tell,
-            "cluster_config": config,
-        },
-        ExecPlugin,
+    return ExecPlugin(
+        version=cast("Version", version),
+        command=command,
+        args=tuple(Secret(word) for word in fields.texts("args")),
+        env=_environment(entry, fields),
+        interactive=cast("Mode", mode or "IfAvailable"),
+        install_hint=fields.text("installHint"),
+        tell_cluster=tell,
+        cluster_config=_cluster_config(cluster) if tell else None,
     )
 
 
 def _environment(entry: Entry, fields: Fields) -> tuple[tuple[str, Secret], ...]:
-    rows = entry.get("env") or ()
+    rows = entry.get("env") or []
     found: list[tuple[str, Secret]] = []
     for row in rows if isinstance(rows, list) else (None,):
         name, value = (row.get("name"), row.get("value", "")) if isinstance(row, dict) else (None, None)
