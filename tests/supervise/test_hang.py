@@ -96,11 +96,18 @@ def test_a_rank_that_never_comes_is_named_after_the_start_timeout(bench: Bench) 
     # Rank 1's program is no Python and says nothing of a rank before the wrapper looks; rank 0 waits for ever.
     code = "time.sleep(600)"
     run, outcome = bench.run(
-        code, nnodes=1, nproc_per_node=1, launcher="exec", deadlines=Deadlines(startup_s=1.0), policies={"max_restarts": 0}
+        code,
+        nnodes=1,
+        nproc_per_node=1,
+        launcher="exec",
+        deadlines=Deadlines(startup_s=1.0),
+        policies={"max_restarts": 0},
     )
     assert outcome.state == "failed"
-    assert "were not there 1 s after the start" in bench.texts("hang")[0]
+    assert "was not there 1 s after the start" in bench.texts("deadline")[0]
     assert outcome.verdict is not None
-    assert any("were not there" in text for text in outcome.verdict.missing)
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("deadline_exceeded", None)
+    assert outcome.verdict.decisive is not None
+    assert "was not there" in outcome.verdict.decisive.line
     with run.reader() as reader:
         assert reader.slots(1)[0].killed_by == "wrapper"

@@ -5,25 +5,28 @@ Refuses nothing and decides nothing: it waits as long as the job lives, stops th
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
-from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
+from rankfall.model import Case, Cause, Decisive, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts, Verdict
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control, read_cancel
+from rankfall.supervise.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.ledger import Ledger
-from rankfall.supervise.news import News, bad_ends
+from rankfall.supervise.news import BadEnd, News, bad_ends
 from rankfall.supervise.settle import SettleWindow, went_on
+from rankfall.supervise.sheets import Sheets
+from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
 from rankfall.supervise.stopping import Stopping
+from rankfall.supervise.success import SuccessWatch
+from rankfall.supervise.suspension import read_suspension
 
 # Between two looks: while something falls or stops, while ranks start, while the job just runs.
 _FAST_S: Final = 0.02
@@ -36,9 +39,6 @@ _STACKS_S: Final = 5.0
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
 _MAX_LAST_LOOKS: Final = 100_000
-# Less than the few files that a slot needs before it starts its command.
-FULL_BYTES: Final = 64 << 10
-_NS: Final = 1_000_000_000
 
 
 class AttemptWatch:
@@ -52,6 +52,7 @@ class AttemptWatch:
         events: for viewers.
         control: wishes of this process.
         started: when the attempt began, nanoseconds since the epoch.
+        total_at: when the run's total deadline is over, likewise; None = never.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class AttemptWatch:
         events: EventLog,
         control: Control,
         started: int,
+        total_at: int | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._spec: JobSpec = run_dir.spec
@@ -76,13 +78,14 @@ class AttemptWatch:
         self._observer = AttemptObserver(
             run_dir, spec=self._spec, attempt=plan.attempt, launcher=plan.launcher, spare_listing=True
         )
+        self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger, role=self._spec.role)
+        self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
+        self._deadlines = DeadlineWatch(self._spec.deadlines, started=started, total_at=total_at)
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
         self._window = SettleWindow(self._spec.policies)
         self._hang = HangWatch(self._spec.policies.hang_timeout_s, start=time.time_ns())
         self._stopping: Stopping | None = None
         self._own_evidence: list[Evidence] = []
-        self._dead: set[int] = set()
-        self._unwritten: set[int] = set()
         self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
         self._unstored: dict[str, Evidence] = {}
         self._stored_at = 0.0
@@ -93,6 +96,8 @@ class AttemptWatch:
         self._said_early = False
         self._verdict: Diagnosis | None = None
         self._cancelled: str | None = None
+        self._suspended: str | None = None
+        self._draining = False
 
     def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
         """Watch to the end.
@@ -101,7 +106,7 @@ class AttemptWatch:
             settled: a verdict that an earlier supervisor of this attempt had stored; it stands, the slots are only brought to their end.
 
         Returns:
-            The diagnosis, with state succeeded, failed or cancelled; None when this process let go of the run.
+            The diagnosis, with state succeeded, failed, cancelled or suspended; None when this process let go of the run.
         """
         self._verdict = settled
         while not self._look():
@@ -120,7 +125,7 @@ class AttemptWatch:
 
     def without_the_rest(self) -> None:
         """Slots that were not started until now will not be any more: they count as lost."""
-        self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
+        self._sheets.without_the_rest()
 
     # -- one look
 
@@ -128,10 +133,17 @@ class AttemptWatch:
         """One look at everything; True when all slots have ended."""
         now, clock = time.time_ns(), time.monotonic()
         delta = self._observer.poll(now)
-        slots, ranks = self._slots(), self._observer.ranks()
+        slots, ranks = self._sheets.slots(), self._observer.ranks()
+        judged = self._stopping is None and self._window.opened is None and self._verdict is None
+        standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
+        self._news.calm = standing == "reached"
         self._take(delta, slots, ranks, now=now)
         self._store()
+        bad = frozenset[BadEnd]()
+        if standing == "open":
+            bad = bad_ends(slots, ranks, launcher=self._plan.launcher) - self._forgiven
         self._watch_wishes()
+        self._watch_hold(slots, ranks, bad)
         if all(s.state in {"ended", "lost"} for s in slots):
             return True
         if self._stopping is not None:
@@ -141,10 +153,14 @@ class AttemptWatch:
         if self._verdict is not None:
             self._stop("its verdict was reached before")
             return False
-        fresh = bad_ends(slots, ranks, launcher=self._plan.launcher) - self._forgiven
-        self._window.see(clock, failed=bool(fresh), news=delta.changed)
+        if standing == "reached":
+            self._drain(now)
+            return False
+        self._window.see(clock, failed=bool(bad), news=delta.changed)
         if self._window.over(clock):
             self._close_window(slots, ranks)
+        elif (passed := self._deadlines.passed(now, absent=self._absent(ranks))) is not None:
+            self._late(passed, ranks)
         elif self._window.opened is None:
             self._watch_hang(delta, ranks, now=now)
         return False
@@ -161,42 +177,6 @@ class AttemptWatch:
             self._running = True
             self._ledger.set_run("running", reason=None, at=now)
 
-    def _slots(self) -> tuple[SlotFacts, ...]:
-        """The plan's slots, with what the backend sees of those whose records do not tell."""
-        known = {facts.slot: facts for facts in self._observer.slots()}
-        found = []
-        for one in self._plan.slots:
-            facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
-            if facts.state in {"expected", "lost"}:
-                facts = self._unrecorded(facts)
-            found.append(msgspec.structs.replace(facts, launcher=self._plan.launcher, node=facts.node or one.node))
-        return tuple(found)
-
-    def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
-        """A slot without an end record: a wrapper that was killed, never came up, or could write nothing because the disk is full."""
-        slot = facts.slot
-        if facts.state == "expected":
-            if slot not in self._dead:
-                if self._backend.life(self._plan, slot) in {"dead", "ended"}:
-                    # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
-                    self._dead.add(slot)
-                return facts
-            where = f"slots/attempt-{self._plan.attempt}/{facts.role or self._spec.role}-{slot}/wrapper.log"
-            facts = msgspec.structs.replace(facts, state="lost", where=where)
-            came_up = False
-        else:
-            came_up = True
-        code = self._backend.exit_code(self._plan, slot)
-        # A wrapper that never came up has a code of its own; only 0 is surely the command's.
-        if code is None or (code and not came_up):
-            return facts
-        if slot not in self._unwritten:
-            self._unwritten.add(slot)
-            self._ledger.note(
-                f"slot {slot} of attempt {self._plan.attempt} ended with code {code} and could not record it"
-            )
-        return msgspec.structs.replace(facts, state="ended", exit_code=code, where="exit status of the wrapper")
-
     def _watch_wishes(self) -> None:
         for number in self._control.take_signals():
             self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
@@ -210,6 +190,24 @@ class AttemptWatch:
         if self._cancelled is not None:
             self._stop(self._cancelled)
 
+    def _watch_hold(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
+        """Stop for a suspension, unless how the attempt ends was decided before it was asked for."""
+        if self._stopping is not None or self._window.opened is not None or self._verdict is not None:
+            return
+        hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+        asked = hold.asked(self._started)
+        if asked is None or self._success.reached:
+            return
+        fell = {("slot", s.slot, None): s.ended_at for s in slots} | {
+            ("rank", r.rank, r.pid): r.ended_at for r in ranks
+        }
+        if any((at := fell.get(end)) is not None and at < asked for end in bad):
+            return
+        if all(s.state == "ended" and s.ended_at is not None and s.ended_at < asked for s in slots):
+            return
+        self._suspended = hold.text
+        self._stop(self._suspended)
+
     def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
         if self._spec.elastic and went_on(ranks, slots, least=self._spec.nnodes):
             self._forgiven = bad_ends(slots, ranks, launcher=self._plan.launcher)
@@ -218,16 +216,58 @@ class AttemptWatch:
             return
         self._stop("another part of the job failed")
 
-    # -- standing still
+    def _drain(self, now: int) -> None:
+        """The job is done; the others may finish what they do, for a while."""
+        if not self._draining:
+            self._draining = True
+            wait = self._spec.success.drain_s
+            text = f"done: {self._success.because}; the others have {wait:g} s to finish"
+            self._events.say("success", text, at=now, attempt=self._plan.attempt)
+        if self._success.drained(now):
+            self._stop(f"the job is done: {self._success.because}")
+
+    # -- time is up, or nothing moves
+
+    def _late(self, passed: Passed, ranks: tuple[RankFacts, ...]) -> None:
+        """A deadline is over. A failure that was being looked at stands; else the time itself is the verdict, and blames nobody."""
+        self._events.say("deadline", passed.text, at=passed.at, attempt=self._plan.attempt, deadline=passed.field)
+        if self._window.opened is not None:
+            self._stop(passed.text)
+            return
+        missing: tuple[str, ...] = ()
+        if passed.which == "startup":
+            self._take_stacks(ranks)
+            case = self._case(hung=True)
+            found = diagnose_by(self._plan.strategy, case)
+            if found.verdict.cause.confidence == "proven":
+                # What keeps the ranks away is known: an image that cannot be pulled is no matter of time.
+                self._settle(found, reason=passed.text)
+                return
+            missing = (*case.missing, *found.verdict.missing)
+        own = deadline_evidence(passed, attempt=self._plan.attempt)
+        self._own_evidence.append(own)
+        self._unstored[own.id] = own
+        verdict = deadline_diagnosis(
+            passed,
+            run=self._run_dir.id,
+            attempt=self._plan.attempt,
+            role=self._spec.role,
+            missing=tuple(dict.fromkeys(missing)),
+        )
+        self._settle(verdict, reason=passed.text)
+
+    def _settle(self, found: Diagnosis, *, reason: str) -> None:
+        """Store a verdict before the stop: what a supervisor that takes over would never see again is the standing still itself."""
+        self._verdict = found
+        self._store(force=True)
+        self._ledger.add_verdict(self._plan.attempt, found)
+        self._stop(reason)
 
     def _watch_hang(self, delta: Delta, ranks: tuple[RankFacts, ...], *, now: int) -> None:
         self._hang.see(
             now, fresh=bool(delta.bytes or delta.records), ranks=ranks, activity=self._observer.last_activity
         )
-        limit = self._spec.deadlines.startup_s
-        if limit is not None and now - self._started > limit * _NS and (absent := self._absent(ranks)):
-            self._stuck(f"{absent} ranks were not there {limit:g} s after the start", ranks)
-        elif self._hang.hung(now):
+        if self._hang.hung(now):
             self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
@@ -238,6 +278,12 @@ class AttemptWatch:
     def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
         """Take the stacks of all ranks while they stand, diagnose, and only then stop them."""
         self._events.say("hang", why, at=time.time_ns(), attempt=self._plan.attempt)
+        self._take_stacks(ranks)
+        case = self._case(hung=True)
+        case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
+        self._settle(diagnose_by(self._plan.strategy, case), reason=why)
+
+    def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> None:
         asked = sum(1 for r in ranks if r.state == "running")
         self._observer.read_records()
         self._backend.ask_stacks(self._plan, [s.slot for s in self._plan.slots])
@@ -247,14 +293,7 @@ class AttemptWatch:
             self._control.wait(_FAST_S)
             delta = self._observer.poll(time.time_ns())
             came += sum(1 for record in delta.records if record.kind == "stacks")
-            self._take(delta, self._slots(), self._observer.ranks(), now=time.time_ns())
-        case = self._case(hung=True)
-        case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
-        self._verdict = diagnose_by(self._plan.strategy, case)
-        # Stored before the stop: what a killed supervisor would never see again is the standing still itself.
-        self._store(force=True)
-        self._ledger.add_verdict(self._plan.attempt, self._verdict)
-        self._stop(why)
+            self._take(delta, self._sheets.slots(), self._observer.ranks(), now=time.time_ns())
 
     # -- the end
 
@@ -277,24 +316,39 @@ class AttemptWatch:
 
     def _conclude(self) -> Diagnosis:
         self._blame_the_disk()
-        lost = [s.slot for s in self._slots() if s.state == "lost"]
+        lost = [s.slot for s in self._sheets.slots() if s.state == "lost"]
         if lost and self._backend.end(self._plan, lost, grace=self._spec.policies.grace_s):
             slots = ", ".join(map(str, lost))
             self._events.say("gap", f"ended what slot {slots} left behind", at=time.time_ns(), slots=lost)
         for _ in range(_MAX_LAST_LOOKS):
             delta = self._observer.poll(time.time_ns())
-            self._take(delta, self._slots(), self._observer.ranks(), now=time.time_ns())
+            self._take(delta, self._sheets.slots(), self._observer.ranks(), now=time.time_ns())
             if not delta.bytes and not delta.changed:
                 break
-        case = msgspec.structs.replace(self._case(), ended=True)
-        found = self._verdict or diagnose_by(self._plan.strategy, case)
         self._store(force=True)
-        return found
+        if self._suspended is not None:
+            return self._as_suspended(self._suspended)
+        case = msgspec.structs.replace(self._case(), ended=True)
+        return self._verdict or diagnose_by(self._plan.strategy, case)
+
+    def _as_suspended(self, by: str) -> Diagnosis:
+        """Nothing fell: somebody asked for a pause."""
+        verdict = Verdict(
+            run=self._run_dir.id,
+            attempt=self._plan.attempt,
+            state="suspended",
+            exit_origin="rankfall",
+            cause=Cause.of("cancelled", confidence="proven"),
+            scope="external",
+            role=self._spec.role,
+            decisive=Decisive(source="event", where="suspend request", line=by),
+            retry="no",
+        )
+        return Diagnosis(verdict=verdict, fingerprint="suspended")
 
     def _blame_the_disk(self) -> None:
         """A wrapper that could not come up where nothing can be written has a reason."""
-        absent = [s for s in self._slots() if s.state == "lost" and s.slot in self._dead]
-        if not absent or self._own_evidence or free_bytes(self._run_dir.path) > FULL_BYTES:
+        if not self._sheets.never_came() or self._own_evidence or free_bytes(self._run_dir.path) > FULL_BYTES:
             return
         piece = start_failure(
             "No space left on device: no slot can be started in the run directory", attempt=self._plan.attempt
@@ -303,9 +357,11 @@ class AttemptWatch:
         self._unstored[piece.id] = piece
 
     def _case(self, *, hung: bool = False) -> Case:
-        case = self._observer.case(cancelled=self._cancelled, hung=hung)
-        slots = self._slots()
-        succeeded = bool(slots) and all(s.state == "ended" and s.exit_code == 0 for s in slots)
+        # What is done is done: a cancel that came after the success only cut the others' time to finish.
+        done = self._success.reached
+        case = self._observer.case(cancelled=None if done else self._cancelled, hung=hung)
+        slots = self._sheets.slots()
+        succeeded = done or (bool(slots) and all(s.state == "ended" and s.exit_code == 0 for s in slots))
         return msgspec.structs.replace(
             case, slots=slots, evidence=(*case.evidence, *self._own_evidence), succeeded=succeeded and not hung
         )
@@ -326,33 +382,8 @@ class AttemptWatch:
         if force or self._owners or (self._changed and age >= _STORE_S) or (self._printed and age >= _STORE_QUIET_S):
             self._stored_at, self._changed, self._printed, self._owners = clock, False, False, False
             self._ledger.put_facts(
-                self._plan.attempt, slots=self._slots(), ranks=self._observer.ranks(), streams=self._observer.streams()
+                self._plan.attempt,
+                slots=self._sheets.slots(),
+                ranks=self._observer.ranks(),
+                streams=self._observer.streams(),
             )
-
-
-def free_bytes(folder: Path) -> int:
-    """Room for this user on the file system of ``folder``; very much where nobody can tell."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 1 << 62
-    return found.f_bavail * found.f_frsize
-
-
-def start_failure(text: str, *, attempt: int) -> Evidence:
-    """Evidence that a slot could not be started, as the supervisor saw it."""
-    slug = "disk_full" if "No space left" in text else "container_config"
-    return Evidence(
-        id=f"start:{attempt}",
-        source="recorder",
-        slug=slug,
-        role="primary",
-        trust="supervisor",
-        at=time.time_ns(),
-        uncertainty=0.0,
-        where=f"attempt {attempt}",
-        line=text[:2000],
-        specificity=50,
-        attempt=attempt,
-        fingerprint=f"start:{slug}",
-    )

@@ -50,7 +50,7 @@ def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
     Raises:
         StoreError: it cannot be written.
     """
-    made = CancelRequest(reason=reason[:1000], by=_who(), at=time.time_ns())
+    made = CancelRequest(reason=reason[:1000], by=who(), at=time.time_ns())
     try:
         write_new(folder / CANCEL_NAME, msgspec.json.encode(made))
     except OSError as error:
@@ -74,7 +74,8 @@ def read_cancel(folder: Path) -> CancelRequest | None:
         return CancelRequest(reason="the request itself cannot be read")
 
 
-def _who() -> str:
+def who() -> str:
+    """Who asks: this user on this machine."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):

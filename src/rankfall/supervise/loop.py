@@ -30,19 +30,24 @@ from rankfall.model import (
 )
 from rankfall.model.times import rfc3339
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
-from rankfall.supervise.attempt import AttemptWatch, start_failure
+from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.control import Control, read_cancel, signals_to
+from rankfall.supervise.deadlines import total_end
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.history import past_attempts
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.root import root_facts
+from rankfall.supervise.starting import start_failure
+from rankfall.supervise.suspension import Suspension, read_suspension
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
 # For a wrapper to write its end and leave, on a busy disk.
 _LEAVE_S: Final = 5.0
 _LEAVE_STEP_S: Final = 0.01
+# Between two looks for the end of a suspension.
+_HELD_S: Final = 0.2
 _RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
@@ -134,7 +139,10 @@ class _Run:
             row = self._attempts.get(number)
             if row is None or (row.ended is not None and self._goes_on(number)):
                 number += 1
-                if not self._wait_for_turn(number - 1):
+                turn = self._wait_for_turn(number - 1)
+                if turn == "late":
+                    return self._end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s is over")
+                if turn == "wished":
                     return self._stopped_between()
                 if not self._begin(number):
                     return self._end("failed", f"attempt {number} could not be planned: {self._refusal}")
@@ -186,9 +194,11 @@ class _Run:
             events=self._events,
             control=self._control,
             started=row.started or time.time_ns(),
+            total_at=self._total_at(time.time_ns()),
         )
         settled = self._writer.diagnosis(number)
-        asked = read_cancel(self._run_dir.path) is not None
+        hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+        asked = read_cancel(self._run_dir.path) is not None or hold.suspended
         if number not in self._planned:
             self._backend.adopt(plan)
         if settled is None and not asked:
@@ -203,7 +213,7 @@ class _Run:
     def _conclude(self, number: int, diagnosis: Diagnosis) -> None:
         """Write down the verdict, then the end of the attempt, then the decision as intent."""
         verdict = diagnosis.verdict
-        if verdict.state != "succeeded":
+        if verdict.state not in {"succeeded", "suspended"}:
             version = self._ledger.add_verdict(number, diagnosis)
             verdict = msgspec.structs.replace(verdict, version=version)
             diagnosis = msgspec.structs.replace(diagnosis, verdict=verdict)
@@ -241,6 +251,8 @@ class _Run:
 
     def _goes_on(self, number: int) -> bool:
         """Whether another attempt follows this ended one; decides when nobody did."""
+        if self._attempts[number].state == "suspended":
+            return True
         diagnosis = self._diagnosis(number)
         if self._attempts[number].state == "succeeded" or diagnosis is None:
             return False
@@ -252,7 +264,9 @@ class _Run:
     def _decide(self, number: int, diagnosis: Diagnosis) -> DecisionRow:
         past = past_attempts(self._writer, before=number, decisions=self._decisions, verdicts=self._verdicts)
         facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
-        decision = decide(diagnosis, spec=self._spec, history=past, facts=facts)
+        total_at = self._total_at(time.time_ns())
+        left = (total_at - time.time_ns()) / _NS if total_at is not None else None
+        decision = decide(diagnosis, spec=self._spec, history=past, facts=facts, time_left=left)
         if decision.delay_s:
             jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
             decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
@@ -285,18 +299,44 @@ class _Run:
                 self._ledger.decision_done(row, at=now)
                 self._decisions[row.attempt] = msgspec.structs.replace(row, done_at=now)
 
-    def _wait_for_turn(self, after: int) -> bool:
-        """Wait out the back-off behind an attempt; False when the wait was cut short by a wish."""
-        if after == 0:
-            return self._wish() is None
-        ended = self._attempts[after].ended or time.time_ns()
-        due = ended + round(self._decisions[after].decision.delay_s * _NS)
-        self._ledger.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=time.time_ns())
-        while (left := due - time.time_ns()) > 0 and self._wish() is None:
+    def _wait_for_turn(self, after: int) -> Literal["now", "wished", "late"]:
+        """Wait out a suspension and the back-off behind an attempt, until it may begin, something is wished, or the total is over."""
+        row, ended = self._decisions.get(after), 0
+        if after:
+            ended = self._attempts[after].ended or time.time_ns()
+        due = ended + (round(row.decision.delay_s * _NS) if row else 0)
+        shown: str | None = None
+        while self._wish() is None:
             for number in self._control.take_signals():
                 self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
-            self._control.wait(min(0.1, left / _NS))
-        return self._wish() is None
+            now = time.time_ns()
+            hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+            total_at = self._total_at(now, hold)
+            if hold.suspended:
+                if shown != "suspended":
+                    self._ledger.set_run("suspended", reason=hold.text, at=now)
+                    text = f"{hold.text}; rankfall resume {self._run_dir.id} goes on"
+                    self._events.say("suspended", text, at=now)
+                shown = "suspended"
+                self._control.wait(_HELD_S)
+            elif total_at is not None and now >= total_at:
+                return "late"
+            elif now >= due:
+                return "now"
+            else:
+                if shown != "restarting":
+                    self._ledger.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=now)
+                shown = "restarting"
+                self._control.wait(min(0.1, (due - now) / _NS))
+        return "wished"
+
+    def _total_at(self, now: int, hold: Suspension | None = None) -> int | None:
+        """When the total deadline is over, nanoseconds since the epoch, as far as the suspensions until now tell; None without one."""
+        first = min((row.started for row in self._attempts.values() if row.started is not None), default=None)
+        if first is None or self._spec.deadlines.total_s is None:
+            return None
+        hold = hold or read_suspension(self._run_dir.path, initially=self._spec.suspend)
+        return total_end(self._spec.deadlines, first=first, paused=hold.paused(first, now))
 
     def _wish(self) -> str | None:
         if self._control.wish is not None:

@@ -32,12 +32,16 @@ class News:
         events: where to.
         attempt: of which attempt.
         launcher: decides whether a rank's bad end is a failure.
+
+    Attributes:
+        calm: the job is done: how the rest ends is no failure.
     """
 
     def __init__(self, events: EventLog, *, attempt: int, launcher: Launcher) -> None:
         self._events = events
         self._attempt = attempt
         self._launcher: Launcher = launcher
+        self.calm = False
         self._ranks: set[tuple[int, int | None]] = set()
         self._ends: frozenset[BadEnd] = frozenset()
 
@@ -80,7 +84,7 @@ class News:
             facts = sheets[key]
             own = ", by Rankfall" if facts.killed_by == "wrapper" else ""
             self._events.say(
-                "stopped" if own else "failure",
+                "stopped" if own or self.calm else "failure",
                 f"{key[0]} {key[1]} on {facts.node} {_how(facts)}{own}",
                 at=facts.ended_at or now,
                 attempt=self._attempt,

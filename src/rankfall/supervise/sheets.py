@@ -1,0 +1,78 @@
+"""Fact sheets of all slots of a plan: what their records tell, and what the backend sees of those whose records do not.
+
+Draws no conclusion from a slot that is only late: it is looked at once more before it counts as lost.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rankfall.backends.protocol import Backend, Plan
+from rankfall.model import SlotFacts
+from rankfall.observe.attempt import AttemptObserver
+from rankfall.supervise.ledger import Ledger
+
+
+class Sheets:
+    """Slots of one attempt.
+
+    Args:
+        plan: of the attempt.
+        backend: that planned it.
+        observer: reads the records.
+        ledger: takes notes about ends that could not be recorded.
+        role: of slots whose record names none.
+    """
+
+    def __init__(self, plan: Plan, *, backend: Backend, observer: AttemptObserver, ledger: Ledger, role: str) -> None:
+        self._plan = plan
+        self._backend = backend
+        self._observer = observer
+        self._ledger = ledger
+        self._role = role
+        self._dead: set[int] = set()
+        self._unwritten: set[int] = set()
+
+    def slots(self) -> tuple[SlotFacts, ...]:
+        """The plan's slots, as they stand now."""
+        known = {facts.slot: facts for facts in self._observer.slots()}
+        found = []
+        for one in self._plan.slots:
+            facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
+            if facts.state in {"expected", "lost"}:
+                facts = self._unrecorded(facts)
+            found.append(msgspec.structs.replace(facts, launcher=self._plan.launcher, node=facts.node or one.node))
+        return tuple(found)
+
+    def without_the_rest(self) -> None:
+        """Slots that were not started until now will not be any more: they count as lost."""
+        self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
+
+    def never_came(self) -> list[int]:
+        """Lost slots whose wrapper left no sign of having come up."""
+        return [s.slot for s in self.slots() if s.state == "lost" and s.slot in self._dead]
+
+    def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
+        """A slot without an end record: a wrapper that was killed, never came up, or could write nothing because the disk is full."""
+        slot = facts.slot
+        if facts.state == "expected":
+            if slot not in self._dead:
+                if self._backend.life(self._plan, slot) in {"dead", "ended"}:
+                    # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
+                    self._dead.add(slot)
+                return facts
+            where = f"slots/attempt-{self._plan.attempt}/{facts.role or self._role}-{slot}/wrapper.log"
+            facts = msgspec.structs.replace(facts, state="lost", where=where)
+            came_up = False
+        else:
+            came_up = True
+        code = self._backend.exit_code(self._plan, slot)
+        # A wrapper that never came up has a code of its own; only 0 is surely the command's.
+        if code is None or (code and not came_up):
+            return facts
+        if slot not in self._unwritten:
+            self._unwritten.add(slot)
+            self._ledger.note(
+                f"slot {slot} of attempt {self._plan.attempt} ended with code {code} and could not record it"
+            )
+        return msgspec.structs.replace(facts, state="ended", exit_code=code, where="exit status of the wrapper")

@@ -1,0 +1,95 @@
+"""When a job counts as done before all of it has ended: the success policies ``rank0`` and ``fraction``.
+
+Who is still running then may finish its work for ``drain_s`` and is stopped after that; how it ends no longer matters. A failure
+that came before is not healed by a later success, and a fraction that can no longer be reached is a failure at that moment.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from rankfall.backends.protocol import Launcher
+from rankfall.model import RankFacts, SlotFacts, Success
+from rankfall.supervise.news import bad_ends
+
+# open: as without a policy, the next bad end is a failure. tolerated: bad ends so far do not matter. reached: the job is done.
+Standing = Literal["open", "tolerated", "reached"]
+
+_NS: Final = 1_000_000_000
+
+
+class SuccessWatch:
+    """One attempt's way to its success.
+
+    Args:
+        success: the policy.
+        launcher: with ``exec`` only a slot's own end counts.
+    """
+
+    def __init__(self, success: Success, *, launcher: Launcher) -> None:
+        self._success = success
+        self._launcher: Launcher = launcher
+        self._reached: int | None = None
+        self.because = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the job is done."""
+        return self._reached is not None
+
+    def see(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        """Take one look.
+
+        Args:
+            slots: all slots of the plan.
+            ranks: all rank processes that were seen.
+            now: nanoseconds since the epoch; stands for the time of an end that has none.
+        """
+        if self._reached is not None:
+            return "reached"
+        if self._success.policy == "rank0":
+            return self._see_rank0(slots, ranks, now=now)
+        return self._see_fraction(slots, ranks, now=now) if self._success.policy == "fraction" else "open"
+
+    def drained(self, now: int) -> bool:
+        """Whether the others have had their time; ``now`` in nanoseconds since the epoch."""
+        return self._reached is not None and now - self._reached >= self._success.drain_s * _NS
+
+    def _see_rank0(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        own = [facts for facts in ranks if facts.rank == 0]
+        first: RankFacts | SlotFacts | None = max(own, key=lambda r: (r.round or 0, r.started_at or 0), default=None)
+        if first is None and not ranks:
+            # A command of the user's own that starts no ranks: its slot 0 is the nearest thing to a rank 0.
+            first = next((facts for facts in slots if facts.slot == 0), None)
+        if first is None or not _ended_well(first):
+            return "open"
+        at = first.ended_at or now
+        everyone: tuple[RankFacts | SlotFacts, ...] = (*slots, *ranks)
+        fell = [facts.ended_at for facts in everyone if _ended_badly(facts)]
+        if any(other is None or other < at for other in fell):
+            return "open"
+        self._reached = at
+        self.because = "rank 0 ended with 0" if isinstance(first, RankFacts) else "slot 0 ended with 0"
+        return "reached"
+
+    def _see_fraction(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        wanted = self._success.wanted(len(slots))
+        done = [facts for facts in slots if _ended_well(facts)]
+        if len(done) >= wanted:
+            self._reached = max((facts.ended_at or now for facts in done), default=now)
+            self.because = f"{len(done)} of {len(slots)} slots ended with 0, {wanted} are wanted"
+            return "reached"
+        places = {(facts.rank, facts.pid): facts.slot for facts in ranks}
+        fallen = {
+            number if kind == "slot" else places.get((number, pid))
+            for kind, number, pid in bad_ends(slots, ranks, launcher=self._launcher)
+        }
+        return "tolerated" if len(slots) - len(fallen - {None}) >= wanted else "open"
+
+
+def _ended_well(facts: RankFacts | SlotFacts) -> bool:
+    return facts.state == "ended" and facts.exit_code == 0 and facts.signal is None and facts.killed_by is None
+
+
+def _ended_badly(facts: RankFacts | SlotFacts) -> bool:
+    return facts.state == "lost" or (facts.state == "ended" and bool(facts.signal or facts.exit_code))

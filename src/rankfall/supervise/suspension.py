@@ -1,0 +1,111 @@
+"""Whether a run is suspended, by whom and since when: a file of requests in the run directory that only grows.
+
+Anybody may ask; the supervisor, or the next one, carries it out. From the same file the total deadline learns how long it stood still.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.model import StoreError
+from rankfall.supervise.control import who
+
+SUSPEND_NAME: Final = "suspend"
+_MAX_FILE: Final = 1 << 20
+_MODE: Final = 0o644
+
+
+class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asked for the suspension or for its end, why, and when (nanoseconds since the epoch)."""
+
+    what: Literal["suspend", "resume"]
+    at: int
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The request in one line."""
+        words = f"{'suspended' if self.what == 'suspend' else 'resumed'} by {self.by or 'somebody'}"
+        return f"{words}: {self.reason}" if self.reason else words
+
+
+class Suspension(msgspec.Struct, frozen=True, kw_only=True):
+    """All requests of a run, oldest first.
+
+    Attributes:
+        initially: whether the run began suspended, by its spec.
+    """
+
+    initially: bool = False
+    requests: tuple[HoldRequest, ...] = ()
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the run is to stand still now."""
+        return self.requests[-1].what == "suspend" if self.requests else self.initially
+
+    @property
+    def text(self) -> str:
+        """The newest request in one line."""
+        return self.requests[-1].text if self.requests else "suspended by its job spec"
+
+    def asked(self, since: int) -> int | None:
+        """When the suspension was asked for that ends an attempt begun at ``since``; None when none does.
+
+        What was resumed meanwhile counts too: its slots may have been told to stop.
+        """
+        later = [one.at for one in self.requests if one.what == "suspend" and one.at > since]
+        return later[0] if later else since if self.suspended else None
+
+    def paused(self, since: int, until: int) -> int:
+        """Nanoseconds between two moments in which the run was suspended."""
+        total, state, begun = 0, self.initially, since
+        for one in self.requests:
+            at = min(max(one.at, since), until)
+            if state:
+                total += max(0, at - begun)
+            state, begun = one.what == "suspend", max(begun, at)
+        return total + (max(0, until - begun) if state else 0)
+
+
+def read_suspension(folder: Path, *, initially: bool) -> Suspension:
+    """The requests of a run; those that cannot be read are left out."""
+    try:
+        with (folder / SUSPEND_NAME).open("rb") as file:
+            lines = file.read(_MAX_FILE).split(b"\n")
+    except OSError:
+        return Suspension(initially=initially)
+    found = []
+    for line in lines:
+        try:
+            found.append(msgspec.json.decode(line, type=HoldRequest))
+        except msgspec.MsgspecError:
+            continue
+    return Suspension(initially=initially, requests=tuple(found))
+
+
+def request_hold(folder: Path, what: Literal["suspend", "resume"], *, reason: str = "") -> HoldRequest:
+    """Ask for a run to be suspended or to go on; one appended line, so that two who ask at once lose nothing.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    made = HoldRequest(what=what, at=time.time_ns(), by=who(), reason=reason[:1000])
+    try:
+        fd = os.open(folder / SUSPEND_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+        try:
+            os.write(fd, b"\n" + msgspec.json.encode(made) + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(
+            f"cannot {what} {folder.name}: {error.strerror or error}", hint="free space in the run directory"
+        ) from error
+    return made
