@@ -1,0 +1,141 @@
+"""From a job spec to manifests: pure, complete, and the same for the same input.
+
+Whatever the chosen object cannot do is refused here, before anything is created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rankfall.backends.cluster import trainjob as trainer
+from rankfall.backends.cluster.command import Start, start_of
+from rankfall.backends.cluster.indexed_job import config_map, indexed_job, service
+from rankfall.backends.cluster.jobset import jobset
+from rankfall.backends.cluster.merge import Object
+from rankfall.backends.cluster.names import TRAINER_ROLE, names_for
+from rankfall.backends.cluster.native import Native, native
+from rankfall.backends.cluster.objects import Compiled, Request, ServedFacts, request_token
+from rankfall.backends.cluster.pod import check_spec_of_pod, most_waited_for, template
+from rankfall.backends.cluster.refusals import Problem, bundle, general, refuse, supervised_only
+from rankfall.model import JobSpec
+
+DEFAULT_NAMESPACE = "default"
+
+
+def compile_job(
+    spec: JobSpec,
+    *,
+    run: str,
+    attempt: int,
+    token: str,
+    served: ServedFacts,
+    inside_zip: bytes,
+    excluded_nodes: Collection[str] = (),
+    namespace: str | None = None,
+    nnodes: int | None = None,
+    strategy: str = "causal",
+) -> Compiled:
+    """The manifests of one attempt.
+
+    Args:
+        spec: checked; its backend is one of a cluster.
+        run: the run's id.
+        attempt: counted from 1.
+        token: random, of this attempt: lines of records carry it.
+        served: what the server offers.
+        inside_zip: what travels into the pods.
+        excluded_nodes: nodes to avoid, beside those of the spec.
+        namespace: where; None = the spec's, else ``default``.
+        nnodes: another number of nodes than the spec's.
+        strategy: of diagnosis, where the spec names none.
+
+    Raises:
+        Refused: the backend or the server cannot do what is asked; all problems at once.
+        SpecError: overrides or flags contradict the job.
+    """
+    check_spec_of_pod(spec)
+    count = nnodes or spec.nnodes_max or spec.nnodes
+    request = Request(
+        spec=spec,
+        names=names_for(run=run, attempt=attempt, backend=spec.backend, role=spec.role, count=count),
+        namespace=namespace or spec.kubernetes.namespace or DEFAULT_NAMESPACE,
+        count=count,
+        least=min(nnodes or spec.nnodes, count),
+        token=token,
+        strategy=spec.strategy or strategy,
+        served=served,
+        excluded=tuple(sorted({*excluded_nodes, *spec.kubernetes.exclude_nodes})),
+    )
+    start = start_of(request)
+    container = TRAINER_ROLE if spec.backend == "trainjob" else spec.kubernetes.container
+    policies = native(request, container=container) if spec.unattended else Native()
+    refuse(spec.backend, _problems(request, start, policies, inside_zip))
+    objects, workload = _objects(request, start, policies, container=container)
+    if spec.inside != "off":
+        objects.append(config_map(request, inside_zip))
+    return Compiled(
+        objects=tuple(objects),
+        workload=workload,
+        names=request.names,
+        slots=count,
+        selector=trainer.selector(request),
+        container=container,
+        launcher=start.chosen,
+        rdzv=start.rdzv,
+        port=spec.kubernetes.master_port,
+        release=not spec.suspend and spec.kubernetes.queue is None,
+        request_token=request_token(token),
+        notes=(start.note, *policies.notes, *_notes(request)),
+    )
+
+
+def _problems(request: Request, start: Start, policies: Native, inside_zip: bytes) -> list[Problem]:
+    spec = request.spec
+    found = general(request)
+    if spec.inside != "off":
+        found += bundle(len(inside_zip))
+    if spec.backend == "trainjob":
+        found += trainer.problems(request, start)
+    if spec.unattended:
+        found += [*supervised_only(spec), *policies.problems]
+    return found
+
+
+def _objects(request: Request, start: Start, policies: Native, *, container: str) -> tuple[list[Object], int]:
+    """The objects in order, without the config map, and the workload's place."""
+    pod = template(request, start, container=container)
+    if request.spec.backend == "job":
+        return [indexed_job(request, pod, policies), service(request)], 0
+    if request.spec.backend == "jobset":
+        return [jobset(request, pod, policies)], 0
+    job = trainer.trainjob(request, start)
+    if trainer.own_runtime(request.spec):
+        # First: a TrainJob without its runtime is refused by Trainer's webhook, and fails for good without it.
+        return [trainer.training_runtime(request, pod, policies), job], 1
+    return [job], 0
+
+
+def _notes(request: Request) -> list[str]:
+    spec = request.spec
+    found = []
+    if spec.backend == "trainjob":
+        if trainer.own_runtime(spec):
+            why = ", ".join(trainer.needs_own(request))
+            found.append(
+                "runtime: a TrainingRuntime of this job's own, because "
+                + (f"a shared one could not express {why}" if why else "kubernetes.runtime names none")
+            )
+        else:
+            found.append(f"runtime: {spec.kubernetes.runtime}; what it restarts by itself is the platform's choice")
+        if spec.ttl_s is not None:
+            found.append("ttl: kept by the supervisor; a TrainJob has none")
+    most = most_waited_for(spec)
+    if request.least == request.count > most:
+        found.append(f"names: slots wait for slot 0's name only; above {most} slots a list of all is too long")
+    if spec.kubernetes.queue is not None:
+        found.append(f"queue: {spec.kubernetes.queue} of Kueue releases the job")
+    if spec.unattended and spec.policies.hang_timeout_s is not None:
+        found.append("hang: not looked for without a supervisor")
+    if spec.unattended and spec.success.policy != "all":
+        found.append("success: Kubernetes ends the others at once; drain_s is the grace that their commands have")
+    return found

@@ -1,0 +1,107 @@
+"""The Indexed Job, the headless service and the config map: what needs nothing but Kubernetes itself.
+
+Every field that another server or webhook would fill in is written, so the manifest means the same everywhere. The job is created
+suspended: whatever is killed before it is released leaves nothing that runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any, Final
+
+from rankfall.backends.cluster.merge import Object
+from rankfall.backends.cluster.names import ANNOTATION_REQUEST
+from rankfall.backends.cluster.native import Native
+from rankfall.backends.cluster.objects import Request, request_token
+from rankfall.backends.cluster.pod import BUNDLE_KEY, labels
+from rankfall.model import JobSpec
+
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+# backoffLimitPerIndex and podReplacementPolicy are on by default since 1.29; an older server would drop them without a word.
+PER_INDEX_SINCE: Final = 29
+
+
+def indexed_job(request: Request, template: Object, native: Native) -> Object:
+    """The Job."""
+    spec = request.spec
+    body = {"suspend": True, **child_spec(request, template, native)}
+    if spec.ttl_s is not None:
+        body["ttlSecondsAfterFinished"] = spec.ttl_s
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(request), "spec": body}
+
+
+def child_spec(request: Request, template: Object, native: Native) -> Object:
+    """The spec of the Job, also as a child of a JobSet: without suspend and TTL, which are its owner's there."""
+    return {
+        "completionMode": "Indexed",
+        "completions": request.count,
+        "parallelism": request.count,
+        **_retries(request),
+        **({"podFailurePolicy": {"rules": list(native.rules)}} if native.rules else {}),
+        **({"successPolicy": native.success} if native.success else {}),
+        **_deadline(request.spec),
+        "template": template,
+    }
+
+
+def _retries(request: Request) -> Object:
+    spec = request.spec
+    per_index = request.served.at_least(PER_INDEX_SINCE)
+    # A pod that is only being deleted is no failure yet, and its successor must not meet it.
+    replacement = {"podReplacementPolicy": "Failed"} if per_index else {}
+    if spec.unattended:
+        # A set starts all of its jobs again itself; a failure of one must reach it at once.
+        own = request.native_restarts if spec.backend == "job" else 0
+        return {"backoffLimit": own, **replacement}
+    restarts = spec.policies.max_restarts if spec.restart_scope == "replica" else 0
+    if per_index:
+        # A failed pod is not replaced, and it does not end its peers, so that they can still say what they saw.
+        return {"backoffLimitPerIndex": restarts, **replacement}
+    return {"backoffLimit": restarts}
+
+
+def _deadline(spec: JobSpec) -> Object:
+    """Natively only where nobody supervises: there the clock would run on through what a supervisor looks at after a failure."""
+    attempt = spec.deadlines.attempt_s
+    return {"activeDeadlineSeconds": math.ceil(attempt)} if spec.unattended and attempt is not None else {}
+
+
+def metadata(request: Request, *, queue: bool = True) -> Object:
+    """Of the workload."""
+    spec = request.spec
+    marks = labels(request)
+    if queue and spec.kubernetes.queue is not None:
+        marks[QUEUE_LABEL] = spec.kubernetes.queue
+    return {
+        **identity(request),
+        "labels": marks,
+        "annotations": {**spec.kubernetes.annotations, ANNOTATION_REQUEST: request_token(request.token)},
+    }
+
+
+def identity(request: Request) -> Object:
+    """Name and namespace, the same for all objects of an attempt."""
+    return {"name": request.names.object, "namespace": request.namespace}
+
+
+def service(request: Request) -> Object:
+    """The headless service that gives the pods their names, before they are ready: a rendezvous comes before readiness."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {**identity(request), "labels": labels(request)},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": dict(request.names.labels)},
+    }
+
+
+def config_map(request: Request, bundle: bytes) -> Object:
+    """What travels into the pods."""
+    data: dict[str, Any] = {BUNDLE_KEY: base64.b64encode(bundle).decode()}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**identity(request), "labels": labels(request)},
+        "immutable": True,
+        "binaryData": data,
+    }

@@ -1,0 +1,153 @@
+"""What compiling takes and gives: the facts of the server, the request, and the manifests in the order in which they are created.
+
+What people are shown is a copy with values masked that look secret; what is sent is never masked.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.backends.cluster.names import Names
+from rankfall.backends.protocol import Launcher, Rendezvous
+from rankfall.backends.secrets import MASK, looks_secret, masked_words
+from rankfall.model import JobSpec
+
+Object = dict[str, Any]
+PodOverrides = Literal["podSpecOverrides", "podTemplateOverrides", "runtimePatches"]
+
+# Names that sound secret and only say where a secret is kept.
+_REFERENCES: Final = frozenset({"secretName", "secretRef", "secretKeyRef", "imagePullSecrets", "serviceAccountToken"})
+
+
+class ServedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API server offers; filled by discovery.
+
+    Attributes:
+        version: of Kubernetes, as (1, 34).
+        kinds: ``Job``, ``JobSet``, ``TrainJob``, ``TrainingRuntime``, ``ClusterTrainingRuntime`` as far as they are served.
+        pod_overrides: the field of a TrainJob that changes its pods: it has another name in each minor of Kubeflow Trainer.
+    """
+
+    version: tuple[int, int]
+    kinds: frozenset[str] = frozenset({"Job"})
+    pod_overrides: PodOverrides | None = None
+
+    def at_least(self, minor: int) -> bool:
+        """Whether the server is Kubernetes 1.``minor`` or newer."""
+        return self.version >= (1, minor)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to compile.
+
+    Attributes:
+        spec: checked.
+        names: of the attempt.
+        namespace: where everything lives.
+        count: slots that are made.
+        least: slots that the rendezvous needs; less than ``count`` is elastic.
+        token: of the attempt; lines of records carry it.
+        strategy: of diagnosis, in force for this attempt.
+        excluded: names of nodes that no slot may run on.
+    """
+
+    spec: JobSpec
+    names: Names
+    namespace: str
+    count: int
+    least: int
+    token: str
+    strategy: str
+    served: ServedFacts
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def rendezvous_id(self) -> str:
+        """Of this attempt alone: a late process of an earlier one is rejected."""
+        return f"{self.names.run}-a{self.names.attempt}"
+
+    @property
+    def native_restarts(self) -> int:
+        """How often Kubernetes itself may start something again."""
+        return self.spec.policies.max_restarts if self.spec.unattended else 0
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifests of one attempt.
+
+    Attributes:
+        objects: in the order in which they are created. Those after the workload get it as owner.
+        workload: place of the workload in ``objects``.
+        names: of everything.
+        slots: how many pods are made.
+        selector: label selector of exactly this attempt's pods.
+        container: name of the container that trains.
+        launcher: how ranks are started; None = decided in the pod, by whether its Python has torch.
+        rdzv: of torchrun, where it is used.
+        port: of the rendezvous in slot 0.
+        release: whether the workload, which is created suspended, is to be set going at once.
+        request_token: of the annotation on the workload: tells our own object from another's after a lost reply.
+        notes: what was chosen and why, for people.
+    """
+
+    objects: tuple[Object, ...]
+    workload: int
+    names: Names
+    slots: int
+    selector: str
+    container: str
+    launcher: Launcher | None
+    rdzv: Rendezvous
+    port: int
+    release: bool
+    request_token: str
+    notes: tuple[str, ...] = ()
+
+    def shown(self) -> list[Object]:
+        """The manifests for people: values that look secret are masked, the bundle is told by size and digest."""
+        return [shown(item) for item in self.objects]
+
+
+def request_token(token: str) -> str:
+    """What stands on the object for the attempt's ``token``: one can be told from the other's, never made into it."""
+    return hashlib.sha256(f"request:{token}".encode()).hexdigest()[:32]
+
+
+def shown(value: Any) -> Any:
+    """A copy of a manifest, or of any part of it, without values that look secret."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
+            return {**value, "value": _variable(value["name"], value["value"])}
+        return {key: _field(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    return masked_words((value,))[0] if isinstance(value, str) else value
+
+
+def _field(key: str, value: Any) -> Any:
+    if key in {"command", "args"} and isinstance(value, list | tuple):
+        return list(masked_words(tuple(map(str, value))))
+    if key == "binaryData" and isinstance(value, Mapping):
+        return {name: _digest(text) for name, text in value.items()}
+    if isinstance(value, str) and looks_secret(key) and key not in _REFERENCES:
+        return MASK
+    return shown(value)
+
+
+def _variable(name: str, value: str) -> str:
+    if looks_secret(name):
+        return MASK
+    if name == "RANKFALL_TORCHRUN":
+        return json.dumps(masked_words(json.loads(value)))
+    return str(shown(value))
+
+
+def _digest(text: Any) -> str:
+    data = base64.b64decode(str(text))
+    return f"<{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()[:12]}>"

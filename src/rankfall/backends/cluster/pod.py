@@ -1,0 +1,254 @@
+"""The pod template that all cluster backends share: one container that starts the wrapper, who it is, and what it may use.
+
+Security contexts are left to the user and the cluster. The user's overrides come last, merged by name; excluded nodes come after those,
+so that no affinity undoes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rankfall.backends.cluster.bootstrap import BOOTSTRAP
+from rankfall.backends.cluster.command import SLOT_DIR, Start
+from rankfall.backends.cluster.merge import OWN_VOLUMES, Object, check_override, check_volumes, merged, without_nodes
+from rankfall.backends.cluster.names import LABEL_ROLE
+from rankfall.backends.cluster.objects import Request
+from rankfall.backends.cluster.text import SLOT_REFERENCE, check_text, escape
+from rankfall.model import JobSpec, Refused, Resources
+from rankfall.model.kubernetes_spec import EnvSource
+
+BUNDLE_KEY: Final = "inside.pyz"
+MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "rankfall"}
+_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+# The label is there since Kubernetes 1.28, the annotation ever since Indexed Jobs are.
+_INDEX_LABEL_SINCE: Final = 28
+# The kubelet's SIGKILL comes so many seconds after the wrapper's own, which is the one that is recorded.
+_KUBELET_MARGIN_S: Final = 5
+# Each name is two words of every container. Beyond so many the manifest would grow into the limits of the API server.
+_MOST_WAITED_FOR: Final = 1024
+# On somebody else's runtime a TrainJob carries the command itself, and takes 128 words.
+_MOST_WAITED_FOR_SHARED: Final = 32
+
+
+def template(request: Request, start: Start, *, container: str) -> Object:
+    """The pod template: metadata and spec.
+
+    Raises:
+        SpecError: an override would take away what a run cannot do without.
+    """
+    spec = request.spec
+    section = spec.kubernetes
+    env = environment(request, start)
+    check_override(section.pod, container=container, own_env=_own_names(request, start))
+    check_volumes("$.kubernetes.volumes", section.volumes)
+    pod: Object = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": termination_grace_s(spec),
+        "subdomain": request.names.object,
+        "containers": [
+            {
+                "name": container,
+                "image": section.image,
+                **_optional("imagePullPolicy", section.image_pull_policy),
+                "command": list(container_command(request, start)),
+                **_optional("workingDir", spec.cwd),
+                "env": env,
+                **_optional("resources", resources(section.resources)),
+                "volumeMounts": mounts(spec),
+            }
+        ],
+        "volumes": volumes(request),
+        **_optional("serviceAccountName", section.service_account),
+        **_optional("priorityClassName", section.priority_class),
+        **_optional("imagePullSecrets", [{"name": name} for name in section.image_pull_secrets]),
+        **_optional("tolerations", list(section.tolerations)),
+        **_optional("nodeSelector", dict(section.node_selector)),
+        **_optional("affinity", section.affinity),
+    }
+    made = {"metadata": {"labels": labels(request), **_optional("annotations", dict(section.annotations))}, "spec": pod}
+    result: dict[str, Any] = merged(made, section.pod)
+    result["spec"] = without_nodes(result["spec"], request.excluded)
+    return result
+
+
+def labels(request: Request) -> dict[str, str]:
+    """Of the object and of its pods."""
+    spec = request.spec
+    return {**spec.kubernetes.labels, **MANAGED_BY, **request.names.labels, LABEL_ROLE: spec.role}
+
+
+def container_command(request: Request, start: Start) -> tuple[str, ...]:
+    """The container's ``command``: the bootstrap with the wrapper's words, or the job's own words with ``inside: off``."""
+    spec = request.spec
+    if spec.inside == "off":
+        return start.words
+    names, namespace = request.names, request.namespace
+    words = ["wrap", "--console", "--launcher", start.launcher, "--nproc", str(spec.nproc_per_node)]
+    words += ["--grace", f"{wrapper_grace_s(spec):g}"]
+    if spec.unattended:
+        words += ["--exit-code", "cause"]
+    for index in waited_for(request):
+        words += ["--wait-for", names.address(index, namespace=namespace)]
+    return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words, "--", *start.words)
+
+
+def waited_for(request: Request) -> range:
+    """The slots whose names must resolve before the command starts.
+
+    All of a fixed size: no command may meet a peer that is not there yet. Of MIN:MAX only slot 0, which holds the rendezvous: any other
+    may be missing for good.
+    """
+    if request.count == 1:
+        return range(0)
+    all_of_them = request.least == request.count <= most_waited_for(request.spec)
+    return range(request.count if all_of_them else 1)
+
+
+def most_waited_for(spec: JobSpec) -> int:
+    """How many names a container's command may list."""
+    shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
+    return _MOST_WAITED_FOR_SHARED if shared else _MOST_WAITED_FOR
+
+
+def wrapper_grace_s(spec: JobSpec) -> float:
+    """Seconds that the command has after SIGTERM. Unattended, Kubernetes ends the others on success at once: the drain is their grace."""
+    if spec.unattended and spec.success.policy != "all":
+        return max(spec.policies.grace_s, spec.success.drain_s)
+    return spec.policies.grace_s
+
+
+def termination_grace_s(spec: JobSpec) -> int:
+    """Seconds until the kubelet kills what is left of a pod."""
+    return math.ceil(wrapper_grace_s(spec)) + _KUBELET_MARGIN_S
+
+
+def environment(request: Request, start: Start) -> list[Object]:
+    """The container's variables: ours, the slot's number first because others refer to it, then the job's own."""
+    spec = request.spec
+    check_text("$.env", [text for pair in spec.env.items() for text in pair])
+    literal: list[Object] = [{"name": name, "value": escape(value)} for name, value in spec.env.items()]
+    sources: list[Object] = [
+        {"name": name, "valueFrom": _source(source)} for name, source in spec.kubernetes.env_from.items()
+    ]
+    taken = {*spec.env, *spec.kubernetes.env_from}
+    return [*(item for item in _own(request, start) if item["name"] not in taken), *literal, *sources]
+
+
+def _own_names(request: Request, start: Start) -> frozenset[str]:
+    return frozenset(item["name"] for item in _own(request, start))
+
+
+def _own(request: Request, start: Start) -> list[Object]:
+    spec, names = request.spec, request.names
+    index = "labels" if request.served.at_least(_INDEX_LABEL_SINCE) else "annotations"
+    own: list[Object] = [
+        _field("RANKFALL_SLOT", f"metadata.{index}['{_INDEX}']"),
+        _field("RANKFALL_NODE", "spec.nodeName"),
+        _field("RANKFALL_POD", "metadata.name"),
+        _field("RANKFALL_POD_UID", "metadata.uid"),
+    ]
+    values = {
+        "RANKFALL_RUN": names.run,
+        "RANKFALL_ATTEMPT": str(names.attempt),
+        "RANKFALL_ROLE": spec.role,
+        "RANKFALL_INSIDE": spec.inside,
+        "RANKFALL_STRATEGY": request.strategy,
+    }
+    if spec.inside != "off":
+        values |= {
+            "RANKFALL_TOKEN": request.token,
+            "RANKFALL_SLOT_DIR": SLOT_DIR,
+            "RANKFALL_RECORD_DIR": f"{SLOT_DIR}/records",
+        }
+        if spec.python is not None:
+            values["RANKFALL_PYTHON"] = spec.python
+        if spec.policies.retryable:
+            values["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
+        if spec.policies.final:
+            values["RANKFALL_FINAL"] = ",".join(spec.policies.final)
+    if start.chosen != "torchrun":
+        values |= {
+            "MASTER_ADDR": names.address(0, namespace=request.namespace),
+            "MASTER_PORT": str(spec.kubernetes.master_port),
+        }
+    own += [{"name": name, "value": escape(value)} for name, value in values.items()]
+    if start.launcher in {"auto", "plain"}:
+        own += _ranks(request)
+    if start.variable is not None and spec.inside != "off":
+        own.append({"name": "RANKFALL_TORCHRUN", "value": start.variable})
+    return own
+
+
+def _ranks(request: Request) -> list[Object]:
+    """What the plain launcher computes ranks from; with ``inside: off`` the rank itself, one a slot."""
+    count, role = str(request.count), request.spec.role
+    values = {"TORCHELASTIC_RUN_ID": request.rendezvous_id}
+    if request.spec.inside == "off":
+        values |= dict.fromkeys(("RANK", "GROUP_RANK", "ROLE_RANK"), SLOT_REFERENCE)
+        values |= dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), count)
+        values |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ROLE_NAME": role}
+    else:
+        values |= {"RANKFALL_PLAIN_NNODES": count, "RANKFALL_PLAIN_NODE_RANK": SLOT_REFERENCE}
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _field(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _source(source: EnvSource) -> Object:
+    kind, name = (
+        ("secretKeyRef", source.secret) if source.secret is not None else ("configMapKeyRef", source.config_map)
+    )
+    return {kind: {"name": name, "key": source.key}}
+
+
+def resources(wanted: Resources) -> Object:
+    """Requests and limits; GPUs stand in both."""
+    gpus = {wanted.gpu_resource: str(wanted.gpus)} if wanted.gpus else {}
+    return {
+        **_optional("requests", {**wanted.requests, **gpus}),
+        **_optional("limits", {**wanted.limits, **gpus}),
+    }
+
+
+def mounts(spec: JobSpec) -> list[Object]:
+    """Ours, then the user's."""
+    bundle, run = OWN_VOLUMES
+    own: list[Object] = [
+        {"name": bundle, "mountPath": "/rankfall", "readOnly": True},
+        {"name": run, "mountPath": SLOT_DIR},
+    ]
+    return [*(own if spec.inside != "off" else []), *spec.kubernetes.volume_mounts]
+
+
+def volumes(request: Request) -> list[Object]:
+    """Ours, then the user's."""
+    bundle, run = OWN_VOLUMES
+    own: list[Object] = [
+        {
+            "name": bundle,
+            "configMap": {"name": request.names.object, "items": [{"key": BUNDLE_KEY, "path": BUNDLE_KEY}]},
+        },
+        {"name": run, "emptyDir": {}},
+    ]
+    return [*(own if request.spec.inside != "off" else []), *request.spec.kubernetes.volumes]
+
+
+def check_spec_of_pod(spec: JobSpec) -> None:
+    """Refuse what needs no server to be refused.
+
+    Raises:
+        Refused: names the field and the alternative.
+    """
+    if spec.cwd is not None and not spec.cwd.startswith("/"):
+        raise Refused(
+            f"$.cwd: {spec.cwd!r} is no absolute path, and backend {spec.backend} has no folder to start from",
+            hint="give the path in the image or on a volume",
+        )
+
+
+def _optional(key: str, value: Any) -> Mapping[str, Any]:
+    return {key: value} if value not in (None, {}, [], "") else {}

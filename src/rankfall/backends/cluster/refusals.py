@@ -1,0 +1,205 @@
+"""What a cluster backend cannot do, refused before anything is created: each with field, backend, version needed and the alternative.
+
+All problems of a spec are told at once. What needs no backend to be wrong is refused by the spec's own check already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.cluster.objects import Request, ServedFacts
+from rankfall.model import JobSpec, Kubernetes, Policies, Refused
+
+KINDS: Final = {"job": "Job", "jobset": "JobSet", "trainjob": "TrainJob"}
+_INSTALL: Final = {
+    "jobset": "JobSet (jobset.x-k8s.io/v1alpha2)",
+    "trainjob": "Kubeflow Trainer (trainer.kubeflow.org/v1alpha1)",
+}
+# Indexed Jobs and suspend are there since 1.24.
+_OLDEST: Final = 24
+POD_FAILURE_POLICY_SINCE: Final = 31
+SUCCESS_POLICY_SINCE: Final = 33
+# A config map holds 1 MiB in all; its own fields need a little.
+MOST_BUNDLE_BYTES: Final = 1_000_000
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that cannot be done.
+
+    Attributes:
+        path: of the field.
+        why: what cannot be done, and why not.
+        needs: the version that could do it.
+        instead: the alternative.
+    """
+
+    path: str
+    why: str
+    needs: str | None = None
+    instead: str
+
+    def text(self, backend: str) -> str:
+        """In words."""
+        needs = f"; needs {self.needs}" if self.needs else ""
+        return f"{self.path}: {self.why} (backend {backend}{needs})"
+
+
+def refuse(backend: str, problems: Sequence[Problem]) -> None:
+    """Raise one refusal that names all problems; none: do nothing.
+
+    Raises:
+        Refused: when there is any problem.
+    """
+    if not problems:
+        return
+    texts = [problem.text(backend) for problem in problems]
+    message = texts[0] if len(texts) == 1 else "\n  ".join(("this job cannot be carried out as it is:", *texts))
+    raise Refused(message, hint="; ".join(dict.fromkeys(problem.instead for problem in problems)))
+
+
+def general(request: Request) -> list[Problem]:
+    """What the server or the kind of object cannot do, supervised or not."""
+    spec, served = request.spec, request.served
+    return [*_served(spec, served), *_scope(spec), *_runtime(spec), *_excluded(request)]
+
+
+def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
+    found = []
+    kind = KINDS[spec.backend]
+    version = ".".join(map(str, served.version))
+    if not served.at_least(_OLDEST):
+        found.append(
+            Problem(
+                path="$.backend",
+                why=f"the server is Kubernetes {version}, which has no Indexed Jobs that can be suspended",
+                needs=f"Kubernetes 1.{_OLDEST}",
+                instead="use a newer cluster, or backend: local",
+            )
+        )
+    if kind not in served.kinds:
+        found.append(
+            Problem(
+                path="$.backend",
+                why=f"the server does not serve {kind}",
+                needs=_INSTALL.get(spec.backend),
+                instead="have it installed, or use backend: job",
+            )
+        )
+    if spec.kubernetes.image is None and (spec.backend != "trainjob" or spec.kubernetes.runtime is None):
+        found.append(
+            Problem(
+                path="$.kubernetes.image",
+                why="is missing: pods need an image",
+                instead="give one, as: --image registry/name:tag",
+            )
+        )
+    return found
+
+
+def _scope(spec: JobSpec) -> list[Problem]:
+    found = []
+    if spec.restart_scope == "replica" and spec.backend in {"jobset", "trainjob"}:
+        found.append(
+            Problem(
+                path="$.restart_scope",
+                why="one replica alone cannot be started again",
+                needs="JobSet 0.12" if spec.backend == "jobset" else None,
+                instead="use restart_scope: gang, or backend: job",
+            )
+        )
+    if spec.elastic and spec.backend in {"jobset", "trainjob"}:
+        found.append(
+            Problem(
+                path="$.nnodes_max",
+                why="MIN:MAX nodes cannot be had",
+                needs="JobSet 0.12" if spec.backend == "jobset" else None,
+                instead="use a fixed number of nodes, or backend: job",
+            )
+        )
+    elif spec.elastic and spec.unattended:
+        found.append(
+            Problem(
+                path="$.nnodes_max",
+                why="MIN:MAX nodes need a supervisor",
+                instead="leave unattended out, or use a fixed number of nodes",
+            )
+        )
+    return found
+
+
+def _runtime(spec: JobSpec) -> list[Problem]:
+    """A runtime where nothing has one, or its kind where none is named."""
+    section, usual = spec.kubernetes, Kubernetes()
+    if spec.backend != "trainjob":
+        return [
+            Problem(path=f"$.kubernetes.{field}", why="only a TrainJob has a runtime", instead="use backend: trainjob")
+            for field in ("runtime", "runtime_kind")
+            if getattr(section, field) != getattr(usual, field)
+        ]
+    if section.runtime is None and section.runtime_kind != usual.runtime_kind:
+        return [
+            Problem(
+                path="$.kubernetes.runtime_kind", why="no runtime is named", instead="name it in kubernetes.runtime"
+            )
+        ]
+    return []
+
+
+def _excluded(request: Request) -> list[Problem]:
+    """Excluded nodes on a runtime that is not ours: only newer Trainers let a job change affinity there."""
+    spec, served = request.spec, request.served
+    shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
+    if not shared or not request.excluded or served.pod_overrides not in {None, "podSpecOverrides"}:
+        return []
+    return [
+        Problem(
+            path="$.kubernetes.exclude_nodes",
+            why=f"nodes cannot be excluded with runtime {spec.kubernetes.runtime!r}",
+            needs="Kubeflow Trainer 2.1",
+            instead="leave kubernetes.runtime out: Rankfall then makes a TrainingRuntime for this job",
+        )
+    ]
+
+
+def bundle(size: int) -> list[Problem]:
+    """Whether what travels into the pods fits into a config map."""
+    if size <= MOST_BUNDLE_BYTES:
+        return []
+    return [
+        Problem(
+            path="$.inside",
+            why=f"what travels into the pods has {size} bytes, and a config map holds {MOST_BUNDLE_BYTES}",
+            instead="use inside: off",
+        )
+    ]
+
+
+def supervised_only(spec: JobSpec) -> list[Problem]:
+    """Fields that only a supervisor can keep, in a spec that wants none."""
+    policies, usual = spec.policies, Policies()
+    found = [
+        _needs_supervisor(f"$.policies.{field}")
+        for field in ("settle_quiet_s", "settle_max_s", "backoff_s", "backoff_max_s")
+        if getattr(policies, field) != getattr(usual, field)
+    ]
+    if policies.hang_timeout_s not in {None, usual.hang_timeout_s}:
+        found.append(_needs_supervisor("$.policies.hang_timeout_s"))
+    found += [
+        _needs_supervisor(f"$.deadlines.{field}")
+        for field in ("total_s", "startup_s")
+        if getattr(spec.deadlines, field) is not None
+    ]
+    if spec.backend == "trainjob" and spec.deadlines.attempt_s is not None:
+        found.append(_needs_supervisor("$.deadlines.attempt_s", needs="Kubeflow Trainer 2.2"))
+    if spec.backend == "trainjob" and spec.ttl_s is not None:
+        found.append(_needs_supervisor("$.ttl_s"))
+    return found
+
+
+def _needs_supervisor(path: str, *, needs: str | None = None) -> Problem:
+    return Problem(
+        path=path, why="needs a supervisor", needs=needs, instead="leave unattended out, or leave these fields out"
+    )

@@ -1,0 +1,190 @@
+"""The TrainJob of Kubeflow Trainer, on a runtime that the platform made or on one that is made for this job.
+
+A TrainJob itself can say little: no affinity, no policies, no labels of pods. What it cannot say stands in a TrainingRuntime of the job's
+own, in its namespace. On somebody else's runtime the same things are refused, each by its field. The field that changes pods there has
+another name in every minor of Trainer, so the served one is used.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankfall.backends.cluster.command import Start
+from rankfall.backends.cluster.indexed_job import identity, metadata
+from rankfall.backends.cluster.jobset import set_spec
+from rankfall.backends.cluster.merge import Object, without_nodes
+from rankfall.backends.cluster.names import TRAINER_ROLE
+from rankfall.backends.cluster.native import Native
+from rankfall.backends.cluster.objects import Request
+from rankfall.backends.cluster.pod import (
+    container_command,
+    environment,
+    labels,
+    mounts,
+    resources,
+    termination_grace_s,
+    volumes,
+)
+from rankfall.backends.cluster.refusals import Problem
+from rankfall.model import JobSpec, Kubernetes
+
+API_VERSION: Final = "trainer.kubeflow.org/v1alpha1"
+GROUP: Final = "trainer.kubeflow.org"
+MANAGER: Final = "rankfall.dev/launch"
+ANCESTOR: Final = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+# A command has at most so many words there, and a pod's grace is Kubernetes' default.
+MOST_WORDS: Final = 128
+_SHARED_GRACE_S: Final = 30
+_OWN_RUNTIME: Final = "leave kubernetes.runtime out: Rankfall then makes a TrainingRuntime for this job"
+
+
+def own_runtime(spec: JobSpec) -> bool:
+    """Whether a runtime is made for this job: where none is named."""
+    return spec.kubernetes.runtime is None
+
+
+def training_runtime(request: Request, template: Object, native: Native) -> Object:
+    """The job's own runtime: everything that a JobSet can say."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "TrainingRuntime",
+        "metadata": {**identity(request), "labels": labels(request)},
+        "spec": {
+            "mlPolicy": {"numNodes": request.count},
+            "template": {"spec": set_spec(request, template, native, job_labels=ANCESTOR)},
+        },
+    }
+
+
+def trainjob(request: Request, start: Start) -> Object:
+    """The TrainJob."""
+    section = request.spec.kubernetes
+    name = section.runtime or request.names.object
+    kind = "TrainingRuntime" if own_runtime(request.spec) else section.runtime_kind
+    body: Object = {
+        "suspend": True,
+        "runtimeRef": {"apiGroup": GROUP, "kind": kind, "name": name},
+        "trainer": {"numNodes": request.count},
+    }
+    if request.served.pod_overrides != "runtimePatches":
+        # Of the JobSet and its jobs; gone from Trainer 2.2 on, where metadata of the TrainJob is all there is.
+        body["labels"] = metadata(request)["labels"]
+        if section.annotations:
+            body["annotations"] = dict(section.annotations)
+    if not own_runtime(request.spec):
+        body["trainer"] |= _trainer(request, start)
+        body |= _overrides(request)
+    return {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": metadata(request), "spec": body}
+
+
+def _trainer(request: Request, start: Start) -> Object:
+    section = request.spec.kubernetes
+    words = list(container_command(request, start))
+    wanted = resources(section.resources)
+    return {
+        "numProcPerNode": request.spec.nproc_per_node,
+        # Two lists of words, because each may have 128.
+        "command": words[:3],
+        "args": words[3:],
+        "env": environment(request, start),
+        **({"image": section.image} if section.image else {}),
+        **({"resourcesPerNode": wanted} if wanted else {}),
+    }
+
+
+def _overrides(request: Request) -> Object:
+    section = request.spec.kubernetes
+    pod: Object = {
+        "volumes": volumes(request),
+        "containers": [{"name": TRAINER_ROLE, "volumeMounts": mounts(request.spec)}],
+    }
+    if section.service_account:
+        pod["serviceAccountName"] = section.service_account
+    if section.tolerations:
+        pod["tolerations"] = list(section.tolerations)
+    if section.node_selector:
+        pod["nodeSelector"] = dict(section.node_selector)
+    target = {"targetJobs": [{"name": TRAINER_ROLE}]}
+    if request.served.pod_overrides in {None, "podSpecOverrides"}:
+        return {"podSpecOverrides": [{**target, **pod}]}
+    if section.affinity:
+        pod["affinity"] = section.affinity
+    pod = without_nodes(pod, request.excluded)
+    if section.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in section.image_pull_secrets]
+    marks: Object = {"labels": labels(request)}
+    if section.annotations:
+        marks["annotations"] = dict(section.annotations)
+    if request.served.pod_overrides == "podTemplateOverrides":
+        return {"podTemplateOverrides": [{**target, "metadata": marks, "spec": pod}]}
+    replicated = [{"name": TRAINER_ROLE, "template": {"spec": {"template": {"metadata": marks, "spec": pod}}}}]
+    patch = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": replicated}}}}
+    return {"runtimePatches": [patch]}
+
+
+def selector(request: Request) -> str:
+    """Label selector of the attempt's pods."""
+    if not own_runtime(request.spec) and request.served.pod_overrides in {None, "podSpecOverrides"}:
+        # Pods of such a runtime do not carry our labels.
+        return f"jobset.sigs.k8s.io/jobset-name={request.names.object},jobset.sigs.k8s.io/replicatedjob-name={TRAINER_ROLE}"
+    return ",".join(f"{key}={value}" for key, value in request.names.labels.items())
+
+
+def problems(request: Request, start: Start) -> list[Problem]:
+    """What cannot be said, on this runtime."""
+    spec, section = request.spec, request.spec.kubernetes
+    found = []
+    if section.container not in {TRAINER_ROLE, Kubernetes().container}:
+        found.append(
+            Problem(
+                path="$.kubernetes.container",
+                why=f"there is no container {section.container!r}: the one that trains is called {TRAINER_ROLE!r}",
+                instead="leave it out",
+            )
+        )
+    if own_runtime(spec):
+        if "TrainingRuntime" not in request.served.kinds:
+            found.append(
+                Problem(
+                    path="$.kubernetes.runtime",
+                    why="the server serves no TrainingRuntime, so none can be made for this job",
+                    instead="name a ClusterTrainingRuntime in kubernetes.runtime",
+                )
+            )
+        return found
+    found += [
+        Problem(path=path, why=f"cannot be set with runtime {section.runtime!r}", instead=_OWN_RUNTIME)
+        for path in _unsaid(request)
+    ]
+    if len(container_command(request, start)) - 3 > MOST_WORDS:
+        found.append(
+            Problem(path="$.command", why=f"has too many words: a TrainJob takes {MOST_WORDS}", instead=_OWN_RUNTIME)
+        )
+    return found
+
+
+def _unsaid(request: Request) -> list[str]:
+    """Fields that are set and that a TrainJob cannot pass on to somebody else's runtime."""
+    spec, section, usual = request.spec, request.spec.kubernetes, Kubernetes()
+    fields = ["image_pull_policy", "priority_class", "pod"]
+    if request.served.pod_overrides in {None, "podSpecOverrides"}:
+        fields += ["affinity", "image_pull_secrets", "labels", "annotations"]
+    found = [f"$.kubernetes.{field}" for field in fields if getattr(section, field) != getattr(usual, field)]
+    if spec.cwd is not None:
+        found.append("$.cwd")
+    if termination_grace_s(spec) > _SHARED_GRACE_S:
+        found.append("$.policies.grace_s")
+    if not spec.unattended:
+        return found
+    if spec.policies.max_restarts:
+        found.append("$.policies.max_restarts")
+    if spec.rules:
+        found.append("$.rules")
+    if spec.success.policy != "all":
+        found.append("$.success.policy")
+    return found
+
+
+def needs_own(request: Request) -> list[str]:
+    """The fields that make an own runtime necessary, for the note that tells why there is one."""
+    return _unsaid(request) + (["$.kubernetes.exclude_nodes"] if request.excluded else [])
