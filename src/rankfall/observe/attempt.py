@@ -19,11 +19,14 @@ from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
 from rankfall.observe import evidence as make
 from rankfall.observe.catalogues import tolerant_catalogue
+from rankfall.observe.cluster.clocks import read_clocks
+from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
 from rankfall.observe.life import Life
 from rankfall.observe.lone import LoneSlot, stands_alone
 from rankfall.observe.records import Found, RecordFolder
+from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.stacks import stack_evidence
 from rankfall.signatures.catalogue import Catalogue
@@ -79,20 +82,24 @@ class AttemptObserver:
         self.run_dir = run_dir
         self.spec = spec
         self.attempt = attempt
-        self._life = Life()
+        self._life = Life(here=spec.backend == "local")
         found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
         self._catalogue = found
         nodes = spec.nnodes_max or spec.nnodes
+        here = spec.backend == "local"
         expected = {
-            n: SlotFacts(slot=n, role=spec.role, node=f"node{n}", state="expected", launcher=launcher)
+            n: SlotFacts(slot=n, role=spec.role, node=f"node{n}" if here else None, state="expected", launcher=launcher)
             for n in range(nodes)
         }
         self._facts = Facts(expected)
+        self._pods = None if here else PodView(run_dir.path, attempt=attempt)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         alone = spare_listing and stands_alone(spec, launcher)
         self._lone = self._lone_slot() if alone else None
         self._streams = SlotStreams(run_dir, attempt=attempt, role=spec.role, catalogue=found)
         self._evidence: dict[str, Evidence] = {}
+        # Why slots do not start: true only as long as they wait, so it is looked for when a case is made, and never kept.
+        self._waiting: dict[str, Evidence] = {}
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
         self._notes: list[str] = [problem] if problem else []
@@ -114,12 +121,13 @@ class AttemptObserver:
         self._keep(news.evidence)
         self._life.saw(news.output_at)
         self._life.look(self._facts, [self._slot_dir(slot) for slot in self._facts.slots], now)
+        looked = self._poll_pods() if self._pods is not None else False
         self._poll_slots()
         self._derive()
         new = tuple(piece for key, piece in self._evidence.items() if key not in before)
         ends = self._bad_ends()
         failures = sum(1 for piece in new if piece.role != "context") + len(ends - ends_before)
-        changed = bool(found or new or ends != ends_before)
+        changed = bool(found or new or looked or ends != ends_before)
         return Delta(
             records=tuple(item.record for item in found),
             evidence=new,
@@ -158,6 +166,7 @@ class AttemptObserver:
                 self._take_record(item)
         self._confirm()
         self._derive()
+        self._single_files()
         slots = self.slots()
         ranks = self.ranks()
         ended = all(s.state in {"ended", "lost"} for s in slots if s.state != "expected") and any(
@@ -188,7 +197,7 @@ class AttemptObserver:
             hung=hung,
             ranks=ranks,
             slots=slots,
-            evidence=tuple(self._evidence.values()),
+            evidence=(*self._evidence.values(), *self._waiting.values()),
             missing=tuple(missing),
         )
 
@@ -262,8 +271,11 @@ class AttemptObserver:
         self._keep(stack_evidence(stacks, ranks=ranks, attempt=self.attempt))
 
     def _confirm(self) -> None:
-        """What is looked for only when a case is made: kernel lines about killed ranks (once), flight-recorder dumps."""
-        killed = foreign_kills(self._facts)
+        """What is looked for only when a case is made: kernel lines about killed ranks (once), flight-recorder dumps, pods that wait."""
+        if self._pods is not None:
+            self._waiting = {piece.id: piece for piece in self._pods.waiting()}
+        # The kernel's lines of this machine say nothing of a process elsewhere.
+        killed = foreign_kills(self._facts) if self._pods is None else {}
         if killed and not self._kernel_done:
             self._kernel_done = True
             found, self._kernel_note = kernel_evidence(killed, self._catalogue, attempt=self.attempt)
@@ -273,12 +285,41 @@ class AttemptObserver:
         self._keep(dumps)
         self._notes += [problem for problem in problems if problem not in self._notes]
 
+    def _single_files(self) -> None:
+        """Workers that know no records may have left the one error file of old."""
+        places = {number: (facts, self._slot_dir(number)) for number, facts in self._facts.slots.items()}
+        found, problems = single_file_evidence(
+            self.ranks(),
+            slots=places,
+            known=self._evidence.values(),
+            catalogue=self._catalogue,
+            attempt=self.attempt,
+        )
+        self._keep(found)
+        self._notes += [problem for problem in problems if problem not in self._notes]
+
     def _keep(self, pieces: Iterable[Evidence]) -> None:
         for piece in pieces:
             self._evidence[piece.id] = piece
 
     def _slot_dir(self, slot: int) -> Path:
         return self.run_dir.slot_dir(self.attempt, self.spec.role, slot)
+
+    def _poll_pods(self) -> bool:
+        """Take what the pods of the slots tell; whether that was anything new."""
+        pods = self._pods
+        if pods is None:
+            return False
+        changed, found = pods.poll()
+        self._keep(found)
+        self._notes += [problem for problem in pods.problems if problem not in self._notes]
+        for facts in tuple(self._facts.slots.values()):
+            # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
+            self._facts.set_slot(pods.merged(facts))
+        if changed:
+            for slot, delay in read_clocks(self.run_dir.path, self.attempt).items():
+                self._facts.set_clock(slot, -delay)
+        return changed
 
     def _poll_slots(self) -> None:
         """A slot whose wrapper holds its lock no longer and left no end is lost."""

@@ -79,9 +79,25 @@ class Facts:
             self._steps[process] = (step, phase)
             self._sheets = None
 
+    def step_of(self, process: Process) -> int | None:
+        """The last step that a process reported."""
+        held = self._steps.get(process)
+        return held[0] if held else None
+
     def add_line_time(self, *, slot: int, ordinal: int, at: int) -> None:
         """Take when the last bytes of a process came."""
         self._last_lines[slot, ordinal] = at
+        self._sheets = None
+
+    def set_slot(self, facts: SlotFacts) -> None:
+        """Take what is known of a slot from somewhere else than records."""
+        if self.slots.get(facts.slot) != facts:
+            self.slots[facts.slot] = facts
+            self._sheets = None
+
+    def set_clock(self, slot: int, ahead_ns: int) -> None:
+        """Take how far a slot's clock is ahead of this machine's (negative: behind), nanoseconds."""
+        self._offsets[slot] = ahead_ns
         self._sheets = None
 
     def uncertainty(self, slot: int | None) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.observe.facts import Facts
-from rankfall.observe.progress import cpu_seconds, read_steps
+from rankfall.observe.progress import Step, cpu_seconds, read_steps
 
 # How long all ranks may burn CPU without a line or a step before that counts as standing still too.
 BUSY_LIMIT_S: Final = 3600.0
@@ -18,9 +18,15 @@ _NS: Final = 1_000_000_000
 
 
 class Life:
-    """Signs of life of one attempt; times are nanoseconds since the epoch."""
+    """Signs of life of one attempt; times are nanoseconds since the epoch.
 
-    def __init__(self) -> None:
+    Args:
+        here: the ranks are processes of this machine: their CPU time is read from /proc. Elsewhere it comes with their steps.
+    """
+
+    def __init__(self, *, here: bool = True) -> None:
+        self._here = here
+        self._shares: dict[tuple[int, int], tuple[int, float, bool]] = {}
         self._seen = 0
         self._busy_at = 0
         self._cpu: dict[int, tuple[int, float]] = {}
@@ -38,7 +44,10 @@ class Life:
         """Read the steps of all slots, and now and then the CPU time of all ranks."""
         for slot, folder in zip(facts.slots, slot_dirs, strict=True):
             self._steps(facts, slot, folder)
-        self._work(facts, now)
+        if self._here:
+            self._work(facts, now)
+        else:
+            self._work_elsewhere(facts, now)
 
     def _steps(self, facts: Facts, slot: int, folder: Path) -> None:
         steps = read_steps(folder)
@@ -50,9 +59,36 @@ class Life:
             if sheet.slot == slot and (start := facts.start_of(sheet.slot, sheet.pid)) is not None
         }
         for step in steps:
-            self.saw(step.at)
+            if step.cpu_s is None:
+                self.saw(step.at)
+            elif step.cpu_at is not None:
+                # It comes at its own pace, whether the rank does anything or not: only a new step is life.
+                self._share(slot, step)
             if step.ordinal in processes and step.step is not None:
+                if step.cpu_s is not None and facts.step_of(processes[step.ordinal]) != step.step:
+                    self.saw(step.at)
                 facts.add_step(processes[step.ordinal], step.step, step.phase)
+
+    def _share(self, slot: int, step: Step) -> None:
+        """Whether a rank elsewhere worked between its two newest words."""
+        at, seconds = step.cpu_at or 0, step.cpu_s or 0.0
+        before = self._shares.get((slot, step.ordinal))
+        if before is None or at > before[0]:
+            worked = before is not None and (seconds - before[1]) * _NS >= _BUSY_SHARE * (at - before[0])
+            self._shares[slot, step.ordinal] = (at, seconds, worked)
+
+    def _work_elsewhere(self, facts: Facts, now: int) -> None:
+        running = [
+            (r.slot, start.ordinal)
+            for r in facts.ranks()
+            if r.state == "running" and (start := facts.start_of(r.slot, r.pid)) is not None
+        ]
+        shares = [
+            self._shares.get((slot, number)) for slot, number in running if slot is not None and number is not None
+        ]
+        busy = bool(running) and len(shares) == len(running) and all(share is not None and share[2] for share in shares)
+        if busy and now - self._seen < BUSY_LIMIT_S * _NS:
+            self._busy_at = now
 
     def _work(self, facts: Facts, now: int) -> None:
         """While every rank burns CPU, that is life for ``BUSY_LIMIT_S`` after the last output: a spin in a collective looks so too."""

@@ -1,4 +1,4 @@
-"""Signs of life of a slot's ranks: step files of the hook, CPU time from /proc."""
+"""Signs of life of a slot's ranks: step files (of the hook, or of the feed of a slot elsewhere), CPU time from /proc."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ import msgspec
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step that a rank reported; ``at`` nanoseconds since the epoch (by the file's time)."""
+    """The last step that a rank reported.
+
+    Attributes:
+        at: nanoseconds since the epoch (by the file's time).
+        cpu_s: CPU seconds since the process began, where it came with the step; ``cpu_at`` is when, by the process's own clock.
+    """
 
     ordinal: int
     step: int | None = None
     phase: str | None = None
     at: int = 0
+    cpu_s: float | None = None
+    cpu_at: int | None = None
 
 
 class _File(msgspec.Struct):
     step: int | None = None
     phase: str | None = None
+    at_ns: int | None = None
+    cpu_s: float | None = None
 
 
 def read_steps(slot_dir: Path) -> list[Step]:
@@ -39,7 +48,9 @@ def read_steps(slot_dir: Path) -> list[Step]:
             item = msgspec.json.decode(data, type=_File)
         except (OSError, msgspec.DecodeError):
             continue
-        found.append(Step(ordinal=int(stem), step=item.step, phase=item.phase, at=at))
+        found.append(
+            Step(ordinal=int(stem), step=item.step, phase=item.phase, at=at, cpu_s=item.cpu_s, cpu_at=item.at_ns)
+        )
     return found
 
 

@@ -32,6 +32,9 @@ class _Stream:
         self.name = name
         self.local = path.name.partition(".")[0]
         self.ordinal = int(self.local) if self.local.isdecimal() else None
+        # Streams that were taken apart by the wrapper's prefix are named for their rank.
+        digits = self.local.removeprefix("r")
+        self.rank = int(digits) if digits != self.local and digits.isdecimal() else None
         self.kept: dict[tuple[str, int | None], int] = {}
         self.finished = False
 
@@ -50,7 +53,7 @@ class SlotStreams:
         """Read what is new in every stream; statements of the launcher go into ``facts``."""
         before = len(self._streams)
         self._discover(facts)
-        owners = self._owners(facts)
+        owners = _Owners(facts)
         found: list[Evidence] = []
         fresh = output_at = 0
         for stream in self._streams.values():
@@ -63,9 +66,10 @@ class SlotStreams:
             fresh += count
             if count:
                 output_at = max(output_at, stream.tail.last_at or now)
-                if stream.ordinal is not None and stream.tail.last_at:
-                    facts.add_line_time(slot=stream.slot, ordinal=stream.ordinal, at=stream.tail.last_at)
-            owner = owners.get((stream.slot, stream.ordinal))
+                ordinal = owners.ordinal(stream)
+                if ordinal is not None and stream.tail.last_at:
+                    facts.add_line_time(slot=stream.slot, ordinal=ordinal, at=stream.tail.last_at)
+            owner = owners.of(stream)
             node = place.node if place else None
             found += [self._evidence(stream, item, owner=owner, node=node) for item in placed]
             for report in reports:
@@ -76,8 +80,8 @@ class SlotStreams:
 
     def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
-        owners = self._owners(facts)
-        return tuple(self._row(stream, owners.get((stream.slot, stream.ordinal))) for stream in self._streams.values())
+        owners = _Owners(facts)
+        return tuple(self._row(stream, owners.of(stream)) for stream in self._streams.values())
 
     def _row(self, stream: _Stream, owner: RankFacts | None) -> StreamRow:
         instance = stream.tail.path.parent.name
@@ -89,19 +93,11 @@ class SlotStreams:
             slot=stream.slot,
             instance=int(instance) if instance.isdecimal() else 0,
             local=stream.local,
-            rank=owner.rank if owner else None,
+            rank=owner.rank if owner else stream.rank,
             from_byte=0,
             to_byte=None,
-            proof=f"start record of pid {owner.pid}" if owner else "",
+            proof=f"start record of pid {owner.pid}" if owner else "prefix" if stream.rank is not None else "",
         )
-
-    def _owners(self, facts: Facts) -> dict[tuple[int | None, int | None], RankFacts]:
-        """Fact sheets by slot and process ordinal, which names the stream."""
-        return {
-            (sheet.slot, start.ordinal): sheet
-            for sheet in facts.ranks()
-            if (start := facts.start_of(sheet.slot, sheet.pid)) is not None and start.ordinal is not None
-        }
 
     def _evidence(self, stream: _Stream, item: Placed, *, owner: RankFacts | None, node: str | None) -> Evidence:
         """Of a signature in a stream the first few pieces and the last one are told apart; a flood costs no more."""
@@ -113,7 +109,7 @@ class SlotStreams:
             byte=item.byte,
             where=f"{stream.name}:{item.line}",
             at=item.at,
-            rank=owner.rank if owner else None,
+            rank=owner.rank if owner else stream.rank,
             slot=stream.slot,
             node=node,
             attempt=self._attempt,
@@ -134,6 +130,33 @@ class SlotStreams:
                 if path not in self._streams:
                     name = str(path.relative_to(self._run_dir.path))
                     self._streams[path] = _Stream(path, slot=slot, name=name, catalogue=self._catalogue)
+
+
+class _Owners:
+    """Whose the streams are, by the fact sheets of now: by slot and process ordinal, or by slot and rank (then the newest process)."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._by_ordinal: dict[tuple[int | None, int], RankFacts] = {}
+        self._by_rank: dict[tuple[int | None, int], tuple[RankFacts, int | None]] = {}
+        for sheet in facts.ranks():
+            start = facts.start_of(sheet.slot, sheet.pid)
+            ordinal = start.ordinal if start is not None else None
+            if ordinal is not None:
+                self._by_ordinal[sheet.slot, ordinal] = sheet
+            self._by_rank[sheet.slot, sheet.rank] = (sheet, ordinal)
+
+    def of(self, stream: _Stream) -> RankFacts | None:
+        if stream.rank is not None:
+            held = self._by_rank.get((stream.slot, stream.rank))
+            return held[0] if held else None
+        return self._by_ordinal.get((stream.slot, stream.ordinal)) if stream.ordinal is not None else None
+
+    def ordinal(self, stream: _Stream) -> int | None:
+        """The ordinal of the process that writes it."""
+        if stream.rank is None:
+            return stream.ordinal
+        held = self._by_rank.get((stream.slot, stream.rank))
+        return held[1] if held else None
 
 
 def _logs(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ SLOT: Final = "slot"
 
 _ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")
 _SLOT: Final = re.compile(r"([a-z0-9][a-z0-9-]*)-([0-9]{1,9})")
-_FILE: Final = re.compile(r"(slot|[0-9]{1,9})\.(out|err)\.log")
+_FILE: Final = re.compile(r"(slot|r?[0-9]{1,9})\.(out|err)\.log")
 
 
 class StreamName(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stream: path relative to the run directory.
-        local: process ordinal, or ``slot``.
+        local: process ordinal, ``r`` and the rank (streams that were taken apart by the wrapper's prefix), or ``slot``.
         out: standard output, else standard error.
         path: the file.
     """
@@ -36,6 +36,11 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
     out: bool
     stream: str
     path: Path
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the name itself tells."""
+        return int(self.local[1:]) if self.local.startswith("r") else None
 
     @property
     def of_a_rank(self) -> bool:
@@ -95,7 +100,7 @@ def find_streams(
 
 
 def _ordinal(local: str) -> int:
-    return -1 if local == SLOT else int(local)
+    return -1 if local == SLOT else int(local.removeprefix("r"))
 
 
 def _entries(folder: Path, problems: list[str]) -> list[str]:

@@ -82,7 +82,7 @@ def ranks(run_dir: RunDir, attempt: int) -> list[RankFacts]:
 
 
 def streams(run_dir: RunDir, attempt: int | None = None) -> list[StreamRow]:
-    """Streams whose rank a start record names by the process ordinal."""
+    """Streams whose rank a start record names by the process ordinal, or their own name."""
     owners: dict[tuple[int | None, str | None, int | None, str], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start",)):
         if record.rank is not None and record.ordinal is not None:
@@ -90,18 +90,19 @@ def streams(run_dir: RunDir, attempt: int | None = None) -> list[StreamRow]:
     found = []
     for name in find_streams(run_dir.logs_dir, attempt=attempt):
         owner = owners.get((name.attempt, name.role, name.slot, name.local))
-        if owner is not None and _same_instance(owner, name):
+        told = owner if owner is not None and _same_instance(owner, name) else None
+        if told is not None or name.rank is not None:
             found.append(
                 StreamRow(
                     stream=name.stream,
                     attempt=name.attempt,
-                    round=owner.round,
+                    round=told.round if told else None,
                     role=name.role,
                     slot=name.slot,
                     instance=name.instance,
                     local=name.local,
-                    rank=owner.rank,
-                    proof="record",
+                    rank=told.rank if told else name.rank,
+                    proof="record" if told else "prefix",
                 )
             )
     return found

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from rankfall.kube.podlogs import Complaint, complaint
 from rankfall.observe.cluster.apilines import StampParser
 from rankfall.observe.cluster.cursor import Cursor
 from rankfall.store import StreamAppender
@@ -36,7 +37,10 @@ class InstanceLog:
     Attributes:
         cursor: where to resume; its totals count lines.
         bytes: taken from the API by this object.
-        delay_ns: least difference between arrival here and the stamp of the node; negative: that node's clock is ahead.
+        at_end: the newest stream was read to an end that the server gave it.
+        live: what comes now was written just now; set by whoever reads.
+        delay_ns: least difference between arrival here and the stamp of the node, of what came live; negative: that node's clock is ahead,
+            which anything that arrives proves.
 
     Raises:
         OSError: the folder cannot be written.
@@ -52,6 +56,8 @@ class InstanceLog:
         self.cursor = Cursor(folder)
         self.bytes = 0
         self.delay_ns: int | None = None
+        self.at_end = False
+        self.live = False
         self._folder = folder
         self._on_record = on_record
         self._now = now
@@ -63,6 +69,8 @@ class InstanceLog:
     def opened(self) -> None:
         """The log was opened anew from the cursor; an unfinished line of before comes again as a whole."""
         self._rest = b""
+        self.at_end = False
+        self.live = False
         if self._part is not None:
             file = self._files[self._part.stream]
             file.cut(self._part.size, self._part.index_size)
@@ -85,15 +93,23 @@ class InstanceLog:
             self._store_part(self._rest)
             self._rest = b""
 
-    def finish(self) -> None:
-        """Nothing more comes of this instance: a last line without newline is stored as it is.
+    def finish(self) -> Complaint | None:
+        """Nothing more comes of this stream: a last line without newline is stored as it is.
+
+        Returns:
+            What the kubelet says in its place: that is no line.
 
         Raises:
             OSError: it could not be stored.
         """
+        found = complaint(self._rest) if self._part is None else None
+        if found is not None:
+            self._rest = b""
+            return found
         if self._rest or self._part is not None:
             self._lines([self._rest], whole=False)
             self._rest = b""
+        return None
 
     def close(self) -> None:
         """Let go of the files; may be called again."""
@@ -177,7 +193,7 @@ class InstanceLog:
     def _measure(self, newest: int | None) -> None:
         if newest is not None:
             delay = self._now() - newest
-            if self.delay_ns is None or delay < self.delay_ns:
+            if (self.live or delay < 0) and (self.delay_ns is None or delay < self.delay_ns):
                 self.delay_ns = delay
 
     def _append(self, name: str, data: bytes, stamp: int | None) -> dict[str, int]:

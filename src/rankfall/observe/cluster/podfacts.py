@@ -17,6 +17,7 @@ MAX_TEXT: Final = 4096
 _MAX_CONDITIONS: Final = 16
 _KEPT_CONDITIONS: Final = frozenset({"PodScheduled", "DisruptionTarget", "PodReadyToStartContainers", "Ready"})
 
+LogState = Literal["open", "complete", "lost", "none"]
 ContainerState = Literal["waiting", "running", "terminated", "unknown"]
 
 
@@ -60,6 +61,8 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         gone: the pod is no longer there; the other fields are those of the last look at it.
         deleting: when the API was asked to delete it.
         main, last: state of the training container, and of the instance before it.
+        log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
+            ``none`` (it never had one).
         others: reasons of other containers (init, sidecars) that keep it from running, ``name: reason: message``.
     """
 
@@ -78,6 +81,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     conditions: tuple[Condition, ...] = ()
     main: ContainerFact | None = None
     last: ContainerFact | None = None
+    log: LogState = "open"
     others: tuple[str, ...] = ()
 
     @property

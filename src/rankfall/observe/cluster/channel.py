@@ -1,0 +1,112 @@
+"""Records that came as lines of a container's log, written into the run's records folder as if their writer had shared our disk.
+
+The token proves that the line is of this attempt and not of another's log; it does not make it more than text of the job. A line that is
+damaged, too large or of another run is no record: it stays an ordinary line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Record
+from rankfall.observe.cluster.instance import RECORD_MARK
+
+# rankfall_inside.records.MAX_LINE is 8 KiB; a little more costs nothing.
+MAX_LINE: Final = 16 << 10
+# Records of one container instance; a job that found the token must not fill the disk with them.
+MAX_RECORDS: Final = 20_000
+_ID: Final = re.compile(r"[0-9a-zA-Z-]{8,64}")
+_NS: Final = 1_000_000_000
+
+
+class RecordIntake:
+    """Takes the records of one container instance.
+
+    Args:
+        folder: the run's records folder.
+        token: of the attempt.
+        run, attempt, role, slot: whose log it is; a record that names others is refused.
+        on_progress: takes records of progress, which are not kept as files: (record, stamp).
+
+    Attributes:
+        refused: lines that bore the mark and were no record of this slot.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        token: str,
+        run: str,
+        attempt: int,
+        role: str,
+        slot: int,
+        on_progress: Callable[[Record], None],
+    ) -> None:
+        self.refused = 0
+        self._folder = folder
+        self._head = RECORD_MARK + token.encode() + b" "
+        self._own = (run, attempt, slot)
+        self._name = f"a{attempt}-{role}-{slot}"
+        self._decoder = msgspec.json.Decoder(Record)
+        self._on_progress = on_progress
+        self._taken = 0
+
+    def take(self, line: bytes, at: int | None) -> bool:
+        """Take one line; False when it is none of ours.
+
+        Args:
+            line: without its stamp and newline.
+            at: its stamp, nanoseconds since the epoch by the node's clock.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        record = self._decode(line) if line.startswith(self._head) and len(line) <= MAX_LINE else None
+        if record is None or self._taken >= MAX_RECORDS:
+            self.refused += 1
+            return False
+        if record.kind == "progress":
+            self._on_progress(record)
+            return True
+        self._taken += 1
+        self._write(record, at)
+        return True
+
+    def _decode(self, line: bytes) -> Record | None:
+        try:
+            data = base64.b64decode(line[len(self._head) :], altchars=b"-_", validate=True)
+            record = self._decoder.decode(data)
+        except (binascii.Error, ValueError, msgspec.DecodeError):
+            return None
+        own = (record.run, record.attempt, record.slot)
+        if not _ID.fullmatch(record.id) or any(a not in {None, b} for a, b in zip(own, self._own, strict=True)):
+            return None
+        run, attempt, slot = self._own
+        return msgspec.structs.replace(record, run=run, attempt=attempt, slot=slot)
+
+    def _write(self, record: Record, at: int | None) -> None:
+        path = self._folder / f"{record.kind}-{self._name}-{record.id}.json"
+        if path.exists():
+            # It came before, by this channel or another one.
+            return
+        temporary = path.with_suffix(".new")
+        try:
+            temporary.write_bytes(msgspec.json.encode(record))
+            if at is not None:
+                # A reader tells from this how far the writer's clock is off; both stamps here are of the node's one clock.
+                os.utime(temporary, ns=(at, at))
+            temporary.rename(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise

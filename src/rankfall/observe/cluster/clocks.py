@@ -1,0 +1,66 @@
+"""How far the clocks of nodes are off from this machine's, as their logs show it: kept in a small file, read by observers.
+
+A line cannot arrive before it was written: the least difference between its arrival here and its stamp bounds the node's clock. Less than
+nothing proves that the clock is ahead. More than nothing says that it is behind by at most so much.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rankfall.observe.cluster.instance import InstanceLog
+
+
+def clock_path(run: Path, attempt: int) -> Path:
+    """Where an attempt's file lies."""
+    return run / "kube" / f"attempt-{attempt}" / "clocks.json"
+
+
+def read_clocks(run: Path, attempt: int) -> dict[int, int]:
+    """Least delay of each slot's lines in nanoseconds; the slot's clock is ahead by its negative. Empty where nothing is known."""
+    try:
+        return msgspec.json.decode(clock_path(run, attempt).read_bytes(), type=dict[int, int])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+class ClockFile:
+    """Writer of the file.
+
+    Args:
+        run: the run's directory.
+        attempt: counted from 1.
+    """
+
+    def __init__(self, run: Path, *, attempt: int) -> None:
+        self._path = clock_path(run, attempt)
+        self._rows = read_clocks(run, attempt)
+        self._logs: dict[int, InstanceLog] = {}
+
+    def watch(self, slot: int, log: InstanceLog) -> None:
+        """Take the delays of this log for the slot from now on."""
+        self._keep(slot)
+        self._logs[slot] = log
+
+    def write(self) -> None:
+        """Write what changed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        before = dict(self._rows)
+        for slot in self._logs:
+            self._keep(slot)
+        if self._rows != before:
+            temporary = self._path.with_suffix(".new")
+            temporary.write_bytes(msgspec.json.encode(self._rows))
+            temporary.rename(self._path)
+
+    def _keep(self, slot: int) -> None:
+        log = self._logs.get(slot)
+        if log is None or log.delay_ns is None:
+            return
+        held = self._rows.get(slot)
+        self._rows[slot] = log.delay_ns if held is None else min(held, log.delay_ns)

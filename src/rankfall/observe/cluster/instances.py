@@ -1,0 +1,122 @@
+"""Folders of container instances: which one of a slot is which, kept so that the next feed finds them again."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Record
+from rankfall.observe.cluster.channel import RecordIntake
+from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.store import RunDir
+
+NAME: Final = "instance.json"
+
+
+class _Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose log a folder holds: UID of the pod and number of the container's restart."""
+
+    uid: str
+    number: int
+
+
+class Instances:
+    """The open logs of one attempt.
+
+    Args:
+        run_dir: the run.
+        attempt, role: of the attempt.
+        token: of the log channel.
+    """
+
+    def __init__(self, run_dir: RunDir, *, attempt: int, role: str, token: str) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._role = role
+        self._token = token
+        self._open: dict[tuple[int, str, int], InstanceLog] = {}
+
+    def open(self, slot: int, *, uid: str, number: int) -> InstanceLog:
+        """The log of an instance; its folder is found again or made, in the order in which instances of a slot were first seen.
+
+        Raises:
+            OSError: it cannot be made or read.
+        """
+        key = (slot, uid, number)
+        held = self._open.get(key)
+        if held is not None:
+            return held
+        folder = self._folder(slot, _Identity(uid=uid, number=number))
+        slot_dir = self._run_dir.slot_dir(self._attempt, self._role, slot)
+        intake = RecordIntake(
+            self._run_dir.records_dir,
+            token=self._token,
+            run=self._run_dir.id,
+            attempt=self._attempt,
+            role=self._role,
+            slot=slot,
+            on_progress=lambda record: write_progress(slot_dir / "progress", record),
+        )
+        log = self._open[key] = InstanceLog(folder, on_record=intake.take, now=time.time_ns)
+        return log
+
+    def drop(self, slot: int, *, uid: str, number: int) -> None:
+        """Close one."""
+        held = self._open.pop((slot, uid, number), None)
+        if held is not None:
+            held.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for log in self._open.values():
+            log.close()
+        self._open.clear()
+
+    def _folder(self, slot: int, identity: _Identity) -> Path:
+        parent = self._run_dir.stream_dir(self._attempt, self._role, slot).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        taken = 0
+        for folder in sorted(parent.iterdir(), key=lambda path: (len(path.name), path.name)):
+            if not folder.name.isdecimal():
+                continue
+            taken = max(taken, int(folder.name) + 1)
+            if _identity(folder) == identity:
+                return folder
+        folder = parent / str(taken)
+        folder.mkdir()
+        temporary = folder / f"{NAME}.new"
+        temporary.write_bytes(msgspec.json.encode(identity))
+        temporary.rename(folder / NAME)
+        return folder
+
+
+def write_progress(folder: Path, record: Record) -> None:
+    """Keep the newest step of a rank's process where a hook on this machine would have kept it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if record.ordinal is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    row = {
+        "step": record.step,
+        "phase": record.phase,
+        "at_ns": record.at_ns,
+        "pid": record.pid,
+        "cpu_s": record.cpu_s,
+    }
+    temporary = folder / f"{record.ordinal}.new"
+    temporary.write_bytes(msgspec.json.encode(row))
+    os.replace(temporary, folder / f"{record.ordinal}.json")  # noqa: PTH105 - replaces what is there, in one step
+
+
+def _identity(folder: Path) -> _Identity | None:
+    try:
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=_Identity)
+    except (OSError, msgspec.DecodeError):
+        return None
