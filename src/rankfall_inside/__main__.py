@@ -1,4 +1,4 @@
-"""Command line of the wrapper: ``python INSIDE wrap --stream-dir DIR [options] -- COMMAND ARGS...``.
+"""Entry point of the bundle: ``python INSIDE wrap [options] -- COMMAND ARGS...`` and ``python INSIDE tell WORDS``.
 
 INSIDE is the unpacked bundle or its zip. Who this slot is comes from the ``RANKFALL_*`` variables. Refuses unknown options with code 2;
 everything else must not keep the command from running.
@@ -13,104 +13,40 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn, Sequence
 
-USAGE = """\
-usage: python INSIDE wrap --stream-dir DIR [--launcher exec|plain] [--nproc N] [--console] [--grace SECONDS] -- COMMAND ARGS...
+    from rankfall_inside.options import Options
+    from rankfall_inside.slot import SlotFiles
 
-  --stream-dir DIR   where the streams of this slot are stored
-  --launcher NAME    exec: start COMMAND once (default); plain: start it as N ranks
-  --nproc N          ranks of this slot (default 1)
-  --console          also write whole lines to stdout, with the prefix [rank N]
-  --grace SECONDS    between SIGTERM and SIGKILL for what the command leaves behind (default 5)
-"""
 _USAGE_CODE = 2
 _BUSY_CODE = 125
 
 
-class Options:
-    """What the command line says; ``home`` is the directory that the hook is loaded from."""
-
-    def __init__(self) -> None:
-        self.stream_dir = ""
-        self.launcher = "exec"
-        self.nproc = 1
-        self.console = False
-        self.grace = 5.0
-        self.command: list[str] = []
-        self.home = ""
-
-    @property
-    def instance(self) -> str:
-        """Name of this start of the slot: the last part of the stream directory."""
-        return os.path.basename(self.stream_dir.rstrip("/"))
-
-
-def parse(argv: Sequence[str]) -> Options:
-    """Options from ``argv`` (without the program).
-
-    Raises:
-        ValueError: with a text for the user.
-    """
-    words = list(argv)
-    if words[:1] != ["wrap"]:
-        raise ValueError("the first argument must be: wrap")
-    options = Options()
-    position = 1
-    while position < len(words):
-        name, equals, value = words[position].partition("=")
-        position += 1
-        if name == "--":
-            options.command = words[position:]
-            break
-        if name == "--console" and not equals:
-            options.console = True
-            continue
-        if name not in ("--stream-dir", "--launcher", "--nproc", "--grace"):
-            raise ValueError(f"unknown option {name}")
-        if not equals:
-            if position >= len(words):
-                raise ValueError(f"{name} needs a value")
-            value = words[position]
-            position += 1
-        _set(options, name, value)
-    if not options.command:
-        raise ValueError("no command after --")
-    if not options.stream_dir:
-        raise ValueError("--stream-dir is missing")
-    return options
-
-
-def _set(options: Options, name: str, value: str) -> None:
-    if name == "--stream-dir":
-        options.stream_dir = os.path.abspath(value)
-    elif name == "--launcher":
-        if value not in ("exec", "plain"):
-            raise ValueError(f"--launcher is exec or plain, not {value}")
-        options.launcher = value
-    elif name == "--nproc":
-        if not value.isdigit() or not 0 < int(value) <= 4096:  # noqa: PLR2004 - no node has more
-            raise ValueError(f"--nproc is a number from 1 to 4096, not {value}")
-        options.nproc = int(value)
-    else:
-        options.grace = max(0.0, float(value))
-
-
 def main(argv: Sequence[str]) -> int:
-    """Run the wrapper; its exit code is the command's."""
+    """Run the wrapper; its exit code is the command's, or says the cause."""
     _open_standard_files()
+    if argv[:1] == ["tell"]:
+        from rankfall_inside import tell
+
+        return tell.main(argv[1:], os.environ)
+    from rankfall_inside import options as given
+
     try:
-        options = parse(argv)
+        options = given.parse(argv)
     except ValueError as error:
-        sys.stderr.write(f"rankfall: {error}\n{USAGE}")
+        sys.stderr.write(f"rankfall: {error}\n{given.USAGE}")
         return _USAGE_CODE
     try:
         os.setsid()
     except OSError:
         pass  # it leads a session already
-    from rankfall_inside.slot import SlotBusyError, SlotFiles
+    from rankfall_inside import channel
+    from rankfall_inside.slot import SlotBusyError
 
+    token = channel.take_token()
+    notes: list[str] = []
     try:
-        os.makedirs(options.stream_dir, exist_ok=True)
-        files = SlotFiles(os.environ, instance=options.instance)
+        if options.stream_dir:
+            os.makedirs(options.stream_dir, exist_ok=True)
+        files = _open_slot(options, token, notes)
     except SlotBusyError as error:
         _say(f"another wrapper holds the slot directory {error}; this one does nothing")
         return _BUSY_CODE
@@ -121,7 +57,35 @@ def main(argv: Sequence[str]) -> int:
     from rankfall_inside.wrapper import Wrapper
 
     options.home = home.prepare(files.path)
-    return Wrapper(options, files, os.environ).run()
+    try:
+        return Wrapper(options, files, os.environ, token=token, notes=notes).run()
+    finally:
+        if notes:
+            import shutil
+
+            shutil.rmtree(files.path, ignore_errors=True)
+
+
+def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
+    """The slot's files; where its directory cannot be used but a log channel is there, in a directory of our own."""
+    from rankfall_inside.slot import SlotFiles
+
+    try:
+        return SlotFiles(os.environ, instance=options.instance)
+    except OSError as error:
+        if not token:
+            raise
+        import tempfile
+
+        notes.append(f"the slot directory cannot be used ({error.strerror}): records are on the log channel only")
+    # In memory first: whatever fills disks is not there.
+    for base in ("/dev/shm", None):  # noqa: S108 - mkdtemp makes a folder that nobody else can have made
+        try:
+            folder = tempfile.mkdtemp(prefix="rankfall-", dir=base)
+            return SlotFiles(dict(os.environ, RANKFALL_SLOT_DIR=folder), instance=options.instance)
+        except OSError:
+            continue
+    raise OSError("no folder can be written, neither in memory nor among temporary files")
 
 
 def _open_standard_files() -> None:
@@ -134,8 +98,9 @@ def _open_standard_files() -> None:
 
 
 def _plainly(options: Options) -> NoReturn:
-    from rankfall_inside import signals, spawn
+    from rankfall_inside import launch, signals, spawn
 
+    os.environ.pop(launch.VARIABLE, None)
     signals.reset_in_child()
     spawn.replace(options.command, os.environ)
 

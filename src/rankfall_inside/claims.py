@@ -135,11 +135,14 @@ def has_rank(folder: str, rank: int) -> bool:
         names = os.listdir(folder)
     except OSError:
         return False
-    for name in names:
-        numbers = read(os.path.join(folder, name)) if name.startswith("o") else None
-        if numbers and len(numbers) > _RANK_AT and numbers[_RANK_AT] == rank:
-            return True
-    return False
+    return any(name.startswith("o") and rank_in(read(os.path.join(folder, name))) == rank for name in names)
+
+
+def rank_in(numbers: tuple[int, ...] | None) -> int | None:
+    """The rank that the numbers of a claim name, or None."""
+    if numbers is None or len(numbers) <= _RANK_AT or numbers[_RANK_AT] < 0:
+        return None
+    return numbers[_RANK_AT]
 
 
 def take(folder: str, ordinal: int, text: str) -> bool:

@@ -1,27 +1,98 @@
 """Whole lines of all streams on one output, each with the rank it came from: ``[rank N] text``.
 
-torchrun's ``--tee`` glues partial lines of different ranks together; here a line is written when it is whole. A line longer than 1 MiB
-is cut into parts with a marker, so memory stays bounded. A console that goes away ends the copy, never the job.
+torchrun's ``--tee`` glues partial lines of different ranks together; here a line is written when it is whole. A line of no rank that looks
+like ours gets ``[rank ?] `` in front, so that no text of a job passes as a rank's or as a record. A line longer than 1 MiB is cut into parts
+with a marker, so memory stays bounded.
+
+A slow reader slows the writing and, through ``full``, the reading of the pipes; it never blocks the wrapper, and nothing is lost or
+reordered. An output that goes away ends the copy, never the job.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import select
+import stat
+from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from rankfall_inside.loop import Loop
+
 MAX_LINE = 1 << 20
 CUT_MARK = b" [rankfall: line cut]\n"
+# In front of a line of no rank that begins like one of ours.
+UNKNOWN = b"[rank ?] "
+# When this much waits to be written nothing more is read from the pipes, until it is less than the second.
+HIGH_WATER, LOW_WATER = 1 << 20, 1 << 18
+# A pipe that poll calls writable takes this much without blocking: one page is free (pipe_poll and pipe_write in Linux's fs/pipe.c).
+_STEP = 4096
+# Whoever writes byte by byte shall not make as many objects.
+_MAX_PARTS = 1024
+_OURS = re.compile(rb"^(?=\[rank |\x1e)", re.MULTILINE)
+
+
+class _Partial:
+    """The beginning of a line that is not whole yet."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        if not data:
+            return
+        self.size += len(data)
+        self.parts.append(data)
+        if len(self.parts) > _MAX_PARTS:
+            self.parts = [b"".join(self.parts)]
+
+    def take(self) -> bytes:
+        data = b"".join(self.parts)
+        self.parts = []
+        self.size = 0
+        return data
 
 
 class Console:
-    """Assembles lines per stream and writes them to ``fd``."""
+    """Assembles lines per stream and writes them to ``fd``.
 
-    def __init__(self, fd: int) -> None:
+    Args:
+        fd: stays open; never made non-blocking, because others may share it.
+        loop: called back when ``fd`` takes more.
+        secret: bytes that no text of the job may carry out (the channel's token); they are masked.
+    """
+
+    def __init__(self, fd: int, loop: Loop, *, secret: bytes = b"") -> None:
         self._fd = fd
-        self._partial: dict[str, bytes] = {}
+        self._loop = loop
+        self._secret = secret
+        self._partial: dict[str, _Partial] = {}
+        self._queue: deque[memoryview] = deque()
+        # Bytes that are not written yet.
+        self.waiting = 0
+        # Whether so much waits that nothing more should be read.
+        self.full = False
+        # Whether the first of the queue is written in part: nothing may come before its rest.
+        self._begun = False
+        self._watched = False
+        # A plain file always takes everything.
+        self._poll: select.poll | None = None if _is_file(fd) else select.poll()
+        if self._poll is not None:
+            self._poll.register(fd, select.POLLOUT)
+        self.on_room: Callable[[], None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether all that was given is written, or nobody is there to write to."""
+        return not self._queue
+
+    # -- streams
 
     def tee(self, stream: str, prefix: Callable[[], bytes]) -> Callable[[bytes], None]:
         """A function that takes the bytes of ``stream``; ``prefix`` is asked for each chunk, because a rank is known late."""
@@ -34,26 +105,126 @@ class Console:
     def _take(self, stream: str, prefix: bytes, data: bytes) -> None:
         if self._fd < 0:
             return
-        lines = (self._partial.pop(stream, b"") + data).split(b"\n")
-        rest = lines.pop()
-        out = [prefix + line + b"\n" for line in lines]
-        while len(rest) > MAX_LINE:
-            out.append(prefix + rest[:MAX_LINE] + CUT_MARK)
-            rest = rest[MAX_LINE:]
-        if rest:
-            self._partial[stream] = rest
-        self._write(b"".join(out))
+        partial = self._partial.setdefault(stream, _Partial())
+        end = data.rfind(b"\n") + 1
+        out = b""
+        if end:
+            out = self._lines(prefix, partial.take() + data[:end])
+            data = data[end:]
+        partial.add(data)
+        if partial.size > MAX_LINE:
+            rest = partial.take()
+            while len(rest) > MAX_LINE:
+                out += self._marked(prefix, rest[:MAX_LINE]) + CUT_MARK
+                rest = rest[MAX_LINE:]
+            partial.add(rest)
+        self._push(out)
 
     def finish(self, stream: str, prefix: bytes) -> None:
         """The stream is at its end: a last line without newline gets one."""
-        rest = self._partial.pop(stream, b"")
-        if rest:
-            self._write(prefix + rest + b"\n")
+        partial = self._partial.pop(stream, None)
+        if partial is not None and partial.size:
+            self._push(self._lines(prefix, partial.take() + b"\n"))
 
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
+    def _lines(self, prefix: bytes, data: bytes) -> bytes:
+        """Whole lines, each with its prefix; ``data`` ends with a newline."""
+        body = data[:-1]
+        if len(body) > MAX_LINE:
+            body = b"\n".join([_cut(line) for line in body.split(b"\n")])
+        return self._marked(prefix, body) + b"\n"
+
+    def _marked(self, prefix: bytes, data: bytes) -> bytes:
+        if self._secret and self._secret in data:
+            data = data.replace(self._secret, b"***")
+        if prefix:
+            return prefix + data.replace(b"\n", b"\n" + prefix)
+        if b"[rank " in data or b"\x1e" in data:
+            return _OURS.sub(UNKNOWN, data)
+        return data
+
+    # -- output
+
+    def line(self, data: bytes, *, first: bool = False) -> None:
+        """Write one line of our own, with its newline.
+
+        Args:
+            data: the line.
+            first: before all that waits, but never within a line.
+        """
+        if not first:
+            self._push(data)
+        elif self._fd >= 0:
+            self.waiting += len(data)
+            self._queue.insert(1 if self._begun else 0, memoryview(data))
+            self.flush()
+
+    def _push(self, data: bytes) -> None:
+        if not data or self._fd < 0:
+            return
+        self.waiting += len(data)
+        self._queue.append(memoryview(data))
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the output takes now; the loop calls again when it takes more."""
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            while self._queue and self._writable():
+                view = self._queue[0]
+                done = os.write(self._fd, view[:_STEP] if self._poll is not None else view)
+                self.waiting -= done
+                self._begun = done < len(view)
+                if self._begun:
+                    self._queue[0] = view[done:]
+                else:
+                    self._queue.popleft()
+        except BlockingIOError:
+            pass
         except OSError:
-            self._fd = -1
+            self._give_up()
+        self._attend(bool(self._queue))
+        if self.waiting >= HIGH_WATER:
+            self.full = True
+        elif self.full and self.waiting < LOW_WATER:
+            self.full = False
+            if self.on_room is not None:
+                self.on_room()
+
+    def _writable(self) -> bool:
+        return self._poll is None or bool(self._poll.poll(0))
+
+    def _attend(self, wanted: bool) -> None:  # noqa: FBT001 - one answer
+        if wanted == self._watched:
+            return
+        if not wanted:
+            self._watched = False
+            self._loop.unwatch_write(self._fd)
+            return
+        try:
+            self._loop.watch_write(self._fd, self.flush)
+            self._watched = True
+        except OSError:
+            # No event tells when it takes more: at the next flush.
+            return
+
+    def _give_up(self) -> None:
+        """Nobody reads any more: drop what waits."""
+        if self._watched:
+            self._watched = False
+            self._loop.unwatch_write(self._fd)
+        self._fd = -1
+        self._queue.clear()
+        self._partial.clear()
+        self.waiting = 0
+        self._begun = False
+
+
+def _is_file(fd: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+def _cut(line: bytes) -> bytes:
+    parts = [line[start : start + MAX_LINE] for start in range(0, len(line), MAX_LINE)]
+    return CUT_MARK.join(parts)

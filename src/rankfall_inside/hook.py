@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NAMES = frozenset(source[0] for source in identity.SOURCES) | {"TF_CONFIG"}
+# How long an ending rank waits for a busy wrapper to take its record, when no disk did.
+_SEND_S = 2.0
 
 
 class State:
@@ -185,14 +187,34 @@ def claim(*, late: bool = False) -> None:
 
 def _notify(ordinal: int) -> None:
     """Wake the wrapper: it opens a pidfd of this process and new pipes for the next ones."""
+    if not _tell([b"claim %d\n" % ordinal], patience_s=0.0):
+        state.notes.append("the wrapper was not reached")
+
+
+def _tell(lines: list[bytes], *, patience_s: float) -> bool:
+    """Write lines of at most 4,096 bytes into the wrapper's pipe; False when it did not take them within ``patience_s``."""
+    import time
+
+    due = time.monotonic() + patience_s
     try:
         fd = os.open(os.path.join(state.slot_dir, "notify"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(fd, b"claim %d\n" % ordinal)
-        finally:
-            os.close(fd)
     except OSError:
-        state.notes.append("the wrapper was not reached")
+        return False
+    try:
+        for line in lines:
+            while True:
+                try:
+                    os.write(fd, line)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= due:
+                        return False
+                    time.sleep(0.005)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _move_streams(ordinal: int) -> bool:
@@ -242,19 +264,13 @@ def _open_pipe(path: str) -> int | None:
 
 
 def write(kind: str, fields: dict[str, Any], *, sync: bool) -> bool:
-    """Write one record of this rank; an error record that no disk takes goes out on the log channel."""
+    """Write one record of this rank; what no disk takes goes to the wrapper, which has the log channel."""
     from rankfall_inside import records
 
+    environ = os.environ
     record = records.new(kind, writer="hook", fields=fields)
-    if records.write(
-        record, os.environ.get("RANKFALL_RECORD_DIR") or os.path.join(state.slot_dir, "records"), sync=sync
-    ):
+    if records.write(record, environ.get("RANKFALL_RECORD_DIR") or os.path.join(state.slot_dir, "records"), sync=sync):
+        if "RANKFALL_CHANNEL" in environ:
+            _tell([b"record\n"], patience_s=0.0)
         return True
-    token = os.environ.get("RANKFALL_TOKEN")
-    if kind != "error" or not token:
-        return False
-    try:
-        os.write(2, records.line(record, token))
-    except OSError:
-        return False
-    return True
+    return _tell(records.pieces(record), patience_s=_SEND_S)

@@ -1,4 +1,7 @@
-"""Moves bytes from pipes to streams inside the wrapper's loop, and accounts for what could not be stored."""
+"""Moves bytes from pipes to streams inside the wrapper's loop, and accounts for what could not be stored.
+
+While the console has enough to write no pipe is read: its slow reader then slows the job, as it would without us.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 class _Pipe:
     __slots__ = ("kind", "name", "sink")
 
-    def __init__(self, name: str, kind: str, sink: streams.Sink) -> None:
+    def __init__(self, name: str, kind: str, sink: streams.Sink | streams.Tee) -> None:
         self.name = name
         self.kind = kind
         self.sink = sink
@@ -28,7 +31,7 @@ class Pump:
 
     Args:
         loop: the wrapper's loop.
-        stream_dir: where ``<name>.<out|err>.log`` and ``.idx`` go.
+        stream_dir: where ``<name>.<out|err>.log`` and ``.idx`` go; "" when nothing is stored.
         console: copies whole lines with a prefix, or None.
         prefix: asked for the prefix of a stream's lines by the stream's name (an ordinal, or ``slot``).
         on_gap: told of each gap when its stream ends: ``on_gap(name, text)``.
@@ -49,6 +52,10 @@ class Pump:
         self._prefix = prefix
         self._on_gap = on_gap
         self._pipes: dict[int, _Pipe] = {}
+        # A byte may become many with its prefix: less at once where all of it waits in memory.
+        self._chunk = streams.CHUNK if stream_dir else streams.SMALL_CHUNK
+        if console is not None:
+            console.on_room = self._resume
 
     def add(self, fd: int, name: str, kind: str) -> None:
         """Take over the read side ``fd`` as stream ``name`` (an ordinal, or ``slot``), ``kind`` out or err."""
@@ -56,12 +63,24 @@ class Pump:
         os.set_blocking(fd, False)
         stream = f"{name}.{kind}"
         tee = None if self._console is None else self._console.tee(stream, lambda: self._prefix(name))
-        self._pipes[fd] = _Pipe(name, kind, streams.Sink(os.path.join(self._stream_dir, stream), tee=tee))
+        sink: streams.Sink | streams.Tee
+        sink = streams.Sink(os.path.join(self._stream_dir, stream), tee=tee) if self._stream_dir else streams.Tee(tee)
+        self._pipes[fd] = _Pipe(name, kind, sink)
         self._loop.watch(fd, lambda: self._read(fd))
+        if self._full:
+            self._loop.pause(fd)
+
+    @property
+    def _full(self) -> bool:
+        return self._console is not None and self._console.full
+
+    def _resume(self) -> None:
+        for fd in self._pipes:
+            self._loop.resume(fd)
 
     def _read(self, fd: int) -> bool:
         try:
-            data = os.read(fd, streams.CHUNK)
+            data = os.read(fd, self._chunk)
         except BlockingIOError:
             return False
         except OSError:
@@ -70,6 +89,9 @@ class Pump:
             self._close(fd)
             return False
         self._pipes[fd].sink.write(data)
+        if self._full:
+            for one in self._pipes:
+                self._loop.pause(one)
         return True
 
     def _close(self, fd: int) -> None:
@@ -82,10 +104,16 @@ class Pump:
         for gap in pipe.sink.gaps:
             self._on_gap(pipe.name, f"{stream}: {gap.lost} bytes after offset {gap.offset} not stored ({gap.reason})")
 
-    def drain(self) -> None:
-        """Read what is left. Called when nobody of the slot lives: a write side that is still open belongs to a stranger."""
+    def drain(self) -> bool:
+        """Read what is left; False when the console must write first. Called when nobody of the slot lives.
+
+        A write side that is still open then belongs to a stranger.
+        """
         for fd in list(self._pipes):
-            while self._read(fd):
+            while not self._full and self._read(fd):
                 pass
+            if self._full:
+                return False
             if fd in self._pipes:
                 self._close(fd)
+        return True

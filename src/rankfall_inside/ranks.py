@@ -91,13 +91,20 @@ class Ranks:
                 return rank
         return None
 
-    def hooked(self, notice: bytes) -> None:
-        """Take in notices of hooks (``claim ORDINAL``) that came after the wrapper had taken their rank for one without hook."""
-        for line in notice.split(b"\n"):
-            words = line.split()
-            rank = self.by_ordinal.get(int(words[1])) if len(words) == 2 and words[1].isdigit() else None  # noqa: PLR2004
-            if rank is not None:
-                rank.hook = True
+    def hooked(self, ordinal: int) -> None:
+        """A hook has claimed ``ordinal``, maybe after the wrapper had taken its rank for one without hook."""
+        rank = self.by_ordinal.get(ordinal)
+        if rank is not None:
+            rank.hook = True
+
+    def rank_of(self, ordinal: int) -> int | None:
+        """The global rank behind an ordinal, from its claim when that is not taken in yet; None when nobody said."""
+        rank = self.by_ordinal.get(ordinal)
+        if rank is not None:
+            found = rank.identity.get("rank")
+            return found if isinstance(found, int) else None
+        numbers = claims.read(os.path.join(self._claims, f"o{ordinal}"))
+        return claims.rank_in(numbers)
 
     def read_claims(self) -> list[Rank]:
         """Take in claims that hooks made since the last call; the new ranks."""
@@ -233,7 +240,7 @@ class Ranks:
             if ident == (rank.pid, rank.start):
                 self._decide(ident, gone=True)
         fields = rank.fields()
-        fields.update(self._last_progress(rank.ordinal))
+        fields.update(self.last_progress(rank.ordinal))
         exit_info = extra.pop("exit", {})
         exit_info.update(exit_fields(status), how=how)
         fields.update(extra, exit=exit_info)
@@ -241,7 +248,8 @@ class Ranks:
             fields["notes"] = ["hook absent"]
         self._write("end", fields, True)
 
-    def _last_progress(self, ordinal: int) -> dict[str, Any]:
+    def last_progress(self, ordinal: int) -> dict[str, Any]:
+        """``step``, ``step_ns`` and ``phase`` that this rank told last; empty when it told nothing."""
         data = procfs.read_bounded(os.path.join(self._progress, f"{ordinal}.json"), 4096)
         if not data:
             return {}

@@ -23,6 +23,25 @@ MAX_MESSAGE = 16 * 1024
 MAX_TRACEBACK = 96 * 1024
 # One line of the log channel: log drivers cut longer ones.
 MAX_LINE = 8 * 1024
+# A record that goes through the pipe ``notify``, and a piece of it: a write of up to 4,096 bytes (PIPE_BUF) is never mixed with another's.
+_MAX_SENT, _PIECE = 32 * 1024, 3900
+# What is left of a record when nothing else makes it fit, and the longest of these.
+_CORE = (
+    "schema",
+    "id",
+    "kind",
+    "writer",
+    "at_ns",
+    "run",
+    "attempt",
+    "role",
+    "slot",
+    "rank",
+    "ordinal",
+    "pid",
+    "truncated",
+)
+_MAX_CORE = 128
 _MAX_ARGS = 64
 _MAX_ARG = 512
 _SECRET_WORDS = (
@@ -99,17 +118,20 @@ def new(kind: str, *, writer: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode(record: dict[str, Any], *, limit: int = MAX_RECORD) -> bytes:
-    """JSON of ``record`` within ``limit`` bytes: long texts lose their middle first, then lists their tail."""
+    """JSON of ``record`` within ``limit`` bytes: long texts lose their middle first, then lists their tail, at last whole fields."""
     data = tinyjson.dumps(record).encode("ascii")
-    size = limit
-    while len(data) > limit:
-        # ASCII JSON may be six bytes a character, so the room for texts is halved until all fits.
-        size //= 2
+    size = limit * 2
+    while len(data) > limit and size:
+        # ASCII JSON may be twelve bytes a character, so the room for texts is lowered until all fits.
+        size = size * 3 // 4
         record["truncated"] = True
         _shrink(record, size)
         data = tinyjson.dumps(record).encode("ascii")
-        if not size:
-            break
+    if len(data) > limit:
+        kept = {name: record[name] for name in _CORE if isinstance(record.get(name), (str, int))}
+        data = tinyjson.dumps({name: value for name, value in kept.items() if len(str(value)) <= _MAX_CORE}).encode(
+            "ascii"
+        )
     return data
 
 
@@ -119,8 +141,10 @@ def _shrink(record: dict[str, Any], size: int) -> None:
         error["traceback"] = cut(error.get("traceback", ""), size // 2)[0]
         error["message"] = cut(error.get("message", ""), size // 8)[0]
         error["chain"] = [cut(text, size // 32)[0] for text in error.get("chain", ())][:16]
-        error["types"] = [cut(text, 256)[0] for text in error.get("types", ())][:32]
-        error["frames"] = list(error.get("frames", ()))[-max(4, size // 2048) :]
+        error["types"] = [cut(text, min(256, size // 16))[0] for text in error.get("types", ())][
+            : min(32, 1 + size // 256)
+        ]
+        error["frames"] = list(error.get("frames", ()))[-max(4, size // 2048) :] if size > _MAX_CORE else []
     for name, value in list(record.items()):
         if isinstance(value, str):
             record[name] = cut(value, max(64, size // 2))[0]
@@ -129,12 +153,18 @@ def _shrink(record: dict[str, Any], size: int) -> None:
             record[name] = [cut(text, max(32, size // 64))[0] for text in record[name]][:8]
 
 
-def _name(record: Mapping[str, Any]) -> str:
+def name_prefix(kind: str, place: Mapping[str, Any]) -> str:
+    """How the file names of all records of ``kind`` from one slot begin."""
+
     def word(value: Any) -> str:
         text = str(value) if value is not None else "x"
         return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)[:64]
 
-    return f"{record['kind']}-a{word(record.get('attempt'))}-{word(record.get('role'))}-{word(record.get('slot'))}-{record['id']}.json"
+    return f"{kind}-a{word(place.get('attempt'))}-{word(place.get('role'))}-{word(place.get('slot'))}-"
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    return f"{name_prefix(record['kind'], record)}{record['id']}.json"
 
 
 def write(record: dict[str, Any], folder: str, *, sync: bool) -> bool:
@@ -194,4 +224,20 @@ def line(record: dict[str, Any], token: str) -> bytes:
     head = b"\x1erankfall/1 " + token.encode("utf-8", "replace") + b" "
     # base64 needs four bytes for three.
     room = (MAX_LINE - len(head) - 8) * 3 // 4
-    return head + base64.urlsafe_b64encode(encode(dict(record), limit=room)) + b"\n"
+    return head + base64.urlsafe_b64encode(encode(_copy(record), limit=room)) + b"\n"
+
+
+def pieces(record: dict[str, Any]) -> list[bytes]:
+    """``record`` as lines for the pipe ``notify``, each short enough to be written whole whoever else writes."""
+    import base64
+
+    data = base64.urlsafe_b64encode(encode(_copy(record), limit=_MAX_SENT))
+    parts = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+    head = f"part {record['id']}"
+    return [f"{head} {index} {len(parts)} ".encode("ascii") + part + b"\n" for index, part in enumerate(parts)]
+
+
+def _copy(record: dict[str, Any]) -> dict[str, Any]:
+    """A copy that may be shortened: the lists of a record are replaced, never changed."""
+    error = record.get("error")
+    return dict(record, error=dict(error)) if isinstance(error, dict) else dict(record)

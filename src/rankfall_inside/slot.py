@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
+    from rankfall_inside.channel import Channel
+
 FOLDERS = ("claims", "pipes", "progress", "stacks", "errors")
 
 
@@ -29,6 +31,9 @@ class SlotFiles:
 
     def __init__(self, environ: Mapping[str, str], *, instance: str) -> None:
         self.path = os.path.abspath(environ["RANKFALL_SLOT_DIR"])
+        self.pid = os.getpid()
+        # Set when there is one; until then records are files only.
+        self.channel: Channel | None = None
         for name in FOLDERS:
             os.makedirs(os.path.join(self.path, name), exist_ok=True)
         self._lock = self._take_lock()
@@ -39,7 +44,7 @@ class SlotFiles:
         except OSError:
             self.records = os.path.join(self.path, "records")
             os.makedirs(self.records, exist_ok=True)
-        self._place = dict(records.place(environ), instance=instance, boot_id=procfs.boot_id())
+        self.place: dict[str, Any] = dict(records.place(environ), instance=instance, boot_id=procfs.boot_id())
         self._oom_path = cgroup.counter_path()
         self._oom_start = cgroup.read(self._oom_path)
         self._kills = os.open(
@@ -93,11 +98,29 @@ class SlotFiles:
         now = cgroup.read(self._oom_path)
         return None if now is None or self._oom_start is None else now - self._oom_start
 
-    def write(self, kind: str, fields: Mapping[str, Any], sync: bool) -> None:  # noqa: FBT001 - passed on as a callback
-        """Write one record; what cannot be written is counted in ``unwritten``."""
-        everything = dict(self._place)
-        everything.update(fields)
-        if not records.write(records.new(kind, writer="wrapper", fields=everything), self.records, sync=sync):
+    def write(self, kind: str, fields: Mapping[str, Any], sync: bool, first: bool = False) -> None:  # noqa: FBT001, FBT002 - passed on as a callback
+        """Write one record: on the log channel, where there is one, then as a file; what is in neither is counted in ``unwritten``."""
+        record = self._new(kind, fields)
+        told = self._tell(record, first=first)
+        stored = records.write(record, self.records, sync=sync)
+        if not told and not stored:
+            self.unwritten += 1
+
+    def _new(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return records.new(kind, writer="wrapper", fields=dict(self.place, **fields))
+
+    def _tell(self, record: dict[str, Any], *, first: bool = False) -> bool:
+        return self.channel is not None and self.channel.send(record, first=first)
+
+    def tell(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """A record for the log channel only: one that says what is now and is worth nothing later."""
+        if self.channel is not None and self.channel.active:
+            self._tell(records.new(kind, writer="wrapper", fields=fields))
+
+    def pass_on(self, record: dict[str, Any], *, stored: bool) -> None:
+        """A hook's record: to the log channel, and to the folder when the hook could not do that."""
+        told = self._tell(record)
+        if not stored and not records.write(record, self.records, sync=False) and not told:
             self.unwritten += 1
 
     def mark_kill(self, pid: int, signum: int, reason: str, fields: Mapping[str, Any]) -> None:
@@ -106,14 +129,15 @@ class SlotFiles:
         try:
             os.write(self._kills, tinyjson.dumps(mark).encode("ascii") + b"\n")
         except OSError:
-            self.unwritten += 1
+            pass  # the record says the same
         named = dict(fields, pid=pid, exit={"signal": int(signum), "how": "sent", "ours": True, "reason": reason})
         self.write("kill", named, False)
 
-    def finish(self, fields: Mapping[str, Any]) -> None:
-        """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all."""
-        record = records.new("slot_end", writer="wrapper", fields=dict(self._place, **fields))
-        if not records.write(record, self.records, sync=True):
+    def finish(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all; the record."""
+        record = self._new("slot_end", fields)
+        told = self._tell(record)
+        if not records.write(record, self.records, sync=True) and not told:
             self.unwritten += 1
         path = os.path.join(self.path, "end.json")
         try:
@@ -125,4 +149,5 @@ class SlotFiles:
                 os.close(fd)
             os.rename(path + ".tmp", path)
         except OSError:
-            return
+            pass  # the record says the same
+        return record

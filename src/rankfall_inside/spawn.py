@@ -36,6 +36,11 @@ def become_subreaper() -> bool:
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send ``signum`` to this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
 def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int) -> int:
     """Start ``argv`` with fd 1 and 2 on ``out`` and ``err``; the pid. A failed exec ends it with 127 or 126 and a line on ``err``."""
     for stream in (sys.stdout, sys.stderr):
@@ -56,7 +61,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], *, out: int, err: int
         os.dup2(err, 2)
         signals.reset_in_child()
         # SIGTERM, not SIGKILL: a launcher that is asked ends its own workers.
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
         replace(argv, environ)

@@ -21,6 +21,7 @@ INDEX_MAGIC = b"RFIDX1\0\0"
 INDEX_ROW = struct.Struct("<QQqQB7x")
 STAMP_WRAPPER = 1
 CHUNK = 1 << 20
+SMALL_CHUNK = 1 << 16
 # F_SETPIPE_SZ of linux/fcntl.h; the name is in Python's fcntl only from 3.10. 1 MiB is what a user may have without privileges.
 _F_SETPIPE_SZ = 1031
 PIPE_SIZE = 1 << 20
@@ -116,6 +117,22 @@ class Sink:
             if fd >= 0:
                 os.close(fd)
         self._log = self._idx = -1
+
+
+class Tee:
+    """A stream that is stored nowhere: every chunk only goes to ``tee``."""
+
+    def __init__(self, tee: Callable[[bytes], None] | None) -> None:
+        self.gaps: list[Gap] = []
+        self._tee = tee
+
+    def write(self, data: bytes) -> None:
+        """Pass one chunk on."""
+        if self._tee is not None:
+            self._tee(data)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def grow(fd: int) -> None:

@@ -11,16 +11,25 @@ import signal
 import sys
 import time
 
-from rankfall_inside import plain, procfs, ranks, reap, records, signals, spawn, stacks, streams
-from rankfall_inside.console import Console
+from rankfall_inside import causes, procfs, ranks, reap, records, signals, spawn, stacks, streams, termination
+from rankfall_inside import environ as environment
+from rankfall_inside.channel import Channel
+from rankfall_inside.commands import Commands
+from rankfall_inside.console import UNKNOWN, Console
+from rankfall_inside.falls import Falls
+from rankfall_inside.inbox import Inbox
 from rankfall_inside.loop import Loop
+from rankfall_inside.orders import Orders
+from rankfall_inside.prelude import Prelude
+from rankfall_inside.pulse import Pulse
 from rankfall_inside.pump import Pump
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Mapping
 
-    from rankfall_inside.__main__ import Options
+    from rankfall_inside.launch import Choice
+    from rankfall_inside.options import Options
     from rankfall_inside.slot import SlotFiles
 
 # Between two looks at /proc: often while ranks start, seldom afterwards.
@@ -29,41 +38,62 @@ _SCAN_FAST_S, _SCAN_SLOW_S, _FAST_FOR_S = 0.25, 1.0, 60.0
 _STEP_S = 0.02
 # Spare pipes beyond one for each rank: a restart claims new ones before the old ones are refilled.
 _SPARE = 4
-# After a second request to end.
-_HURRY_S = 1.0
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-_MAX_COMMAND = 1 << 16
+_MAX_READ = 1 << 16
 _MAX_NOTES = 20
 
 
 class Wrapper:
-    """One slot's main loop, in one thread; a second thread only waits for signals."""
+    """One slot's main loop, in one thread; a second thread only waits for signals.
 
-    def __init__(self, options: Options, files: SlotFiles, environ: Mapping[str, str]) -> None:
+    Args:
+        options: the command line.
+        files: of the slot.
+        environ: of the wrapper, without the token.
+        token: of the log channel; "" when there is none.
+        notes: what is to be said in the start record.
+    """
+
+    def __init__(
+        self, options: Options, files: SlotFiles, environ: Mapping[str, str], *, token: str, notes: list[str]
+    ) -> None:
         self._options = options
         self._files = files
-        self._environ = dict(environ)
         self._pid = os.getpid()
+        self._notes = notes
         self._loop = Loop()
-        console = Console(1) if options.console else None
+        self._console = Console(1, self._loop, secret=token.encode()) if options.console or token else None
+        self._channel = files.channel = Channel(self._console, token)
+        self._environ = environment.of_command(environ, options, files, channel=self._channel.active)
         self._pump = Pump(
-            self._loop, stream_dir=options.stream_dir, console=console, prefix=self._prefix, on_gap=self._gap
+            self._loop,
+            stream_dir=options.stream_dir,
+            console=self._console if options.console else None,
+            prefix=self._prefix,
+            on_gap=self._gap,
         )
-        self._ranks = ranks.Ranks(files.path, write=files.write, watch=self._watch_rank)
+        self._ranks = ranks.Ranks(files.path, write=self._write_rank, watch=self._watch_rank)
+        self._pulse = Pulse(self._ranks, place=files.place, tell=files.tell)
         self._pool = streams.Pool(os.path.join(files.path, "pipes"), spare=options.nproc + _SPARE)
+        self._commands = Commands(options, files, fields=self._rank_fields)
+        self._falls = Falls()
+        self._orders = Orders(
+            options,
+            files,
+            self._commands,
+            supervisor=environ.get("RANKFALL_SUPERVISOR_PID"),
+            on_stacks=self._collect_stacks,
+            on_asked=self._falls.asked,
+        )
+        self._last_words = environ.get("RANKFALL_TERMINATION_LOG") or termination.DEFAULT_PATH
+        needed = self._channel.active or options.exit_code == "cause" or os.path.exists(self._last_words)
+        self._inbox = Inbox(files.records, place=files.place, take=self._hook_record, look=needed)
         self._control = files.control()
         self._notices = files.notices()
         self._signals = -1
-        self._commands: list[int] = []
-        self._plain: plain.Plain | None = None
-        self._status: int | None = None
-        self._deadline: float | None = None
+        self._refused = ""
+        self._claimed: list[int] = []
         self._ender: reap.Ender | None = None
-        self._asked: dict[str, Any] | None = None
-        self._stop_reason: str | None = None
-        self._own: dict[int, tuple[int, str]] = {}
         self._stacks: stacks.Collector | None = None
-        self._buffer = b""
         self._gaps: list[str] = []
         self._trouble = ""
         self._began = time.monotonic()
@@ -73,62 +103,59 @@ class Wrapper:
         """Run the command to its end; the exit code for this process."""
         spawn.become_subreaper()
         signals.block()
-        self._loop.watch(self._control, self._on_control)
-        self._loop.watch(self._notices, self._on_notice)
-        argv = records.safe_argv(self._options.command)
-        self._files.write("slot_start", {"pid": self._pid, "argv": argv, "python": sys.version.split()[0]}, False)
-        self._start()
+        self._loop.watch(self._control, lambda: self._orders.lines(_swallow(self._control)))
+        self._loop.watch(self._notices, self._listen)
+        self._begin()
         # Only now: a thread must not be there while processes are forked.
         self._signals = signals.start()
         self._loop.watch(self._signals, self._on_signal)
         self._reap()
-        while not self._over():
+        while self._commands.started and not self._over():
             try:
                 self._turn()
             except OSError as error:
                 # No descriptors, no memory: what was to be done is missing, the job goes on.
                 self._trouble = f"the wrapper met {error!r}"
         self._finish()
+        self._flush()
         return self._exit_code()
 
     # -- start
 
-    def _start(self) -> None:
-        environ = dict(self._environ, RANKFALL_WRAPPER=str(self._pid), RANKFALL_INSTANCE=self._options.instance)
-        for name in ("RANKFALL_ORDINAL", "RANKFALL_CLAIMED", "RANKFALL_PIPES"):
-            # Of another wrapper, when this one runs inside a rank.
-            environ.pop(name, None)
-        if environ.get("RANKFALL_INSIDE") != "off":
-            theirs = environ.get("PYTHONPATH")
-            environ["PYTHONPATH"] = self._options.home + (os.pathsep + theirs if theirs else "")
-        if self._options.launcher == "plain":
-            self._start_plain(environ)
+    def _begin(self) -> None:
+        prelude = Prelude(self._options, self._orders, self._loop, self._environ)
+        choice = prelude.choose()
+        self._refused = choice.problem
+        fields = {
+            "pid": self._pid,
+            "argv": records.safe_argv(choice.command),
+            "python": sys.version.split()[0],
+            "launcher": choice.launcher,
+            "notes": self._notes + [note for note in (choice.note, choice.problem) if note],
+        }
+        self._files.write("slot_start", fields, False)
+        if choice.problem:
+            _say(choice.problem)
+        else:
+            prelude.wait_for_names(self._waiting)
+        if not choice.problem and not self._orders.ending:
+            self._start(choice)
+
+    def _waiting(self, text: str) -> None:
+        _say(text)
+        self._files.tell("progress", dict(self._files.place, phase="waiting", notes=[text]))
+
+    def _start(self, choice: Choice) -> None:
+        if choice.launcher == "plain":
+            for local, (pid, named, out, err) in enumerate(self._commands.start_plain(choice.command, self._environ)):
+                self._ranks.add_own(pid, local, named)
+                self._pump.add(out, str(local), "out")
+                self._pump.add(err, str(local), "err")
             return
-        out, out_write = os.pipe()
-        err, err_write = os.pipe()
-        # By the inode a hook knows whether its fd 1 is still this pipe or the user's own redirect.
-        environ["RANKFALL_PIPES"] = f"{os.fstat(out_write).st_ino}:{os.fstat(err_write).st_ino}"
         self._refill()
-        self._commands.append(spawn.start(self._options.command, environ, out=out_write, err=err_write))
-        os.close(out_write)
-        os.close(err_write)
+        out, err = self._commands.start(choice.command, self._environ)
         self._pump.add(out, "slot", "out")
         self._pump.add(err, "slot", "err")
-
-    def _start_plain(self, environ: dict[str, str]) -> None:
-        options = self._options
-        self._plain = plain.Plain(
-            options.command,
-            nproc=options.nproc,
-            slot_dir=self._files.path,
-            grace=options.grace,
-            signal_rank=self._send,
-        )
-        for local, (pid, named, out, err) in enumerate(self._plain.start(environ)):
-            self._commands.append(pid)
-            self._ranks.add_own(pid, local, named)
-            self._pump.add(out, str(local), "out")
-            self._pump.add(err, str(local), "err")
 
     def _refill(self) -> None:
         for ordinal, kind, fd in self._pool.refill(self._ranks.claimed):
@@ -139,33 +166,41 @@ class Wrapper:
     def _turn(self) -> None:
         now = time.monotonic()
         due = self._next_scan
-        for deadline in (self._deadline, self._plain.deadline if self._plain else None):
+        plain = self._commands.plain
+        for deadline in (self._orders.deadline, plain.deadline if plain else None):
             due = due if deadline is None else min(due, deadline)
         if self._ender is not None or self._stacks is not None:
-            due = min(due, now + _STEP_S)
+            due = now + _STEP_S
         self._loop.turn(due - now)
         now = time.monotonic()
         if now >= self._next_scan:
             young = now - self._began < _FAST_FOR_S and len(self._ranks.live()) < self._options.nproc
             self._next_scan = now + (_SCAN_FAST_S if young else _SCAN_SLOW_S)
             self._claims()
-            self._ranks.scan(self._pid, procfs.snapshot())
-        if self._plain is not None:
-            self._plain.step()
+            processes = procfs.snapshot()
+            self._ranks.scan(self._pid, processes)
+            if self._channel.active:
+                self._hear()
+                self._pulse.beat(processes)
+        if plain is not None:
+            plain.step()
         if self._stacks is not None and self._stacks.step():
             self._stacks = None
 
     def _over(self) -> bool:
         """Whether nothing of the slot lives any more; ends what must be ended."""
-        if self._status is None and (self._deadline is None or time.monotonic() < self._deadline):
-            return False
+        status, deadline = self._commands.status, self._orders.deadline
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self._ender is None:
-            grace = 0.0 if self._status is None else self._options.grace
-            if self._deadline is not None:
-                grace = max(0.0, min(grace, self._deadline - time.monotonic()))
-            reason = self._stop_reason or ("asked twice to end" if self._status is None else "the command has ended")
-            self._ender = reap.Ender(self._pid, grace=grace, reason=reason, mark=self._mark)
-            self._deadline = None
+            if status is None and (left is None or left > 0):
+                return False
+            reason = self._orders.stop_reason or (
+                "asked to end, and the time is over" if status is None else "the command has ended"
+            )
+            grace = 0.0 if status is None else self._options.grace
+            self._ender = reap.Ender(self._pid, grace=grace, reason=reason, mark=self._commands.mark)
+        if left is not None:
+            self._ender.hurry(left)
         over = self._ender.step()
         self._reap()
         return over
@@ -173,17 +208,44 @@ class Wrapper:
     # -- ranks
 
     def _prefix(self, name: str) -> bytes:
-        rank = self._ranks.by_ordinal.get(int(name)) if name.isdigit() else None
-        number = rank.identity.get("rank") if rank is not None else None
-        return b"" if number is None else b"[rank %d] " % number
+        if not name.isdigit():
+            return b""
+        rank = self._ranks.rank_of(int(name))
+        return UNKNOWN if rank is None else b"[rank %d] " % rank
 
-    def _on_notice(self) -> None:
-        notice = _swallow(self._notices)
+    def _rank_fields(self, pid: int) -> dict[str, Any]:
+        rank = self._ranks.find(pid)
+        return rank.fields() if rank is not None else {}
+
+    def _hear(self) -> None:
+        """What hooks have told since the last look."""
+        while True:
+            data = _swallow(self._notices)
+            self._claimed += self._inbox.notice(data)
+            if len(data) < _MAX_READ:
+                break
+        self._inbox.sweep()
+
+    def _listen(self) -> None:
+        self._hear()
         self._claims()
-        self._ranks.hooked(notice)
+        claimed, self._claimed = self._claimed, []
+        for ordinal in claimed:
+            self._ranks.hooked(ordinal)
+
+    def _write_rank(self, kind: str, fields: dict[str, Any], sync: bool) -> None:  # noqa: FBT001 - a callback
+        if kind == "end":
+            # Its last words come before its end.
+            self._hear()
+        self._files.write(kind, fields, sync)
+
+    def _hook_record(self, record: dict[str, Any], stored: bool) -> None:  # noqa: FBT001 - a callback
+        if record["kind"] == "error":
+            self._falls.error(record)
+        self._files.pass_on(record, stored=stored)
 
     def _claims(self) -> None:
-        if self._ranks.read_claims() and self._plain is None:
+        if self._ranks.read_claims() and self._commands.plain is None:
             self._refill()
 
     def _watch_rank(self, fd: int, rank: ranks.Rank) -> None:
@@ -192,16 +254,24 @@ class Wrapper:
     def _rank_ended(self, rank: ranks.Rank, status: int | None, how: str) -> None:
         if rank.pidfd is not None:
             self._loop.unwatch(rank.pidfd)
+        if rank.ended:
+            return
+        self._listen()
+        found = ranks.exit_fields(status)
         exit_info: dict[str, Any] = {}
-        if status is not None and os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            own = self._own.get(rank.pid)
-            if own is not None and own[0] == number:
-                exit_info = {"ours": True, "reason": own[1]}
-            elif self._stop_reason is not None and number in (signal.SIGTERM, signal.SIGKILL):
+        if "signal" in found:
+            own = self._commands.own_reason(rank.pid, found["signal"])
+            if own is not None:
+                exit_info = {"ours": True, "reason": own}
+            elif self._orders.stop_reason is not None and found["signal"] in (signal.SIGTERM, signal.SIGKILL):
                 # The command ended its ranks because it was told to.
-                exit_info = {"ours": True, "reason": self._stop_reason}
-        self._ranks.ended(rank, status, how, {"exit": exit_info, "oom_kills": self._files.oom_kills()})
+                exit_info = {"ours": True, "reason": self._orders.stop_reason}
+        oom_kills = self._files.oom_kills()
+        self._fell(rank.ordinal, found, oom_kills, ours="ours" in exit_info or status is None)
+        self._ranks.ended(rank, status, how, {"exit": exit_info, "oom_kills": oom_kills})
+
+    def _fell(self, ordinal: int, found: Mapping[str, Any], oom_kills: int | None, *, ours: bool) -> None:
+        self._falls.ended(ordinal, code=found.get("code"), signum=found.get("signal"), oom_kills=oom_kills, ours=ours)
 
     def _reap(self) -> None:
         while True:
@@ -215,100 +285,24 @@ class Wrapper:
             rank = self._ranks.find(pid)
             if rank is not None:
                 self._rank_ended(rank, status, "wait")
-            if self._plain is not None:
-                self._plain.ended(pid, status)
-                if self._plain.done and self._status is None:
-                    self._status = self._plain.status
-            elif pid == self._commands[0]:
-                self._status = status
+            if self._commands.reaped(pid, status):
+                found = ranks.exit_fields(status)
+                own = "signal" in found and self._commands.own_reason(pid, found["signal"]) is not None
+                self._fell(-1, found, self._files.oom_kills(), ours=own or self._orders.stop_reason is not None)
 
-    # -- signals and commands
+    # -- orders
 
     def _on_signal(self) -> None:
         for number, sender in signals.drain(self._signals):
             if number == signal.SIGCHLD:
                 self._reap()
             else:
-                self._foreign(number, sender)
+                self._orders.signal(number, sender)
 
-    def _foreign(self, number: int, sender: int) -> None:
-        """A signal to the wrapper itself: recorded with its sender and passed on to the command."""
-        if number in _ENDING:
-            seen = {"signal": number, "how": "received", "sender_pid": sender}
-            words = procfs.cmdline(sender) if sender else ()
-            if words:
-                seen["sender"] = " ".join(records.safe_argv(words))[:200]
-            seen["ours"] = sender > 0 and str(sender) == self._environ.get("RANKFALL_SUPERVISOR_PID")
-            seen["reason"] = "signal from outside to the wrapper, passed on to the command"
-            self._files.write("kill", {"pid": self._pid, "exit": seen}, False)
-            if self._asked is not None or self._stop_reason is not None:
-                self._hurry(_HURRY_S)
-            self._asked = self._asked or seen
-        self._signal_commands(number)
-
-    def _hurry(self, grace: float) -> None:
-        """A second request: whoever sent it will not wait for the whole grace time."""
-        if self._ender is not None:
-            self._ender.hurry(grace)
-        else:
-            due = time.monotonic() + grace
-            self._deadline = due if self._deadline is None else min(self._deadline, due)
-
-    def _living_commands(self) -> list[int]:
-        if self._plain is not None:
-            return [pid for pid in self._commands if self._plain.is_live(pid)]
-        return self._commands if self._status is None else []
-
-    def _signal_commands(self, number: int) -> None:
-        for pid in self._living_commands():
-            try:
-                os.killpg(pid, number)
-            except OSError:
-                continue
-
-    def _on_control(self) -> None:
-        self._buffer = (self._buffer + _swallow(self._control))[-_MAX_COMMAND:]
-        *lines, self._buffer = self._buffer.split(b"\n")
-        for line in lines:
-            words = line.decode("utf-8", "replace").split(None, 2)
-            if words[:1] == ["stop"]:
-                self._stop(words)
-            elif words == ["stacks"]:
-                self._claims()
-                if self._stacks is None:
-                    self._stacks = stacks.Collector(self._files.path, self._ranks.live(), write=self._files.write)
-            elif words[:1] == ["signal"] and len(words) > 1 and words[1].isdigit() and 0 < int(words[1]) < signal.NSIG:
-                for pid in self._living_commands():
-                    self._send(pid, int(words[1]), "asked for by the supervisor")
-
-    def _stop(self, words: list[str]) -> None:
-        try:
-            grace = max(0.0, min(float(words[1]), 86_400.0))
-        except (IndexError, ValueError):
-            grace = self._options.grace
-        if self._stop_reason is not None:
-            self._hurry(grace)
-            return
-        self._stop_reason = words[2][:200] if len(words) > 2 else "stop"  # noqa: PLR2004 - verb, grace, reason
-        for pid in self._living_commands():
-            self._send(pid, signal.SIGTERM, self._stop_reason)
-        self._hurry(grace)
-
-    def _send(self, pid: int, number: int, reason: str) -> None:
-        """Mark a signal as our own, then send it to the process group of one of the commands."""
-        self._mark(pid, number, reason)
-        try:
-            os.killpg(pid, number)
-            if number == signal.SIGTERM:
-                # A stopped process takes SIGTERM only when it runs again.
-                os.killpg(pid, signal.SIGCONT)
-        except OSError:
-            return
-
-    def _mark(self, pid: int, number: int, reason: str) -> None:
-        self._own[pid] = (number, reason)
-        rank = self._ranks.find(pid)
-        self._files.mark_kill(pid, number, reason, rank.fields() if rank else {})
+    def _collect_stacks(self) -> None:
+        self._claims()
+        if self._stacks is None:
+            self._stacks = stacks.Collector(self._files.path, self._ranks.live(), write=self._files.write)
 
     # -- end
 
@@ -318,40 +312,89 @@ class Wrapper:
 
     def _finish(self) -> None:
         self._claims()
-        self._pump.drain()
+        while not self._pump.drain():
+            # A slow reader of stdout: what the pipes still hold has to wait for it.
+            self._loop.turn(_SCAN_SLOW_S)
+            if self._hopeless():
+                break
         self._reap()
         self._ranks.settle()
         for rank in self._ranks.live():
             self._rank_ended(rank, *self._ranks.exit_of(rank))
+        self._listen()
+        end = self._files.finish(
+            {
+                "pid": self._pid,
+                "exit": self._exit_info(),
+                "oom_kills": self._files.oom_kills(),
+                "notes": self._all_notes(),
+            }
+        )
+        termination.write(self._last_words, self._falls.first_error(), end)
+
+    def _all_notes(self) -> list[str]:
         left = self._ender.left if self._ender is not None else []
         notes = self._gaps[:_MAX_NOTES] + [f"process {one.pid} ({one.comm}) did not die" for one in left[:_MAX_NOTES]]
+        if not self._commands.started:
+            notes.append(self._refused or "the command was not started: the slot was told to end before")
         if self._trouble:
             notes.append(self._trouble)
         if self._files.unwritten:
             notes.append(f"{self._files.unwritten} records could not be written")
-        exit_info: dict[str, Any] = dict(
-            ranks.exit_fields(self._status), how="gone" if self._status is None else "wait"
-        )
-        if self._stop_reason is not None:
-            exit_info.update(ours=True, reason=self._stop_reason)
-        elif self._asked is not None:
-            exit_info.update(
-                {name: self._asked[name] for name in ("sender_pid", "sender", "ours") if name in self._asked}
-            )
-            exit_info["reason"] = f"signal {self._asked['signal']} from outside"
-        fields = {"pid": self._pid, "exit": exit_info, "oom_kills": self._files.oom_kills(), "notes": notes}
-        self._files.finish(fields)
+        if self._channel.lost:
+            notes.append(f"{self._channel.lost} records found no room on the log channel")
+        return notes
+
+    def _exit_info(self) -> dict[str, Any]:
+        status, asked = self._commands.status, self._orders.asked
+        how = "none" if not self._commands.started else "gone" if status is None else "wait"
+        found: dict[str, Any] = dict(ranks.exit_fields(status), how=how)
+        if self._refused:
+            found.update(code=causes.CODES["startup"], reason=self._refused)
+        elif self._orders.stop_reason is not None:
+            found.update(ours=True, reason=self._orders.stop_reason)
+        elif asked is not None:
+            found.update({name: asked[name] for name in ("sender_pid", "sender", "ours") if name in asked})
+            found["reason"] = f"signal {asked['signal']} from outside"
+        return found
+
+    def _hopeless(self) -> bool:
+        """Whether the time to end is over, and so the time to wait for whoever reads stdout."""
+        if not self._orders.ending:
+            return False
+        if self._orders.deadline is None:
+            self._orders.hurry(self._options.grace)
+        return self._orders.deadline is not None and time.monotonic() >= self._orders.deadline
+
+    def _flush(self) -> None:
+        """Wait until the reader of stdout has everything; once somebody wants the end, until the time is over."""
+        while self._console is not None and not self._console.empty and not self._hopeless():
+            self._loop.turn(_SCAN_SLOW_S)
 
     def _exit_code(self) -> int:
-        if self._status is None:
-            return 128 + signal.SIGKILL
-        if os.WIFSIGNALED(self._status):
-            return 128 + os.WTERMSIG(self._status)
-        return os.WEXITSTATUS(self._status)
+        status = self._commands.status
+        if self._refused:
+            return causes.CODES["startup"]
+        if not self._commands.started:
+            asked = self._orders.asked
+            return 128 + int(asked["signal"] if asked is not None else signal.SIGTERM)
+        code = 128 + int(signal.SIGKILL)
+        if status is not None:
+            code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if code and self._options.exit_code == "cause":
+            return self._falls.code() or code
+        return code
 
 
 def _swallow(fd: int) -> bytes:
     try:
-        return os.read(fd, _MAX_COMMAND)
+        return os.read(fd, _MAX_READ)
     except OSError:
         return b""
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, f"rankfall: {text}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -18,7 +19,21 @@ from rankfall.backends.bundle import unpack
 from rankfall.model import Record
 from rankfall_inside import procfs
 
+TOKEN = "0123456789abcdef"  # noqa: S105 - opens nothing
+HEAD = b"\x1erankfall/1 " + TOKEN.encode() + b" "
 ROW = struct.Struct("<QQqQB7x")
+
+
+def channel(out: bytes) -> list[Record]:
+    """The records among the lines of a wrapper's stdout, in their order."""
+    lines = [line for line in out.split(b"\n") if line.startswith(HEAD)]
+    assert all(len(line) < 8192 for line in lines)
+    return [msgspec.json.decode(base64.urlsafe_b64decode(line[len(HEAD) :]), type=Record) for line in lines]
+
+
+def text_lines(out: bytes) -> list[bytes]:
+    """The lines of a wrapper's stdout that are no records."""
+    return [line for line in out.split(b"\n") if line and not line.startswith(HEAD)]
 
 
 class Slot:
@@ -43,8 +58,11 @@ class Slot:
             "RANKFALL_SLOT_DIR": str(self.dir),
             "RANKFALL_RECORD_DIR": str(self.record_dir),
             "RANKFALL_NODE": "n1",
-            "RANKFALL_TOKEN": "0123456789abcdef",
+            "RANKFALL_TOKEN": TOKEN,
         }
+        self.pod = False
+        # What the wrapper is started by, such as unshare.
+        self.outer: tuple[str, ...] = ()
         self.started: list[subprocess.Popen[bytes]] = []
 
     def script(self, text: str, name: str = "train.py") -> str:
@@ -53,14 +71,21 @@ class Slot:
         return str(path)
 
     def start(
-        self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str
+        self,
+        *command: str,
+        options: tuple[str, ...] = (),
+        python: str = sys.executable,
+        stdout: int = subprocess.PIPE,
+        **env: str,
     ) -> subprocess.Popen[bytes]:
-        argv = [python, str(self.home), "wrap", "--stream-dir", str(self.stream_dir), *options, "--", *command]
+        """Start a wrapper; in a pod it has no stream directory, and nothing but its stdout leaves it."""
+        where = ["--console"] if self.pod else ["--stream-dir", str(self.stream_dir)]
+        argv = [*self.outer, python, str(self.home), "wrap", *where, *options, "--", *command]
         process = subprocess.Popen(
             argv,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
@@ -126,6 +151,13 @@ def slot(tmp_path: Path, home: Path):
                 os.kill(child.pid, signal.SIGKILL)
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def pod(slot: Slot) -> Slot:
+    """A slot as in a pod: without stream directory, with the log channel."""
+    slot.pod = True
+    return slot
 
 
 @pytest.fixture(scope="session")

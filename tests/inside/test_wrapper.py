@@ -164,7 +164,8 @@ def test_a_daemon_made_by_setsid_and_double_fork_is_ended_too(slot) -> None:
 
 def test_without_a_slot_directory_the_command_runs_plainly(slot) -> None:
     (slot.base / "file").touch()
-    done = slot.run("sh", "-c", "echo out; exit 6", RANKFALL_SLOT_DIR=str(slot.base / "file" / "slot"))
+    folder = str(slot.base / "file" / "slot")
+    done = slot.run("sh", "-c", "echo out; exit 6", RANKFALL_SLOT_DIR=folder, RANKFALL_TOKEN="")
     assert (done.returncode, done.stdout) == (6, b"out\n")
     assert done.stderr.count(b"rankfall:") == 1
     assert b"without records" in done.stderr

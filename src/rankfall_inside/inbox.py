@@ -1,0 +1,148 @@
+"""Takes in what hooks tell the wrapper: through the pipe ``notify``, and through the records that they leave as files.
+
+Lines of ``notify``: ``claim ORDINAL``; ``record`` (a record lies in the folder); ``part ID INDEX COUNT DATA`` (a piece of a record that no
+disk took, base64). All of it is text of the job: bounded, only kinds that a hook writes, and the place of a record is the wrapper's word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from rankfall_inside import records
+from rankfall_inside.procfs import read_bounded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping
+
+# What a hook writes; everything else is the wrapper's own.
+KINDS = ("start", "error")
+_ID = re.compile(r"[0-9a-f]{32}\Z")
+_MAX_LINE = 1 << 13
+# Records that come in pieces at the same time, and the pieces of one.
+_MAX_OPEN, _MAX_PARTS = 64, 16
+# A job that writes records without end is not repeated without end.
+_MAX_TAKEN = 50_000
+
+
+class Inbox:
+    """One wrapper's hooks.
+
+    Args:
+        folder: where hooks leave their records.
+        place: of this slot, as fields of a record: run, attempt, role, slot and so on.
+        take: called with each new record of a hook, and whether it lies in the folder.
+        look: whether records in the folder matter at all.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        place: Mapping[str, Any],
+        take: Callable[[dict[str, Any], bool], None],
+        look: bool,
+    ) -> None:
+        self._folder = folder
+        self._place = {name: value for name, value in place.items() if value is not None}
+        self._take = take
+        self._look = look
+        self._prefixes = tuple(records.name_prefix(kind, place) for kind in KINDS)
+        self._buffer = b""
+        self._open: dict[str, dict[int, str]] = {}
+        self._taken: set[str] = set()
+        # An emptyDir outlives its container: what lies here now was told by an earlier one.
+        self._seen = set(self._names()) if look else set()
+
+    def _names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._folder) if name.startswith(self._prefixes)]
+        except OSError:
+            return []
+
+    def notice(self, data: bytes) -> list[int]:
+        """Take in bytes of ``notify``; the ordinals that were claimed."""
+        *lines, rest = (self._buffer + data).split(b"\n")
+        self._buffer = rest if len(rest) <= _MAX_LINE else b""
+        claimed = []
+        look = False
+        for line in lines:
+            words = line.decode("ascii", "replace").split()
+            if words[:1] == ["claim"] and len(words) == 2 and words[1].isdigit():  # noqa: PLR2004 - verb and number
+                claimed.append(int(words[1]))
+            elif words[:1] == ["part"] and len(words) == 5:  # noqa: PLR2004 - verb, id, index, count, data
+                self._part(words[1], words[2], words[3], words[4])
+            look = look or words == ["record"]
+        if look:
+            self.sweep()
+        return claimed
+
+    def sweep(self) -> None:
+        """Take the records that came into the folder since the last look, oldest first."""
+        if not self._look or len(self._taken) >= _MAX_TAKEN:
+            return
+        found = []
+        for name in self._names():
+            if name not in self._seen:
+                self._seen.add(name)
+                data = read_bounded(os.path.join(self._folder, name), records.MAX_RECORD + 1)
+                record = self._accept(data) if data and len(data) <= records.MAX_RECORD else None
+                if record is not None:
+                    found.append(record)
+        for record in sorted(found, key=_when):
+            self._once(record, stored=True)
+
+    def _once(self, record: dict[str, Any], *, stored: bool) -> None:
+        if record["id"] not in self._taken:
+            self._taken.add(record["id"])
+            try:
+                self._take(record, stored)
+            except Exception:
+                # Whatever a job may put into a record: the next one is taken.
+                return
+
+    def _part(self, ident: str, index: str, count: str, data: str) -> None:
+        if (
+            not _ID.match(ident)
+            or not index.isdigit()
+            or not count.isdigit()
+            or not int(index) < int(count) <= _MAX_PARTS
+        ):
+            return
+        if ident not in self._open and len(self._open) >= _MAX_OPEN:
+            del self._open[next(iter(self._open))]
+        parts = self._open.setdefault(ident, {})
+        parts[int(index)] = data
+        if len(parts) < int(count):
+            return
+        del self._open[ident]
+        import base64
+
+        try:
+            raw = base64.urlsafe_b64decode("".join(parts[number] for number in sorted(parts)))
+        except ValueError:
+            return
+        record = self._accept(raw)
+        if record is not None:
+            self._once(record, stored=False)
+
+    def _accept(self, data: bytes) -> dict[str, Any] | None:
+        """The record that ``data`` holds, or None when no hook wrote it."""
+        import json
+
+        try:
+            record = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(record, dict) or record.get("kind") not in KINDS or record.get("writer") != "hook":
+            return None
+        if not isinstance(record.get("id"), str) or not _ID.match(record["id"]):
+            return None
+        record.update(self._place)
+        return record
+
+
+def _when(record: Mapping[str, Any]) -> int:
+    at = record.get("at_ns")
+    return at if isinstance(at, int) else 0
