@@ -78,6 +78,17 @@ def split(message: bytes) -> tuple[int, bytes]:
     return channel, message[1:]
 
 
+def longer_status(so_far: bytes, data: bytes) -> bytes:
+    """A status that comes in several messages.
+
+    Raises:
+        BadFrame: it is longer than ``MAX_STATUS``.
+    """
+    if len(so_far) + len(data) > MAX_STATUS:
+        raise BadFrame(f"a status of more than {MAX_STATUS} bytes")
+    return so_far + data
+
+
 def read_status(data: bytes) -> Ended | NotRun:
     """What the status channel says, all of its data together.
 

@@ -95,13 +95,23 @@ async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str) -
             chunk = await response.content.readany()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             lost = answers.lost(error, what=what, server=server)
+            # The library forgets what has come when the connection breaks. It may be the last that anybody hears of a node.
+            rest = _unread(response.content)
         else:
             if not chunk:
                 return
             yield chunk
             continue
+        if rest:
+            yield rest
         # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
         raise lost
+
+
+def _unread(content: aiohttp.StreamReader) -> bytes:
+    """What has come and was not read yet. There is no public way to it once the connection is broken."""
+    first, *others = content._buffer or (b"",)  # noqa: SLF001
+    return b"".join((first[content._buffer_offset :], *others))  # noqa: SLF001
 
 
 def _params(**given: str | None) -> dict[str, str]:

@@ -115,6 +115,7 @@ class _Watcher:
         self._version: str | None = None
         self._listed = False
         self._tries = 0
+        self._opened: float | None = None
         self._troubled = False
 
     @property
@@ -152,7 +153,7 @@ class _Watcher:
 
     async def _connection(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
         """The events of one connection; ends when the server ends it in order, raises when it broke."""
-        began = time.monotonic()
+        self._opened = None
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with waits.within(None):
@@ -175,12 +176,7 @@ class _Watcher:
                 for line in self._cut(lines, chunk):
                     for event in self._told(line, book):
                         yield event
-        if time.monotonic() - began < self._pace.first:
-            # Answered and closed at once, again and again: as good as no answer.
-            await waits.pause(self._pace.pause(self._tries, retry_after=None, dice=self._dice))
-            self._tries += 1
-        else:
-            await waits.pause(self._pace.pause(0, retry_after=None, dice=self._dice))
+        await self._rest(waits, retry_after=None)
 
     def _params(self) -> dict[str, str]:
         params = {
@@ -194,17 +190,14 @@ class _Watcher:
         return {name: value for name, value in params.items() if value}
 
     async def _read(self, response: aiohttp.ClientResponse, waits: Waits) -> bytes:
-        """The next bytes; none at the end of the body."""
+        """The next bytes; none at the end of the body, and when the connection seems dead: both call for the next one."""
         try:
             async with waits.within(self._pace.idle):
                 return await response.content.readany()
         except TimeoutError:
             if waits.stopped:
                 raise
-            raise Unreachable(
-                f"cannot watch {self._what}: not a byte in {self._pace.idle:g} s",
-                hint="nothing to do: it is opened anew",
-            ) from None
+            return b""
         except (aiohttp.ClientError, OSError) as error:
             lost = answers.lost(error, what=f"watch {self._what}", server=self._kube.access.server)
         # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
@@ -248,6 +241,7 @@ class _Watcher:
         return item
 
     def _well(self) -> None:
+        self._opened = time.monotonic()
         if self._troubled and self._trouble is not None:
             self._trouble(None)
         self._troubled = False
@@ -262,8 +256,14 @@ class _Watcher:
         if self._trouble is not None:
             self._trouble(error)
         self._troubled = True
-        asked = error.retry_after if isinstance(error, ApiError) else None
-        await waits.pause(self._pace.pause(self._tries, retry_after=asked, dice=self._dice))
+        await self._rest(waits, retry_after=error.retry_after if isinstance(error, ApiError) else None)
+
+    async def _rest(self, waits: Waits, *, retry_after: float | None) -> None:
+        """The pause after a connection. One that stood for a while was a good one; one that is closed at once is as good as none."""
+        if self._opened is not None and time.monotonic() - self._opened >= self._pace.first:
+            self._tries = 0
+        self._opened = None
+        await waits.pause(self._pace.pause(self._tries, retry_after=retry_after, dice=self._dice))
         self._tries += 1
 
 
