@@ -129,16 +129,13 @@ def lost(error: BaseException, *, what: str, server: str, repeatable: bool = Tru
 
 def _cause(error: BaseException) -> tuple[str, bool]:
     """In words, and whether it is TLS. Only parts that cannot hold a credential are taken from the error."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, ssl.SSLCertVerificationError):
-            return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
-        if isinstance(inner, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
-            return "it closed the connection", False
-        if isinstance(inner, ssl.SSLError):
-            return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
-        certificate = getattr(inner, "certificate_error", None) or getattr(inner, "os_error", None)
-        inner = certificate if isinstance(certificate, BaseException) else inner.__cause__
+    inner = _innermost(error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
+    if isinstance(inner, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return "it closed the connection", False
+    if isinstance(inner, ssl.SSLError):
+        return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its name is not known", False
     if isinstance(error, aiohttp.ClientHttpProxyError):
@@ -152,6 +149,16 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     if isinstance(error, OSError) and error.strerror:
         return excerpt(error.strerror), False
     return type(error).__name__, False
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What aiohttp wrapped: its own classes pose as those of ssl, without their attributes."""
+    while isinstance(error, aiohttp.ClientError):
+        wrapped = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error.__cause__
+        if not isinstance(wrapped, BaseException):
+            break
+        error = wrapped
+    return error
 
 
 def _status_object(body: bytes) -> dict[str, Any] | None:
