@@ -14,6 +14,7 @@ from typing import Final
 from rankfall.backends import bundle, environment, slots, torchrun
 from rankfall.backends.command import Command, check_hook, job_words, read_command
 from rankfall.backends.interpreter import Interpreter, find_interpreter
+from rankfall.backends.local_limits import unused
 from rankfall.backends.ports import Reservation
 from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, slot_plan
 from rankfall.diagnose import CAUSAL
@@ -44,9 +45,10 @@ class LocalBackend:
 
         Raises:
             SpecError: something the job needs is missing, or its flags contradict the job.
-            Refused: ``inside: require`` cannot be kept.
+            Refused: ``inside: require`` cannot be kept, or the job asks for what only a cluster can do.
             InfrastructureError: no port is free.
         """
+        notes = unused(spec)
         cwd = _folder(spec)
         python = find_interpreter(spec, cwd=cwd)
         command = read_command(spec, cwd=cwd)
@@ -114,7 +116,7 @@ class LocalBackend:
             slots=tuple(made),
             env=dict(spec.env),
             removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
-            notes=(note,),
+            notes=(note, *notes),
             port=port,
             strategy=strategy,
         )
@@ -203,6 +205,9 @@ class LocalBackend:
             )
         ]
         return (shared, *own)
+
+    def clear(self, plan: Plan) -> None:
+        """Nothing of an ended attempt is left outside the run directory."""
 
     def release(self) -> None:
         """Let go of the port, and of the wrappers that have ended."""

@@ -21,6 +21,8 @@ VERBS: Final = {
     "wait": ("watch", "Wait for a run's end and leave with its exit code."),
     "why": ("why", "Say which rank fell first, why, and where."),
     "cancel": ("watch", "Stop a run and everything it started."),
+    "suspend": ("hold", "Stop a run without ending it; no budget is used."),
+    "resume": ("hold", "Let a suspended run go on, or give a run its supervisor back."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
     "config": ("config", "Show formats: JSON schemas of the documents."),
 }

@@ -10,7 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.cli.values import parse_budgets, parse_env, parse_nnodes, parse_span_or_never
+from rankfall.cli.values import (
+    parse_budgets,
+    parse_env,
+    parse_nnodes,
+    parse_span,
+    parse_span_or_never,
+    parse_success,
+)
 from rankfall.model import JobSpec, UsageError, spec_from
 
 _MAX_FILE: Final = 1 << 20
@@ -41,6 +48,21 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     retryable: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
     budget: tuple[str, ...] = ()
+    backend: str | None = None
+    image: str | None = None
+    namespace: str | None = None
+    context: str | None = None
+    gpus: int | None = None
+    cpu: str | None = None
+    memory: str | None = None
+    queue: str | None = None
+    exclude_node: tuple[str, ...] = ()
+    success: str | None = None
+    deadline: str | None = None
+    startup_deadline: str | None = None
+    suspend: bool = False
+    ttl: str | None = None
+    unattended: bool = False
 
 
 def make_spec(flags: Flags) -> JobSpec:
@@ -52,6 +74,8 @@ def make_spec(flags: Flags) -> JobSpec:
     data = read_job(flags.file) if flags.file else {}
     _top(data, flags)
     _policies(data, flags)
+    _ends(data, flags)
+    _kubernetes(data, flags)
     if "command" not in data:
         raise UsageError(
             "there is nothing to run", hint="rankfall run train.py, rankfall run -- CMD ARGS, or -f job.yaml"
@@ -101,13 +125,17 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
         raise UsageError("-m names no module", hint="rankfall run -m package.module ARGS")
     if flags.nnodes is not None:
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
-    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy"):
+    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy", "backend"):
         value = getattr(flags, field)
         if value is not None:
             data[field] = value
+    for field in ("suspend", "unattended"):
+        if getattr(flags, field):
+            data[field] = True
+    if flags.ttl is not None:
+        data["ttl_s"] = round(parse_span(flags.ttl, flag="--ttl"))
     if flags.env:
-        old = data.get("env")
-        data["env"] = (old if isinstance(old, dict) else {}) | parse_env(flags.env, environ=os.environ)
+        _merge(data, "env", parse_env(flags.env, environ=os.environ))
 
 
 def _policies(data: dict[str, Any], flags: Flags) -> None:
@@ -120,12 +148,60 @@ def _policies(data: dict[str, Any], flags: Flags) -> None:
         said["retryable"] = list(flags.retryable)
     if flags.final:
         said["final"] = list(flags.final)
-    old = data.get("policies")
+    _merge(data, "policies", said)
     if flags.budget:
-        budgets = old.get("budgets") if isinstance(old, dict) else None
-        said["budgets"] = (budgets if isinstance(budgets, dict) else {}) | parse_budgets(flags.budget)
-    if said:
-        data["policies"] = (old if isinstance(old, dict) else {}) | said
+        policies = data.setdefault("policies", {})
+        if isinstance(policies, dict):
+            _merge(policies, "budgets", parse_budgets(flags.budget, also=_drawn_on(data.get("rules"))))
+
+
+def _ends(data: dict[str, Any], flags: Flags) -> None:
+    """When the job is done, and when its time is up."""
+    if flags.success is not None:
+        _merge(data, "success", parse_success(flags.success))
+    said = {}
+    for field, text, flag in (
+        ("total_s", flags.deadline, "--deadline"),
+        ("startup_s", flags.startup_deadline, "--startup-deadline"),
+    ):
+        if text is not None:
+            said[field] = parse_span_or_never(text, flag=flag)
+    _merge(data, "deadlines", said)
+
+
+def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
+    said: dict[str, Any] = {}
+    for field in ("image", "namespace", "context", "queue"):
+        value = getattr(flags, field)
+        if value is not None:
+            said[field] = value
+    if flags.exclude_node:
+        said["exclude_nodes"] = list(flags.exclude_node)
+    resources: dict[str, Any] = {} if flags.gpus is None else {"gpus": flags.gpus}
+    requests = {key: text for key, text in (("cpu", flags.cpu), ("memory", flags.memory)) if text is not None}
+    if not (said or resources or requests):
+        return
+    _merge(data, "kubernetes", said, empty=True)
+    if isinstance(data["kubernetes"], dict) and (resources or requests):
+        held = data["kubernetes"]
+        _merge(held, "resources", resources, empty=True)
+        if isinstance(held["resources"], dict):
+            _merge(held["resources"], "requests", requests)
+            # A slot that may use more memory than it asked for is what a node that runs out of it kills first.
+            _merge(held["resources"], "limits", {key: requests[key] for key in requests if key == "memory"})
+
+
+def _merge(data: dict[str, Any], section: str, said: dict[str, Any], *, empty: bool = False) -> None:
+    """What flags said over a section of the file; one of a wrong type is left for the check, which names it."""
+    old = data.get(section, {})
+    if (said or empty) and isinstance(old, dict):
+        data[section] = old | said
+
+
+def _drawn_on(rules: object) -> frozenset[str]:
+    """The budgets that the file's rules name."""
+    found = [rule.get("budget") for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
+    return frozenset(name for name in found if isinstance(name, str))
 
 
 def _first_line(error: Exception) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -13,8 +11,9 @@ from rankfall.backends.protocol import Plan
 from rankfall.backends.registry import backend_for
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
+from rankfall.cli.job_options import job_options
 from rankfall.cli.jobs import Flags, make_spec
-from rankfall.cli.options import output_option, shown_ranks
+from rankfall.cli.options import shown_ranks
 from rankfall.cli.session import Session, tell_exit
 from rankfall.cli.values import parse_ranks
 from rankfall.cli.viewer import Viewer
@@ -23,7 +22,6 @@ from rankfall.observe.strategies import find_strategy
 from rankfall.store import RunDir, default_home, home
 from rankfall.supervise import spawn_detached
 
-F = TypeVar("F", bound=Callable[..., Any])
 # Flags end at the first word that is none: what follows is the job's.
 _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
 _MANY_SLOTS: Final = 8
@@ -45,41 +43,9 @@ _SUBMIT: Final = """Run a job in the background; prints the run's id.
   rankfall wait "$run"
 """
 
-_COUNT: Final = click.IntRange(min=1, max=100_000)
-_OPTIONS: Final = (
-    click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | -- CMD [ARGS]..."),
-    click.option("-f", "--file", type=click.Path(path_type=Path), help="job.yaml; flags beat its fields."),
-    click.option("--name", help="The run's id begins with it; default: the script's name."),
-    click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes; MIN:MAX is elastic."),
-    click.option("--nproc-per-node", type=_COUNT, metavar="N", help="Ranks per node."),
-    click.option("--max-restarts", type=click.IntRange(0, 1_000_000), metavar="N", help="New attempts in all."),
-    click.option("-e", "--env", multiple=True, metavar="K=V", help="A variable for the job; K alone takes yours."),
-    click.option("--launcher", metavar="auto|torchrun|plain|exec", help="Who starts the ranks."),
-    click.option("--python", metavar="PATH", help="The job's Python."),
-    click.option("--cwd", metavar="PATH", help="Where the job runs; default: here."),
-    click.option("--inside", metavar="auto|require|off", help="The recorder inside the ranks."),
-    click.option("--hang-timeout", metavar="10m|never", help="No progress for so long is a hang."),
-    click.option("--retryable", multiple=True, metavar="TYPE", help="Exceptions worth a new attempt."),
-    click.option("--final", multiple=True, metavar="TYPE", help="Exceptions that end the run."),
-    click.option("--budget", multiple=True, metavar="SLUG=N", help="New attempts for one cause or family."),
-    click.option(
-        "--strategy", metavar="NAME", help="How the root is chosen: causal, earliest, first-listed, or a plug-in's."
-    ),
-    click.option("-m", "--module", is_flag=True, help="The first word is a module's name."),
-    click.option("--dry-run", is_flag=True, help="Print what would be started; start nothing."),
-    output_option("Format of --dry-run and of -d."),
-    click.option("-q", "--quiet", is_flag=True, help="No output of the job, no progress; only how it ended."),
-)
-
-
-def _job_options(function: F) -> F:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
 
 @click.command("run", help=_RUN, context_settings=_SETTINGS)
-@_job_options
+@job_options
 @click.option("-d", "--detach", is_flag=True, help="In the background, as submit does.")
 @shown_ranks
 def run(
@@ -110,7 +76,7 @@ def run(
 
 
 @click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)
-@_job_options
+@job_options
 def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
     """As ``run -d``; the exit code."""
     directory = _made(job, dry_run=dry_run, output=output)

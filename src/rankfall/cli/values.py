@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -154,8 +154,26 @@ def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def parse_budgets(texts: Iterable[str]) -> dict[str, int]:
-    """Restart budgets from ``SLUG=N``, by cause or family.
+def parse_success(text: str) -> dict[str, str | float]:
+    """The fields of ``$.success`` from ``all``, ``rank0``, ``0.8`` or ``80%``.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text in {"all", "rank0"}:
+        return {"policy": text}
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)(%?)", text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"--success {text[:60]!r} is no success policy",
+            hint="allowed: all, rank0, or the part of the slots that must end with 0, as 0.8 or 80%",
+        )
+    return {"policy": "fraction", "fraction": share}
+
+
+def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[str, int]:
+    """Restart budgets from ``SLUG=N``, by cause, family, or a name among ``also``.
 
     Raises:
         UsageError: no such cause or family, or no number.
@@ -166,7 +184,7 @@ def parse_budgets(texts: Iterable[str]) -> dict[str, int]:
         name, _, number = text.partition("=")
         if not re.fullmatch(r"[0-9]{1,6}", number):
             raise UsageError(f"--budget {text[:60]!r} is no budget", hint="allowed: SLUG=N, as --budget network=5")
-        if name not in catalogue() and name not in families:
+        if name not in catalogue() and name not in families and name not in also:
             raise UsageError(
                 f"--budget {name[:60]!r}: there is no such cause or family",
                 hint=f"allowed: a cause that `rankfall why` names, or a family: {', '.join(families)}{_near(name)}",

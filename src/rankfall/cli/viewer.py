@@ -21,7 +21,9 @@ from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery
 from rankfall.supervise.events import Event, read_events
 
-_TOLD: Final = frozenset({"resumed", "attempt", "launcher", "failure", "hang", "stopping", "gap"})
+_TOLD: Final = frozenset(
+    {"resumed", "attempt", "launcher", "failure", "hang", "deadline", "success", "suspended", "stopping", "gap"}
+)
 _TEXT: Final = 400
 # Shorter than for `logs`: who watches wants to see it now, and ranks that print within a twentieth of a second print together.
 _HOLD_S: Final = 0.05

@@ -141,11 +141,13 @@ class Client:
 
 
 def complete(spec: JobSpec) -> JobSpec:
-    """The same spec with what only this process knows: folder and Python, both absolute.
+    """The same spec with what only this process knows: folder and Python, both absolute. In a cluster they would say nothing.
 
     Raises:
         SpecError: fields contradict each other.
     """
     check_spec(spec)
+    if spec.backend != "local":
+        return spec
     here = Path(spec.cwd).expanduser() if spec.cwd else Path.cwd()
     return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)

@@ -8,10 +8,10 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Final, Literal
 
-from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, StatusDocument, Verdict
+from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, RunState, StatusDocument, Verdict
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
-from rankfall.supervise import request_cancel, spawn_detached
+from rankfall.supervise import read_suspension, request_cancel, request_hold, spawn_detached
 
 _POLL_S: Final = 0.1
 _FOLLOW_S: Final = 0.05
@@ -164,10 +164,36 @@ class Run:
             await asyncio.sleep(_FOLLOW_S)
         return found
 
-    async def resume(self) -> bool:
-        """Give the run a detached supervisor when it has none and has not ended; whether one was started."""
+    async def suspend(self, reason: str = "") -> bool:
+        """Stop everything of the run, use no budget, and keep its record; returns when nothing of it runs.
+
+        Returns:
+            Whether the run is suspended now; false when it had ended before it could be.
+        """
+        if not await asyncio.to_thread(self._hold, "suspend", reason):
+            return False
+        while True:
+            state = await asyncio.to_thread(self._state)
+            if state == "suspended" or state in FINAL_STATES:
+                return state == "suspended"
+            await self._supervised()
+            await asyncio.sleep(_FOLLOW_S)
+
+    async def resume(self, reason: str = "") -> bool:
+        """Let a suspended run go on in a new attempt, and give a run that nobody supervises a detached supervisor.
+
+        Returns:
+            Whether either was needed; false too when the run has ended.
+        """
         if await asyncio.to_thread(self.outcome) is not None:
             return False
+        held = await asyncio.to_thread(self._held)
+        if held:
+            await asyncio.to_thread(self._hold, "resume", reason)
+        return await self._supervised() or held
+
+    async def _supervised(self) -> bool:
+        """Start a detached supervisor where there is none; whether one was started."""
         if await asyncio.to_thread(self.directory.lease_holder) is not None:
             return False
         try:
@@ -175,6 +201,21 @@ class Run:
         except LockHeld:
             return False
         return True
+
+    def _held(self) -> bool:
+        return read_suspension(self.directory.path, initially=self.directory.spec.suspend).suspended
+
+    def _hold(self, what: Literal["suspend", "resume"], reason: str) -> bool:
+        """Ask for it, once; whether the run has not ended."""
+        if self.outcome() is not None:
+            return False
+        if self._held() != (what == "suspend"):
+            request_hold(self.directory.path, what, reason=reason)
+        return True
+
+    def _state(self) -> RunState:
+        with self.directory.reader() as reader:
+            return reader.run().state
 
     def _status(self) -> StatusDocument:
         with self.directory.reader() as reader:
@@ -186,8 +227,7 @@ class Run:
         return found.verdict if found else None
 
     def _over(self) -> bool:
-        with self.directory.reader() as reader:
-            return reader.run().state in FINAL_STATES
+        return self._state() in FINAL_STATES
 
     def outcome(self) -> Outcome | None:
         """How the run ended; None while it has not. Reads files: call it from a thread where that matters."""

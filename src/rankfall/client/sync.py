@@ -51,9 +51,13 @@ class SyncRun:
         """As :meth:`Run.cancel`."""
         return _sync(self._run.cancel(reason))
 
-    def resume(self) -> bool:
+    def suspend(self, reason: str = "") -> bool:
+        """As :meth:`Run.suspend`."""
+        return _sync(self._run.suspend(reason))
+
+    def resume(self, reason: str = "") -> bool:
         """As :meth:`Run.resume`."""
-        return _sync(self._run.resume())
+        return _sync(self._run.resume(reason))
 
 
 class SyncClient:

@@ -34,7 +34,7 @@ class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of the newest attempt."""
+    """One slot of the newest attempt; ``note`` says what its exit alone would tell wrongly, as ``stopped after success``."""
 
     slot: int
     role: str
@@ -43,10 +43,13 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     launcher: str | None = None
     exit: str | None = None
+    note: str | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the newest round; ``exit`` as people write it (``0``, ``1``, ``SIGKILL``); ``line_age_s`` seconds since its last line."""
+    """One rank of the newest round; ``exit`` as people write it (``0``, ``1``, ``SIGKILL``); ``line_age_s`` seconds since its last line;
+    ``note`` as of a slot.
+    """
 
     rank: int
     state: str
@@ -58,6 +61,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     exit: str | None = None
     line_age_s: float | None = None
+    note: str | None = None
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):

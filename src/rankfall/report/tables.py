@@ -96,7 +96,7 @@ def _slot(slot: SlotStatus) -> tuple[str, ...]:
         slot.state,
         slot.launcher or "",
         _maybe(slot.pid),
-        slot.exit or "",
+        _ended(slot.exit, slot.note),
     )
 
 
@@ -111,9 +111,13 @@ def _rank(rank: RankStatus) -> tuple[str, ...]:
         _maybe(rank.pid),
         rank.hook or "",
         _maybe(rank.step),
-        rank.exit or "",
+        _ended(rank.exit, rank.note),
         age,
     )
+
+
+def _ended(code: str | None, note: str | None) -> str:
+    return ", ".join(part for part in (code, note) if part)
 
 
 def _maybe(number: int | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankfall.model import RankFacts, RankStatus, RunSummary, SlotFacts, SlotStatus, StatusDocument, StoreError
 from rankfall.model.times import rfc3339
+from rankfall.store.after_success import note_of
 from rankfall.store.stream import IndexReader
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     slots = tables.slots(attempt) if attempt is not None else []
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
     last = _last_lines(run_dir, tables, attempt, ranks) if attempt is not None else {}
+    notes = _notes(run_dir, slots, ranks) if short.state == "succeeded" else {}
     return StatusDocument(
         run=short.run,
         name=short.name,
@@ -58,9 +60,19 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         reason=row.reason,
         supervised=run_dir.lease_holder() is not None,
         incomplete=tuple(dict.fromkeys([*row.incomplete, *tables.problems])),
-        slots=tuple(_slot(run_dir, attempt or 0, facts) for facts in slots),
-        ranks=tuple(_rank(facts, now, last.get(facts.rank)) for facts in ranks),
+        slots=tuple(_slot(run_dir, attempt or 0, facts, notes.get(("slot", facts.slot))) for facts in slots),
+        ranks=tuple(_rank(facts, now, last.get(facts.rank), notes.get(("rank", facts.rank))) for facts in ranks),
     )
+
+
+def _notes(run_dir: RunDir, slots: list[SlotFacts], ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
+    """What is said beside the exits of slots and ranks of a run that succeeded."""
+    try:
+        spec = run_dir.spec
+    except StoreError:
+        return {}
+    of_slots = {("slot", facts.slot): note_of(facts, spec=spec, slots=slots) for facts in slots}
+    return of_slots | {("rank", facts.rank): note_of(facts, spec=spec, slots=slots) for facts in ranks}
 
 
 def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:
@@ -89,7 +101,7 @@ def _named(run_dir: RunDir, tables: Queries) -> tuple[str, str]:
     return spec.name, spec.backend
 
 
-def _slot(run_dir: RunDir, attempt: int, facts: SlotFacts) -> SlotStatus:
+def _slot(run_dir: RunDir, attempt: int, facts: SlotFacts, note: str | None) -> SlotStatus:
     role = facts.role or ""
     return SlotStatus(
         slot=facts.slot,
@@ -99,6 +111,7 @@ def _slot(run_dir: RunDir, attempt: int, facts: SlotFacts) -> SlotStatus:
         pid=_wrapper_pid(run_dir, attempt, role, facts.slot),
         launcher=facts.launcher,
         exit=exit_text(facts.exit_code, facts.signal),
+        note=note,
     )
 
 
@@ -125,7 +138,7 @@ def _last_lines(run_dir: RunDir, tables: Queries, attempt: int, ranks: list[Rank
     return found
 
 
-def _rank(facts: RankFacts, now: int, last: int | None) -> RankStatus:
+def _rank(facts: RankFacts, now: int, last: int | None, note: str | None) -> RankStatus:
     known = [at for at in (facts.last_line_at, last) if at is not None]
     age = max(0.0, (now - max(known)) / _NS) if known else None
     return RankStatus(
@@ -139,4 +152,5 @@ def _rank(facts: RankFacts, now: int, last: int | None) -> RankStatus:
         step=facts.step,
         exit=exit_text(facts.exit_code, facts.signal),
         line_age_s=age,
+        note=note,
     )

@@ -67,8 +67,8 @@ class Writer(Queries):
             self._connection.close()
 
     def set_run(self, state: RunState, *, reason: str | None = None, at: int) -> None:
-        """The run's new state. The first state after ``queued`` starts it, a final one ends it, a later one reopens it."""
-        started = None if state == "queued" else at
+        """The run's new state. The first state after ``queued`` and ``suspended`` starts it, a final one ends it, a later one reopens it."""
+        started = None if state in {"queued", "suspended"} else at
         ended = at if state in FINAL_STATES else None
         with self._transaction() as connection:
             connection.execute(

@@ -3,5 +3,17 @@
 from rankfall.supervise.control import CancelRequest, Control, read_cancel, request_cancel
 from rankfall.supervise.detach import spawn_detached
 from rankfall.supervise.events import Event, read_events
+from rankfall.supervise.suspension import Suspension, read_suspension, request_hold
 
-__all__ = ["CancelRequest", "Control", "Event", "read_cancel", "read_events", "request_cancel", "spawn_detached"]
+__all__ = [
+    "CancelRequest",
+    "Control",
+    "Event",
+    "Suspension",
+    "read_cancel",
+    "read_events",
+    "read_suspension",
+    "request_cancel",
+    "request_hold",
+    "spawn_detached",
+]

@@ -13,6 +13,7 @@ import msgspec
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.model import Case, Cause, Decisive, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts, Verdict
 from rankfall.observe.attempt import AttemptObserver, Delta
+from rankfall.observe.cluster.open import Feeds
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control, read_cancel
@@ -76,7 +77,18 @@ class AttemptWatch:
         self._control = control
         self._started = started
         self._observer = AttemptObserver(
-            run_dir, spec=self._spec, attempt=plan.attempt, launcher=plan.launcher, spare_listing=True
+            run_dir,
+            spec=self._spec,
+            attempt=plan.attempt,
+            launcher=plan.launcher,
+            spare_listing=plan.cluster is None,
+        )
+        self._feeds = Feeds(
+            run_dir,
+            attempt=plan.attempt,
+            role=self._spec.role,
+            sources=[source.pods for source in backend.sources(plan) if source.pods is not None],
+            trouble=self._trouble,
         )
         self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger, role=self._spec.role)
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
@@ -109,12 +121,16 @@ class AttemptWatch:
             The diagnosis, with state succeeded, failed, cancelled or suspended; None when this process let go of the run.
         """
         self._verdict = settled
-        while not self._look():
-            if self._control.wish is not None:
-                self._store(force=True)
-                return None
-            self._control.wait(self._pause())
-        return self._conclude()
+        self._feeds.start()
+        try:
+            while not self._look():
+                if self._control.wish is not None:
+                    self._store(force=True)
+                    return None
+                self._control.wait(self._pause())
+            return self._conclude()
+        finally:
+            self._feeds.stop()
 
     def refused(self, evidence: Evidence) -> None:
         """Take in that a slot could not be started: the attempt ends with this as its cause."""
@@ -126,6 +142,9 @@ class AttemptWatch:
     def without_the_rest(self) -> None:
         """Slots that were not started until now will not be any more: they count as lost."""
         self._sheets.without_the_rest()
+
+    def _trouble(self, text: str) -> None:
+        self._events.say("gap", text[:1000], at=time.time_ns(), attempt=self._plan.attempt)
 
     # -- one look
 
