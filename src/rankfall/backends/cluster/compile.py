@@ -68,7 +68,7 @@ def compile_job(
     )
     start = start_of(request)
     container = TRAINER_ROLE if spec.backend == "trainjob" else spec.kubernetes.container
-    policies = native(request, container=container) if spec.unattended else Native()
+    policies = native(request, container=container, rdzv=start.rdzv) if spec.unattended else Native()
     refuse(spec.backend, _problems(request, start, policies, inside_zip))
     objects, workload = _objects(request, start, policies, container=container)
     if spec.inside != "off":

@@ -7,61 +7,21 @@ makes causes visible as codes 200-219. What would mean something else there is r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from rankfall.backends.cluster.cause_codes import SURE, TOLD, code_of, slugs_of
 from rankfall.backends.cluster.merge import Object
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.refusals import POD_FAILURE_POLICY_SINCE, SUCCESS_POLICY_SINCE, Problem
+from rankfall.backends.protocol import Rendezvous
 from rankfall.model import FailureRule, catalogue
 from rankfall.model.check_rules import MAX_RULES, USER_BUDGET
-from rankfall.model.exit_codes import CAUSE_CODES, MAX_CODE, USER_RETRYABLE, exit_class
+from rankfall.model.exit_codes import MAX_CODE, USER_RETRYABLE, exit_class
 
 MOST_CONDITIONS: Final = 20
-# Causes with a group of their own; all others are told by their family's.
-_GROUPS: Final = MappingProxyType(
-    {
-        "import_error": "import_error",
-        "retryable_exception": "user_retryable",
-        "segfault": "native_crash",
-        "native_abort": "native_crash",
-        "entrypoint_missing": "startup",
-        "command_not_found": "startup",
-        "permission_denied": "startup",
-        "gpu_oom": "gpu_oom",
-        "gpu_oom_foreign": "gpu_oom",
-        "peer_lost": "peer",
-        "disk_full": "disk_full",
-        "preempted": "preempted",
-        "cancelled": "cancelled",
-        "rank_stuck": "hang",
-        "killed_unknown": "killed",
-    }
-)
-
-# Codes of what the wrapper can be sure of by itself; any other end keeps the command's own code.
-SURE: Final = frozenset(
-    CAUSE_CODES[group]
-    for group in (
-        "user",
-        "import_error",
-        "user_retryable",
-        "memory",
-        "gpu_oom",
-        "disk_full",
-        "native_crash",
-        "killed",
-        "startup",
-    )
-)
-# Ends by these signals, as bare codes, and the one code that the wrapper makes of them.
-_TOLD: Final = (
-    (frozenset({128 + 9}), CAUSE_CODES["killed"]),
-    (frozenset({USER_RETRYABLE}), CAUSE_CODES["user_retryable"]),
-    (frozenset({128 + 4, 128 + 7, 128 + 8, 128 + 11}), CAUSE_CODES["native_crash"]),
-)
+_SUPERVISED: Final = "leave unattended out"
 
 
 class Native(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,18 +42,19 @@ class Native(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def native(request: Request, *, container: str) -> Native:
+def native(request: Request, *, container: str, rdzv: Rendezvous) -> Native:
     """The native policies of an unattended job.
 
     Args:
         request: the attempt.
+        rdzv: of torchrun; only with a static one rank 0 is surely in slot 0.
         container: whose exit codes are looked at; without its name any sidecar's code could match.
     """
     compiler = _Compiler(request, container)
     compiler.rules()
     compiler.budgets()
     compiler.defaults()
-    success = compiler.success()
+    success = compiler.success(rdzv)
     compiler.check()
     return Native(
         rules=tuple(compiler.made),
@@ -191,7 +152,7 @@ class _Compiler:
     def _with_told(self, codes: set[int], path: str) -> list[int]:
         """The same codes with those that the wrapper makes of a sure end by these signals."""
         told = set(codes)
-        for bare, cause in () if self.spec.inside == "off" else _TOLD:
+        for bare, cause in () if self.spec.inside == "off" else TOLD:
             if bare <= codes:
                 told.add(cause)
             elif bare & codes:
@@ -206,7 +167,7 @@ class _Compiler:
         if self.spec.inside == "off":
             self.problem(path, "with inside: off no cause is seen in the pod", "use inside: auto, or exit_codes")
             return []
-        meant = {slug for cause in causes for slug in _slugs(cause)}
+        meant = {slug for cause in causes for slug in slugs_of(cause)}
         codes = {code_of(slug) for slug in meant}
         others = sorted(slug for slug in catalogue() if code_of(slug) in codes and slug not in meant)
         names = ", ".join(causes)
@@ -223,6 +184,9 @@ class _Compiler:
         return sorted(codes)
 
     def budgets(self) -> None:
+        """Budgets that no rule draws on; without restarts none of them says anything."""
+        if not self.request.native_restarts:
+            return
         drawn = {rule.budget for rule in self.spec.rules}
         for name, left in self.spec.policies.budgets.items():
             if name in drawn:
@@ -257,7 +221,7 @@ class _Compiler:
         codes = [code for code in range(1, MAX_CODE + 1) if exit_class(code) == "permanent"]
         self.made.append({"action": "FailJob", **_on_codes(self.container, codes)})
 
-    def success(self) -> Object | None:
+    def success(self, rdzv: Rendezvous) -> Object | None:
         success = self.spec.success
         if success.policy == "all":
             return None
@@ -269,7 +233,7 @@ class _Compiler:
                 needs=f"Kubernetes 1.{SUCCESS_POLICY_SINCE}",
             )
         if success.policy == "rank0":
-            if self.spec.rdzv == "c10d":
+            if rdzv == "c10d":
                 self.problem("$.success.policy", "with rdzv c10d rank 0 may be in any slot", "use rdzv: static")
             return {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
         return {"rules": [{"succeededCount": success.wanted(self.request.count)}]}
@@ -304,18 +268,6 @@ class _Compiler:
     @property
     def _set(self) -> bool:
         return self.spec.backend in {"jobset", "trainjob"}
-
-
-_SUPERVISED: Final = "leave unattended out"
-
-
-def code_of(slug: str) -> int:
-    """The exit code 200-219 that tells this cause."""
-    return CAUSE_CODES[_GROUPS.get(slug) or catalogue()[slug].family]
-
-
-def _slugs(cause: str) -> set[str]:
-    return {slug for slug, info in catalogue().items() if cause in {slug, info.family}}
 
 
 def _on_codes(container: str, codes: Iterable[int]) -> Object:
