@@ -98,9 +98,14 @@ class Exec:
             )
         await self._send(frames.close_message(frames.STDIN))
 
-    async def abandon(self) -> None:
-        """End the connection; :meth:`output` ends with ``ExecLost``."""
-        await self._socket.close()
+    def abandon(self) -> None:
+        """End the connection at once; :meth:`output` ends with ``ExecLost``.
+
+        A server that waits for the command to read takes no good-bye, and the library would wait for it without end.
+        """
+        connection = self._socket._response.connection  # noqa: SLF001 - there is no public way to the transport
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
 
     async def output(self) -> AsyncGenerator[tuple[Output, bytes], None]:
         """What the command prints, as it comes, until it has ended; then ``code`` is there.
@@ -200,7 +205,12 @@ async def open_exec(
                 heartbeat=None,
             ) as socket,
         ):
-            yield Exec(socket, what=what)
+            session = Exec(socket, what=what)
+            try:
+                yield session
+            finally:
+                if session.code is None:
+                    session.abandon()
     except TimeoutError:
         if not limit.expired():
             raise
@@ -295,5 +305,5 @@ async def _feed(session: Exec, source: bytes | AsyncIterable[bytes], *, ends: bo
         # The command has ended, or the connection has: whoever reads learns which.
         return
     except BaseException:
-        await session.abandon()
+        session.abandon()
         raise

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from rankfall.kube import answers
+from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
 from rankfall.kube.podlogs_kubelet import Complaint, complaint, not_started
 from rankfall.kube.resources import PODS
@@ -74,19 +74,19 @@ async def open_log(
         limitBytes=_count("limit_bytes", limit_bytes, least=1),
     )
     space = kube.namespace if namespace is None else namespace
-    what = f"of {PODS.shown(pod, space)}, container {container}"
+    what = f"log of {PODS.shown(pod, space)}, container {container}"
     opened = kube.stream(
         PODS.path(space, pod, "log"),
         params=params,
         read_timeout=read_timeout,
         # Older API servers send the head with the first byte, and that may take as long as the job is silent.
         head_timeout=read_timeout,
-        verb="log",
+        verb="get",
         what=what,
         repeat=repeat,
     )
     async with opened as response:
-        yield _chunks(response, what=f"log {what}", server=kube.access.server)
+        yield _chunks(response, what=f"get {what}", server=kube.access.server)
 
 
 async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str) -> AsyncIterator[bytes]:
@@ -94,7 +94,7 @@ async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str) -
         try:
             chunk = await response.content.readany()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            lost = answers.lost(error, what=what, server=server)
+            lost = broken(error, what=what, server=server)
             # The library forgets what has come when the connection breaks. It may be the last that anybody hears of a node.
             rest = _unread(response.content)
         else:
@@ -124,9 +124,13 @@ def _rfc3339(since: datetime | None, second: int | None) -> str | None:
             raise ValueError("since and since_second say the same thing: give one of them")
         if since.tzinfo is None:
             raise ValueError("since has no time zone: the node's clock cannot be compared with it")
-        # Down, also before the epoch; int() would round those up.
-        return since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return None if second is None else datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        moment = since.astimezone(UTC)
+    elif second is not None:
+        moment = datetime.fromtimestamp(second, UTC)
+    else:
+        return None
+    # Down, also before the epoch; int() would round those up.
+    return f"{moment.replace(microsecond=0, tzinfo=None).isoformat()}Z"
 
 
 def _count(name: str, value: int | None, *, least: int) -> str | None:

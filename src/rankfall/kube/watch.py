@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import msgspec
 
-from rankfall.kube import answers
+from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Expired, KubeError, ServerError, TooManyRequests, Unreachable
 from rankfall.kube.resources import Resource
@@ -199,7 +199,7 @@ class _Watcher:
                 raise
             return b""
         except (aiohttp.ClientError, OSError) as error:
-            lost = answers.lost(error, what=f"watch {self._what}", server=self._kube.access.server)
+            lost = broken(error, what=f"watch {self._what}", server=self._kube.access.server)
         # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
         raise lost
 
