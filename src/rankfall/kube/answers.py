@@ -6,6 +6,7 @@ HTTP library says is never passed on as it is: its errors carry the headers that
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Iterable, Mapping
@@ -146,8 +147,9 @@ def _cause(error: BaseException) -> tuple[str, bool]:
         return "no answer in time", False
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "it closed the connection", False
-    if isinstance(error, OSError) and error.strerror:
-        return excerpt(error.strerror), False
+    if isinstance(inner, OSError) and (inner.errno or inner.strerror):
+        # asyncio's own text repeats the address instead of saying why.
+        return os.strerror(inner.errno) if inner.errno else excerpt(inner.strerror), False
     return type(error).__name__, False
 
 
