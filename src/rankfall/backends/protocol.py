@@ -8,9 +8,10 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from rankfall.backends.secrets import masked, masked_words
+from rankfall.backends.secrets import MASK, masked, masked_words
 from rankfall.diagnose import CAUSAL
 from rankfall.model import JobSpec
+from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
 Launcher = Literal["torchrun", "plain", "exec"]
@@ -40,6 +41,30 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
     stream_dir: str
 
 
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where in a cluster an attempt lives, and what finds it again.
+
+    Attributes:
+        backend: ``job``, ``jobset`` or ``trainjob``.
+        context, kubeconfig: of the launch; a later change of the current context changes nothing.
+        object: name of the workload and of what belongs to it.
+        selector: of exactly this attempt's pods.
+        container: that trains.
+        token: of the log channel of records.
+        excluded: nodes that were avoided, beside those of the spec.
+    """
+
+    backend: str
+    namespace: str
+    context: str
+    kubeconfig: str | None = None
+    object: str
+    selector: str
+    container: str
+    token: str
+    excluded: tuple[str, ...] = ()
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt that would be started. Making it creates nothing.
 
@@ -48,6 +73,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         removed: names taken out of the inherited environment, because they speak of another job.
         notes: what was chosen and why, for people.
         strategy: the one in force for this attempt, by name.
+        cluster: where in a cluster; None on this machine.
+        objects: manifests for people, with secrets masked; only while they are shown, never stored.
         port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
     """
 
@@ -60,6 +87,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     port: int | None = None
+    cluster: ClusterPlan | None = None
+    objects: tuple[dict[str, Any], ...] = ()
     strategy: str = CAUSAL.name
 
     def document(self) -> dict[str, Any]:
@@ -67,12 +96,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         slots = tuple(
             msgspec.structs.replace(slot, argv=masked_words(slot.argv), env=masked(slot.env)) for slot in self.slots
         )
-        shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, slots=slots, env=masked(self.env)))
+        plan = msgspec.structs.replace(self, slots=slots, env=masked(self.env))
+        if self.cluster is not None:
+            plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(self.cluster, token=MASK))
+        shown: dict[str, Any] = msgspec.to_builtins(plan)
         return shown
 
     def row(self) -> dict[str, Any]:
         """The plan as it is stored: without the job's own variables, which stand in the spec and nowhere else."""
-        stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}))
+        stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}, objects=()))
         return stored
 
     @classmethod
@@ -86,11 +118,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where observations of a plan come from; ``observe`` opens it. ``slot`` is None for what all slots share."""
+    """Where observations of a plan come from; ``observe`` opens it.
 
-    kind: Literal["records", "slot_dir", "streams"]
+    Attributes:
+        kind: ``pods`` is a cluster's; the others are places in a file system.
+        path: absolute; of pods the path of the run directory, into which they are fed.
+        slot: None for what all slots share.
+        pods: which pods, and how to reach their API.
+    """
+
+    kind: Literal["records", "slot_dir", "streams", "pods"]
     path: str
     slot: int | None = None
+    pods: PodSource | None = None
 
 
 class Backend(Protocol):
@@ -140,6 +180,10 @@ class Backend(Protocol):
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """Where the observations of a plan come from."""
+        ...
+
+    def clear(self, plan: Plan) -> None:
+        """Remove what an ended attempt left outside the run directory, before another one begins; waits until it is gone."""
         ...
 
     def release(self) -> None:

@@ -25,7 +25,7 @@ from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_eviden
 from rankfall.observe.facts import Facts
 from rankfall.observe.life import Life
 from rankfall.observe.lone import LoneSlot, stands_alone
-from rankfall.observe.records import Found, RecordFolder
+from rankfall.observe.records import Found, RecordFolder, read_end
 from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.stacks import stack_evidence
@@ -322,7 +322,7 @@ class AttemptObserver:
         return changed
 
     def _poll_slots(self) -> None:
-        """A slot whose wrapper holds its lock no longer and left no end is lost."""
+        """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
         for number, facts in self._facts.slots.items():
             if facts.state != "running":
                 continue
@@ -334,8 +334,21 @@ class AttemptObserver:
                 self.read_records()
                 for item in self._new_records():
                     self._take_record(item)
+            if self._facts.slots[number].state == "running" and (end := self._unrecorded_end(number)) is not None:
+                self._take_record(end)
             if self._facts.slots[number].state == "running":
                 self._facts.slots[number] = msgspec.structs.replace(facts, state="lost", where="lock")
+
+    def _unrecorded_end(self, slot: int) -> Found | None:
+        try:
+            end = read_end(self._slot_dir(slot))
+        except ValueError:
+            return None
+        # A directory that was used before may hold the end of another attempt; the wrapper removes it, but it may have come to nothing.
+        if end is None or end.kind != "slot_end" or (end.run, end.attempt) != (self.run_dir.id, self.attempt):
+            return None
+        name = "/".join(("..", *self._slot_dir(slot).parts[-3:], "end.json"))
+        return Found(record=end, name=name, mtime=end.at_ns or 0)
 
     def _bad_ends(self) -> set[tuple[str, int, int | None]]:
         ends = {

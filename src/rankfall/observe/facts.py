@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.model import ExitInfo, RankFacts, Record, SlotFacts
+from rankfall.model.evidence import SlotLauncher
 from rankfall.observe.records import Found
 from rankfall.observe.torchrun import Reported
 
@@ -223,7 +224,8 @@ class Facts:
                 held,
                 node=record.node or held.node,
                 role=record.role or held.role,
-                pod=record.pod,
+                pod=record.pod or held.pod,
+                launcher=held.launcher or _launcher(record),
                 started_at=record.at_ns,
             )
         else:
@@ -246,6 +248,12 @@ class Facts:
             offset = record.at_ns - found.mtime
             if abs(offset) > abs(self._offsets.get(record.slot, 0)):
                 self._offsets[record.slot] = offset
+
+
+def _launcher(record: Record) -> SlotLauncher | None:
+    """How the wrapper says that it starts the ranks."""
+    names: dict[str | None, SlotLauncher] = {"torchrun": "torchrun", "plain": "plain", "exec": "exec"}
+    return names.get(record.launcher)
 
 
 def _local_rank(start: Record) -> int | None:

@@ -15,7 +15,7 @@ import msgspec
 
 from rankfall.model import JobSpec, Record
 from rankfall.model.evidence import SlotLauncher
-from rankfall.observe.records import MAX_RECORD, Found
+from rankfall.observe.records import Found, read_end
 
 # A hook that has not claimed for so long is not there, and a rank that ended so long ago left its slot behind, seconds.
 _WAIT_S: Final = 2.0
@@ -64,7 +64,7 @@ class LoneSlot:
             found.append(self._found("slot_start", "lock", at=at))
         # Looked for before the claims are read: what was claimed before the end is then surely seen.
         try:
-            end = self._end()
+            end = read_end(self._dir)
         except ValueError:
             return None
         try:
@@ -113,22 +113,6 @@ class LoneSlot:
         rank = self._found("end", "end.json", at=at, pid=start.pid, rank=start.rank, ordinal=0, exit=code)
         name = f"slot_end-a{end.attempt}-{end.role}-{end.slot}-{end.id}.json"
         return [rank, Found(record=end, name=name, mtime=at)]
-
-    def _end(self) -> Record | None:
-        """The slot's end; None while it has none.
-
-        Raises:
-            ValueError: it is damaged.
-        """
-        try:
-            with (self._dir / "end.json").open("rb") as file:
-                data = file.read(MAX_RECORD)
-        except OSError:
-            return None
-        try:
-            return msgspec.json.decode(data, type=Record)
-        except msgspec.DecodeError as error:
-            raise ValueError(str(error)) from error
 
     def _left_behind(self) -> bool:
         """Whether the rank ended and its slot goes on for longer than a launcher needs to leave."""

@@ -26,6 +26,26 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     mtime: int
 
 
+def read_end(slot_dir: Path) -> Record | None:
+    """The slot's end as its own directory keeps it: the ``slot_end`` record once more, also where the folder of records took none.
+
+    Args:
+        slot_dir: need not exist.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        with (slot_dir / "end.json").open("rb") as file:
+            data = file.read(MAX_RECORD)
+    except OSError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Record)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
 class RecordFolder:
     """Incremental reader of a records folder.
 

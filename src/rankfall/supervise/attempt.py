@@ -6,6 +6,7 @@ Refuses nothing and decides nothing: it waits as long as the job lives, stops th
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Final
 
 import msgspec
@@ -39,6 +40,7 @@ _STORE_QUIET_S: Final = 3.0
 _STACKS_S: Final = 5.0
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
+_MAX_TROUBLES: Final = 100
 _MAX_LAST_LOOKS: Final = 100_000
 
 
@@ -80,15 +82,17 @@ class AttemptWatch:
             run_dir,
             spec=self._spec,
             attempt=plan.attempt,
-            launcher=plan.launcher,
+            # In a pod it may only be found out which one can be used; its wrapper's records tell.
+            launcher=plan.launcher if plan.cluster is None else None,
             spare_listing=plan.cluster is None,
         )
+        self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feeds = Feeds(
             run_dir,
             attempt=plan.attempt,
             role=self._spec.role,
             sources=[source.pods for source in backend.sources(plan) if source.pods is not None],
-            trouble=self._trouble,
+            trouble=self._troubles.append,
         )
         self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger, role=self._spec.role)
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
@@ -143,14 +147,17 @@ class AttemptWatch:
         """Slots that were not started until now will not be any more: they count as lost."""
         self._sheets.without_the_rest()
 
-    def _trouble(self, text: str) -> None:
-        self._events.say("gap", text[:1000], at=time.time_ns(), attempt=self._plan.attempt)
+    def _tell_troubles(self) -> None:
+        """What the feeds had to say; they run in threads of their own."""
+        while self._troubles:
+            self._events.say("gap", self._troubles.popleft(), at=time.time_ns(), attempt=self._plan.attempt)
 
     # -- one look
 
     def _look(self) -> bool:
         """One look at everything; True when all slots have ended."""
         now, clock = time.time_ns(), time.monotonic()
+        self._tell_troubles()
         delta = self._observer.poll(now)
         slots, ranks = self._sheets.slots(), self._observer.ranks()
         judged = self._stopping is None and self._window.opened is None and self._verdict is None

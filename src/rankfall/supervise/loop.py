@@ -160,6 +160,8 @@ class _Run:
         """Plan an attempt and write it down; nothing runs yet."""
         self._refusal = ""
         try:
+            if (before := self._attempts.get(number - 1)) is not None:
+                self._backend.clear(Plan.of_row(before.plan, self._spec))
             plan = self._backend.plan(self._spec, self._run_dir, number)
         except RankfallError as error:
             self._refusal = error.message

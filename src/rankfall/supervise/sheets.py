@@ -41,7 +41,8 @@ class Sheets:
             facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
             if facts.state in {"expected", "lost"}:
                 facts = self._unrecorded(facts)
-            found.append(msgspec.structs.replace(facts, launcher=self._plan.launcher, node=facts.node or one.node or None))
+            launcher = facts.launcher or self._plan.launcher
+            found.append(msgspec.structs.replace(facts, launcher=launcher, node=facts.node or one.node or None))
         return tuple(found)
 
     def without_the_rest(self) -> None:

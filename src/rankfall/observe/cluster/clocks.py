@@ -7,10 +7,13 @@ nothing proves that the clock is ahead. More than nothing says that it is behind
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankfall.observe.cluster.instance import InstanceLog
+if TYPE_CHECKING:
+    # It brings the client along, which readers of this file do not need.
+    from rankfall.observe.cluster.instance import InstanceLog
 
 
 def clock_path(run: Path, attempt: int) -> Path:

@@ -24,27 +24,13 @@ from rankfall.observe.cluster.follower import End, Follower, State
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import PodFact, pod_fact
+from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
 # Between two tries after an error that the client itself does not repeat (rights, credentials, a full disk), seconds.
 _AGAIN_S: Final = 5.0
 _JOIN_S: Final = 10.0
 _CLOCKS_S: Final = 1.0
-
-
-class PodSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Which pods are an attempt's.
-
-    Attributes:
-        selector: of labels.
-        container: name of the training container.
-        token: of the log channel.
-    """
-
-    namespace: str
-    selector: str
-    container: str
-    token: str
 
 
 class PodFeed:
