@@ -38,12 +38,15 @@ class Prelude:
         self._loop = loop
         self._environ = environ
 
-    def choose(self) -> launch.Choice:
-        """What is to be started; asks the job's Python for torch where that decides."""
+    def choose(self, words: list[str] | None) -> launch.Choice:
+        """What is to be started; asks the job's Python for torch where that decides.
+
+        Args:
+            words: the torchrun command that the environment named, or None.
+        """
         options = self._options
         if options.launcher in ("exec", "plain"):
             return launch.Choice(options.launcher, options.command)
-        words = launch.words_of(self._environ)
         torch, why = (False, "") if words is None else self._torch(words)
         return launch.chosen(options.launcher, options.command, words, torch=torch, why=why)
 
@@ -55,7 +58,8 @@ class Prelude:
         argv = launch.question(words, self._environ)
         if argv is None:
             return False, f"{words[0]} is no Python that can be asked for torch"
-        child = before.ask(argv, self._environ)
+        # Where the pod names a rank, the hook would take the question for it.
+        child = before.ask(argv, {name: value for name, value in self._environ.items() if name != "RANKFALL_WRAPPER"})
         due = time.monotonic() + launch.TIMEOUT_S
         self._wait(child, lambda: child.status is not None or time.monotonic() >= due)
         if child.status is None:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from rankfall_inside import causes, procfs, ranks, reap, records, signals, spawn, stacks, streams, termination
+from rankfall_inside import causes, launch, procfs, ranks, reap, records, signals, spawn, stacks, streams, termination
 from rankfall_inside import environ as environment
 from rankfall_inside.channel import Channel
 from rankfall_inside.commands import Commands
@@ -64,6 +64,7 @@ class Wrapper:
         self._console = Console(1, self._loop, secret=token.encode()) if options.console or token else None
         self._channel = files.channel = Channel(self._console, token)
         self._environ = environment.of_command(environ, options, files, channel=self._channel.active)
+        self._torchrun = launch.words_of(environ)
         self._pump = Pump(
             self._loop,
             stream_dir=options.stream_dir,
@@ -124,7 +125,7 @@ class Wrapper:
 
     def _begin(self) -> None:
         prelude = Prelude(self._options, self._orders, self._loop, self._environ)
-        choice = prelude.choose()
+        choice = prelude.choose(self._torchrun)
         self._refused = choice.problem
         fields = {
             "pid": self._pid,
