@@ -66,7 +66,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         run=case.run,
         attempt=case.attempt,
         state=state_of(case),
-        exit_origin="rank" if _code(subject) is not None else "rankfall",
+        exit_origin="rank" if _code(subjects, subject) is not None else "rankfall",
         cause=Cause.of(chosen.slug, confidence=confidence),
         scope=scope,
         rank=None if everywhere else subject.rank_number,
@@ -88,7 +88,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     return Diagnosis(
         verdict=verdict,
         fingerprint=chosen.fingerprint,
-        exit_code=_code(subject),
+        exit_code=_code(subjects, subject),
         mark=chosen.best.mark if chosen.best else None,
     )
 
@@ -143,7 +143,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         node_action="none",
     )
     fingerprint = (piece.fingerprint if piece else None) or slug
-    code = _code(subject) if at_subject and subject is not None else None
+    code = _code(subjects, subject) if at_subject and subject is not None else None
     return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
 
 
@@ -183,9 +183,14 @@ def state_of(case: Case) -> RunState:
     return "failed" if case.ended or case.hung else "running"
 
 
-def _code(subject: Subject) -> int | None:
+def _code(subjects: Subjects, subject: Subject) -> int | None:
     facts = subject.rank or subject.slot
     code = shell_code(code=facts.exit_code, signal=facts.signal) if facts else None
+    slot = subject.slot
+    if code is None and subject.rank is not None and slot is not None and slot.launcher == "plain":
+        # The slot's code is that of its first failing rank: the only one's, where nobody could read it elsewhere.
+        alone = sum(1 for rank in subjects.ranks.values() if rank.slot == slot.slot) == 1
+        code = shell_code(code=slot.exit_code, signal=slot.signal) if alone and slot.killed_by != "wrapper" else None
     return code or None
 
 
