@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
 from click.testing import CliRunner
 
 from rankfall.cli.app import command
@@ -26,7 +27,5 @@ def test_every_row_is_on_the_page():
 
 
 def test_the_example_of_the_page_is_a_job():
-    import yaml
-
     example = page().split("```yaml\n")[1].split("```")[0]
     assert len(spec_from(yaml.safe_load(example)).rules) == 4
