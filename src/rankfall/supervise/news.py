@@ -68,7 +68,12 @@ class News:
                 kind = record.error.types[0].rpartition(".")[2]
                 text = f"rank {record.rank}: {kind}: {record.error.message[:300]}"
                 self._events.say(
-                    "failure", text, at=record.at_ns or now, attempt=self._attempt, rank=record.rank, slot=record.slot
+                    "stopped" if self.calm else "failure",
+                    text,
+                    at=record.at_ns or now,
+                    attempt=self._attempt,
+                    rank=record.rank,
+                    slot=record.slot,
                 )
         ends = bad_ends(slots, ranks, launcher=self._launcher)
         if ends != self._ends:
