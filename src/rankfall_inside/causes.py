@@ -67,17 +67,17 @@ _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFP
 
 def of_error(error: Mapping[str, Any]) -> str | None:
     """The group of a recorded error (fields of ``ErrorInfo``), or None when it is not sure."""
-    types = _texts(error.get("types"))
-    texts = [*_texts(error.get("chain")), *_texts([error.get("message")])]
+    types = texts(error.get("types"))
+    said = [*texts(error.get("chain")), *texts([error.get("message")])]
     mark = error.get("mark")
     if mark in ("retryable", "final"):
         return "user_retryable" if mark == "retryable" else "user"
     last = [name.rpartition(".")[2] for name in types]
-    if "OutOfMemoryError" in last or any(word in text for word in _GPU_OOM_TEXTS for text in texts):
+    if "OutOfMemoryError" in last or any(word in text for word in _GPU_OOM_TEXTS for text in said):
         return "gpu_oom"
-    if "OSError" in types and any(word in text for word in _DISK_FULL_TEXTS for text in texts):
+    if "OSError" in types and any(word in text for word in _DISK_FULL_TEXTS for text in said):
         return "disk_full"
-    if any("DataLoader worker" in text and "Bus error" in text for text in texts):
+    if any("DataLoader worker" in text and "Bus error" in text for text in said):
         # The worker's /dev/shm is full: that is memory, and not the loader's fault.
         return "memory"
     if last[:1] in (["MemoryError"], ["_ArrayMemoryError"]):
@@ -107,7 +107,7 @@ def of_exit(*, code: int | None, signum: int | None, oom_kills: int | None) -> s
     return "user_retryable" if code == _USER_RETRYABLE else None
 
 
-def _texts(values: Any) -> list[str]:
+def texts(values: Any) -> list[str]:
     """The texts of a list that a job may have written."""
     items: Sequence[Any] = values if isinstance(values, (list, tuple)) else ()
     return [item for item in items if isinstance(item, str)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from rankfall_inside import records, tinyjson
+from rankfall_inside import causes, records, tinyjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
     said: Mapping[str, Any] = error if isinstance(error, dict) else {}
     short = {name: _small(record[name]) for name in _FIELDS if name in record}
     info = {name: _small(said[name]) for name in _ERROR_FIELDS if name in said}
-    types = [_masked(name)[:_MAX_TYPE] for name in said.get("types", ()) if isinstance(name, str)]
+    types = [_masked(name)[:_MAX_TYPE] for name in causes.texts(said.get("types"))]
     message = _masked(str(said.get("message", "")))
     size = _MAX_MESSAGE
     frames: list[dict[str, Any]] = []

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
+
+from rankfall.backends.bundle import build_zip
+
+from .conftest import channel
 
 TEXT = """
 import threading
@@ -49,3 +54,26 @@ if __name__ == "__main__":
 """
     assert slot.run(python, slot.script(text), python=sys.executable).returncode == 0
     assert slot.one("error").error.types == ("KeyError",)
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.11", "3.13"])
+def test_a_pod_works(pod, find_python, version: str) -> None:
+    python = find_python(version)
+    log = pod.base / "termination-log"
+    log.touch()
+    pod.home = pod.base / "inside.pyz"
+    pod.home.write_bytes(build_zip())
+    done = pod.run(
+        python,
+        pod.script(TEXT),
+        python=python,
+        options=("--launcher", "auto", "--wait-for", "localhost", "--exit-code", "cause"),
+        RANKFALL_TORCHRUN='["/absent/python3", "-m", "torch.distributed.run"]',
+        RANKFALL_TERMINATION_LOG=str(log),
+        RANKFALL_SLOT="0",
+    )
+    assert (done.returncode, done.stderr) == (202, b"")
+    kinds = [record.kind for record in channel(done.stdout) if record.kind != "progress"]
+    assert kinds == ["slot_start", "start", "error", "end", "slot_end"]
+    assert b"[rank 0] hello" in done.stdout
+    assert [json.loads(line)["kind"] for line in log.read_text().splitlines()] == ["error", "slot_end"]
