@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 # Name in a spec -> module and class; the class is called without arguments.
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {"local": ("rankfall.backends.local", "LocalBackend")}
+    {
+        "local": ("rankfall.backends.local", "LocalBackend"),
+        "job": ("rankfall.backends.cluster.backend", "ClusterBackend"),
+        "jobset": ("rankfall.backends.cluster.backend", "ClusterBackend"),
+        "trainjob": ("rankfall.backends.cluster.backend", "ClusterBackend"),
+    }
 )
 
 

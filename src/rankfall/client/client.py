@@ -148,6 +148,8 @@ def complete(spec: JobSpec) -> JobSpec:
     """
     check_spec(spec)
     if spec.backend != "local":
-        return spec
+        from rankfall.backends.cluster.place import pinned  # noqa: PLC0415 - a job on this machine needs no client of Kubernetes
+
+        return pinned(spec)
     here = Path(spec.cwd).expanduser() if spec.cwd else Path.cwd()
     return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)

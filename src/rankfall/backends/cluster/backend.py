@@ -1,0 +1,356 @@
+"""Slots as pods of an Indexed Job, a JobSet or a TrainJob: plans them, starts them, stops them, removes them.
+
+What happens in the pods is watched by the feed and read from the run directory; this object asks the API only to change something. Every
+method but ``plan`` can be called again, by another process too, without a second object coming to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.backends.bundle import build_zip
+from rankfall.backends.cluster.compile import compile_job
+from rankfall.backends.cluster.launch import launch
+from rankfall.backends.cluster.objects import Compiled
+from rankfall.backends.cluster.place import access_of
+from rankfall.backends.cluster.remove import remove
+from rankfall.backends.cluster.served import served_facts
+from rankfall.backends.protocol import ClusterPlan, Life, Plan, SlotPlan, Source
+from rankfall.diagnose import CAUSAL
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError, ObjectNotFound
+from rankfall.kube.exec import execute
+from rankfall.kube.kubeconfig import load_access
+from rankfall.kube.portal import Portal
+from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
+from rankfall.model import InfrastructureError, JobSpec
+from rankfall.observe.cluster.podfacts import PodFact
+from rankfall.observe.cluster.pods import PodView
+from rankfall.observe.cluster.source import PodSource
+from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.store import RunDir
+
+RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainjob": TRAINJOBS}
+# How long the objects of an ended attempt may take to go before the next one begins, seconds.
+_CLEAR_S: Final = 300.0
+_LAUNCH_S: Final = 300.0
+_EXEC_S: Final = 10.0
+_AT_ONCE: Final = 16
+# The bundle's interpreter is looked for as the container's own start does.
+_TELL: Final = (
+    'for p in "${RANKFALL_PYTHON:-python3}" python3 python; do'
+    ' command -v "$p" >/dev/null 2>&1 && exec "$p" /rankfall/inside.pyz tell "$@"; done; exit 3'
+)
+
+
+class ClusterBackend:
+    """Backend of one run's attempts on Kubernetes, one after the other."""
+
+    strategy = CAUSAL.name
+
+    def __init__(self) -> None:
+        self._portal: Portal | None = None
+        self._compiled: dict[int, Compiled] = {}
+        self._views: dict[int, PodView] = {}
+        self._waits: list[str] = []
+
+    def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
+        """What would be created. Asks the server what it offers; creates nothing.
+
+        Raises:
+            Refused: the backend or the server cannot do what is asked.
+            SpecError: overrides or flags contradict the job.
+            KubeError: the cluster cannot be reached.
+        """
+        access = access_of(spec)
+        token = secrets.token_hex(8)
+        place = ClusterPlan(
+            backend=spec.backend,
+            namespace=access.namespace,
+            context=access.context,
+            kubeconfig=spec.kubernetes.kubeconfig,
+            object="",
+            selector="",
+            container="",
+            token=token,
+        )
+        compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
+        cluster = msgspec.structs.replace(
+            place, object=compiled.names.object, selector=compiled.selector, container=compiled.container
+        )
+        return Plan(
+            attempt=attempt,
+            launcher=compiled.launcher or "torchrun",
+            rdzv=compiled.rdzv,
+            slots=tuple(
+                SlotPlan(
+                    slot=number,
+                    role=spec.role,
+                    node="",
+                    argv=(),
+                    env={},
+                    cwd="",
+                    slot_dir=str(run_dir.slot_dir(attempt, spec.role, number)),
+                    stream_dir=str(run_dir.stream_dir(attempt, spec.role, number)),
+                )
+                for number in range(compiled.slots)
+            ),
+            env=dict(spec.env),
+            strategy=spec.strategy or self.strategy,
+            notes=compiled.notes,
+            port=compiled.port,
+            cluster=cluster,
+            objects=tuple(compiled.shown()),
+        )
+
+    def submit(self, plan: Plan) -> tuple[int, ...]:
+        """Create the attempt's objects, or find those that an earlier call made; all slots, when this call made them.
+
+        Raises:
+            InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
+        """
+        place, run_dir = _place(plan), _run_dir(plan)
+        made = _marker(run_dir, plan.attempt)
+        if made.exists():
+            # What was created once is never created again: if it is gone, somebody took it away.
+            return ()
+        compiled = self._compiled.get(plan.attempt)
+        if compiled is None:
+            compiled = self._compile(run_dir.spec, run_dir, plan.attempt, place=place, nnodes=len(plan.slots))
+        objects, number = compiled.objects, compiled.workload
+        done = self._call(
+            plan,
+            lambda kube: launch(
+                kube,
+                objects[number],
+                objects[number + 1 :],
+                first=objects[:number],
+                resource=RESOURCES[place.backend],
+                request_token=compiled.request_token,
+                hold=not compiled.release,
+                wait_s=_LAUNCH_S,
+                say=self._waits.append,
+            ),
+        )
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_bytes(msgspec.json.encode({"uid": done.uid, "object": place.object, "at_ns": time.time_ns()}))
+        return tuple(slot.slot for slot in plan.slots)
+
+    def adopt(self, plan: Plan) -> None:
+        """Nothing is held outside the cluster."""
+
+    def life(self, plan: Plan, slot: int) -> Life:
+        """What the journal of pods says of a slot."""
+        fact = self._pod(plan, slot)
+        if fact is None:
+            return "absent"
+        if fact.main is not None and fact.main.state == "terminated":
+            return "ended" if fact.log != "open" else "running"
+        if fact.gone or fact.phase == "Failed":
+            return "dead" if fact.log != "open" or fact.main is None else "running"
+        return "running" if fact.main is not None and fact.main.state == "running" else "starting"
+
+    def alive(self, plan: Plan, slot: int) -> bool:
+        """Whether its container runs or is starting."""
+        return self.life(plan, slot) in {"starting", "running"}
+
+    def exit_code(self, plan: Plan, slot: int) -> int | None:
+        """None: what a container ended with stands in the journal, and observers read it there."""
+        del plan, slot
+        return None
+
+    def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
+        """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request, however many slots."""
+        del grace
+        place, run_dir = _place(plan), _run_dir(plan)
+        mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
+
+        async def suspend(kube: Kube) -> None:
+            try:
+                await kube.patch(
+                    RESOURCES[place.backend],
+                    place.object,
+                    {"spec": {"suspend": True}},
+                    namespace=place.namespace,
+                    kind="merge",
+                )
+            except ObjectNotFound:
+                return
+
+        try:
+            self._call(plan, suspend)
+        except KubeError:
+            # Asked again at the next look.
+            return ()
+        return tuple(sorted(slots))
+
+    def ask_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
+        """Ask the wrappers for the stacks of their ranks; they come as records. Needs the right to exec; without it none can be told."""
+        place = _place(plan)
+        pods = {slot: fact for slot in slots if (fact := self._pod(plan, slot)) is not None and not fact.gone}
+
+        async def ask(kube: Kube) -> list[int]:
+            gate = asyncio.Semaphore(_AT_ONCE)
+
+            async def one(slot: int, fact: PodFact) -> int | None:
+                async with gate:
+                    try:
+                        found = await execute(
+                            kube,
+                            fact.name,
+                            ["sh", "-c", _TELL, "rankfall", "stacks"],
+                            container=place.container,
+                            namespace=place.namespace,
+                            timeout=_EXEC_S,
+                        )
+                    except KubeError:
+                        return None
+                return slot if found.code == 0 else None
+
+            told = await asyncio.gather(*(one(slot, fact) for slot, fact in pods.items()))
+            return [slot for slot in told if slot is not None]
+
+        try:
+            return tuple(self._call(plan, ask))
+        except KubeError:
+            return ()
+
+    def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
+        """Delete the pods of these slots without grace, each by its UID; how many there were."""
+        del grace
+        place = _place(plan)
+        pods = [fact for slot in slots if (fact := self._pod(plan, slot)) is not None and not fact.gone]
+
+        async def delete(kube: Kube) -> int:
+            count = 0
+            for fact in pods:
+                try:
+                    await kube.delete(PODS, fact.name, namespace=place.namespace, uid=fact.uid, grace=0)
+                    count += 1
+                except KubeError:
+                    continue
+            return count
+
+        try:
+            return self._call(plan, delete) if pods else 0
+        except KubeError:
+            return 0
+
+    def sources(self, plan: Plan) -> tuple[Source, ...]:
+        """The attempt's pods."""
+        place = _place(plan)
+        pods = PodSource(
+            context=place.context,
+            kubeconfig=place.kubeconfig,
+            namespace=place.namespace,
+            selector=place.selector,
+            container=place.container,
+            token=place.token,
+        )
+        return (Source(kind="pods", path=str(_run_dir(plan).path), pods=pods),)
+
+    def clear(self, plan: Plan) -> None:
+        """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
+
+        Raises:
+            InfrastructureError: they do not go; names what blocks.
+        """
+        place, run_dir = _place(plan), _run_dir(plan)
+        uid = _uid(_marker(run_dir, plan.attempt))
+        if uid is None:
+            return
+        said: list[str] = []
+        answer = self._call(
+            plan,
+            lambda kube: remove(
+                kube,
+                resource=RESOURCES[place.backend],
+                name=place.object,
+                namespace=place.namespace,
+                uid=uid,
+                pods_selector=place.selector,
+                wait_s=_CLEAR_S,
+                say=said.append,
+            ),
+        )
+        if answer != "gone":
+            raise InfrastructureError(
+                f"attempt {plan.attempt} of {run_dir.id} is still going: {said[-1] if said else place.object}",
+                hint=f"look at it: kubectl get pods -n {place.namespace} -l {place.selector}",
+            )
+
+    def release(self) -> None:
+        """Close the connection to the cluster."""
+        if self._portal is not None:
+            self._portal.close()
+            self._portal = None
+
+    # -- inside
+
+    def _compile(
+        self, spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, nnodes: int | None
+    ) -> Compiled:
+        served = self._connected(place).call(lambda kube: served_facts(kube, spec))
+        compiled = self._compiled[attempt] = compile_job(
+            spec,
+            run=run_dir.id,
+            attempt=attempt,
+            token=place.token,
+            served=served,
+            inside_zip=build_zip() if spec.inside != "off" else b"",
+            excluded_nodes=place.excluded,
+            namespace=place.namespace,
+            nnodes=nnodes,
+            strategy=spec.strategy or self.strategy,
+        )
+        return compiled
+
+    def _connected(self, place: ClusterPlan) -> Portal:
+        if self._portal is None:
+            self._portal = Portal(
+                lambda: Kube(load_access(kubeconfig=place.kubeconfig, context=place.context, namespace=place.namespace))
+            )
+        return self._portal
+
+    def _call(self, plan: Plan, work: Any) -> Any:
+        return self._connected(_place(plan)).call(work)
+
+    def _pod(self, plan: Plan, slot: int) -> PodFact | None:
+        view = self._views.get(plan.attempt)
+        if view is None:
+            view = self._views[plan.attempt] = PodView(_run_dir(plan).path, attempt=plan.attempt)
+        view.poll()
+        return view.pods().get(slot)
+
+
+def _place(plan: Plan) -> ClusterPlan:
+    if plan.cluster is None:
+        raise InfrastructureError(
+            "the plan of this attempt names no cluster", hint="it was made by another backend; rankfall doctor"
+        )
+    return plan.cluster
+
+
+def _run_dir(plan: Plan) -> RunDir:
+    # slots/attempt-N/<role>-<slot> lies in the run's directory.
+    return RunDir(Path(plan.slots[0].slot_dir).parents[2])
+
+
+def _marker(run_dir: RunDir, attempt: int) -> Path:
+    return run_dir.path / "kube" / f"attempt-{attempt}" / "submitted.json"
+
+
+def _uid(marker: Path) -> str | None:
+    try:
+        found = msgspec.json.decode(marker.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    uid = found.get("uid") if isinstance(found, dict) else None
+    return uid if isinstance(uid, str) else None
