@@ -77,7 +77,7 @@ class ExecPlugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """Who we are. Nothing given: anonymous."""
+    """Who we are. Nothing given: anonymous. ``key_data`` is PEM, its bytes read as Latin-1."""
 
     token: Secret | None = None
     token_file: str | None = None

@@ -18,7 +18,7 @@ import msgspec
 
 from rankfall.kube import retry
 from rankfall.kube.errors import ApiError, Unreachable, error_class
-from rankfall.kube.secret import excerpt
+from rankfall.kube.secret import excerpt, masked
 
 _HINTS: Final[dict[int, str]] = {
     400: "the request is not understood by this server; its version may be too old for it",
@@ -57,13 +57,15 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
     """
     status = _status_object(refusal.body)
     secrets = tuple(secrets)
+    details: dict[str, Any] = {}
     if status is None:
-        reason, details = "", {}
+        reason = ""
         said = _excerpt_of(refusal, secrets)
     else:
         reason = excerpt(_text(status.get("reason")), secrets=secrets, limit=100)
         found = status.get("details")
-        details = found if isinstance(found, dict) else {}
+        if isinstance(found, dict):
+            details = masked(found, secrets)
         said = excerpt(_text(status.get("message")), secrets=secrets, limit=_MESSAGE) or "no reason given"
     code = refusal.status
     name = f"{code} {reason}" if reason else str(code)
@@ -149,7 +151,7 @@ def _cause(error: BaseException) -> tuple[str, bool]:
         return "it closed the connection", False
     if isinstance(inner, OSError) and (inner.errno or inner.strerror):
         # asyncio's own text repeats the address instead of saying why.
-        return os.strerror(inner.errno) if inner.errno else excerpt(inner.strerror), False
+        return os.strerror(inner.errno) if inner.errno else excerpt(inner.strerror or ""), False
     return type(error).__name__, False
 
 

@@ -18,6 +18,7 @@ from rankfall.kube.errors import CredentialsError, KubeConfigError
 from rankfall.kube.files import WatchedFile
 from rankfall.kube.kubeconfig import reread
 from rankfall.kube.plugin import Given, Plugin
+from rankfall.kube.secret import Secret
 
 _HEADER_CHARS: Final = frozenset(chr(code) for code in range(0x21, 0x7F))
 
@@ -55,7 +56,7 @@ class Credentials:
         self._lock = asyncio.Lock()
         self._files: dict[str, WatchedFile] = {}
         self._made: tuple[tuple[object, ...], ssl.SSLContext] | None = None
-        self._seen: set[str] = set()
+        self._seen: set[Secret] = set()
         self.note = ""
         """Why the kubeconfig could not be read again; empty = it could."""
         self._plugin = self._new_plugin()
@@ -63,7 +64,7 @@ class Credentials:
     @property
     def secrets(self) -> frozenset[str]:
         """All credentials used so far, to be masked in what others say."""
-        return frozenset(self._seen)
+        return frozenset(secret.reveal() for secret in self._seen)
 
     async def current(self) -> Proof:
         """For the next request.
@@ -133,7 +134,7 @@ class Credentials:
         elif login.username is not None or login.password is not None:
             password = login.password.reveal() if login.password else ""
             pair = base64.b64encode(f"{login.username or ''}:{password}".encode()).decode("ascii")
-            self._seen |= {pair, password} - {""}
+            self._seen |= {Secret(pair), Secret(password)}
             headers.append(("Authorization", f"Basic {pair}"))
         who = login.impersonate
         if who is not None:
@@ -160,7 +161,7 @@ class Credentials:
             raise CredentialsError(
                 f"the token of user {self._access.user!r} has characters that no token has", hint="log in again"
             )
-        self._seen.add(text)
+        self._seen.add(Secret(text))
         return text
 
     def _context(self, given: Given) -> ssl.SSLContext | None:
@@ -177,7 +178,7 @@ class Credentials:
                 authorities=authorities,
                 insecure=endpoint.insecure,
                 certificate=certificate,
-                key=key,
+                key=None if key is None else key.reveal().encode("latin-1"),
                 what=f"user {self._access.user!r}, cluster {self._access.cluster!r}",
             )
         except (CredentialsError, KubeConfigError):
@@ -186,7 +187,7 @@ class Credentials:
                 raise
             return self._made[1]
         if key is not None:
-            self._seen.add(key.decode("latin-1"))
+            self._seen.add(key)
         self._made = (wanted, made)
         return made
 
@@ -196,14 +197,14 @@ class Credentials:
             return endpoint.ca_data
         return None if endpoint.ca_file is None else self._read(endpoint.ca_file, "certificate authority")
 
-    def _pair(self, login: Login, given: Given) -> tuple[bytes | None, bytes | None]:
-        certificate, key = login.cert_data, login.key_data.reveal().encode() if login.key_data else None
+    def _pair(self, login: Login, given: Given) -> tuple[bytes | None, Secret | None]:
+        certificate, key = login.cert_data, login.key_data
         if certificate is None and login.cert_file is not None:
             certificate = self._read(login.cert_file, "client certificate")
         if key is None and login.key_file is not None:
-            key = self._read(login.key_file, "client key")
+            key = Secret(self._read(login.key_file, "client key").decode("latin-1"))
         if certificate is None and given.certificate is not None and given.key is not None:
-            return given.certificate, given.key.reveal().encode()
+            return given.certificate, given.key
         return certificate, key
 
     def _read(self, path: str, role: str) -> bytes:

@@ -46,7 +46,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         token: for the header.
         certificate: of the client, as PEM, with
-        key: its key.
+        key: its key; PEM, bytes read as Latin-1 (as in ``Login.key_data``).
         expires: seconds since the epoch; None = only a 401 ends it.
     """
 
@@ -248,7 +248,7 @@ class Plugin:
         return Given(
             token=None if token is None else Secret(token),
             certificate=None if certificate is None else certificate.encode(),
-            key=None if key is None else Secret(key),
+            key=None if key is None else Secret(key.encode().decode("latin-1")),
             expires=None if expires is None else self._moment(expires),
         )
 

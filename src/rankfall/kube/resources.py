@@ -69,9 +69,17 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 def _part(text: str, what: str) -> str:
-    if text in _FOLDED:
+    if text in _FOLDED or not _encodable(text):
         raise KubeConfigError(f"{text!r} cannot be the {what}", hint="give a name")
     return text
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 PODS: Final = Resource("", "v1", "pods", "Pod")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from rankfall_inside.redact import MASK, redact
 
@@ -65,6 +65,19 @@ def excerpt(text: str | bytes, *, secrets: Iterable[str] = (), limit: int = _SHO
     text = " ".join(text.split())
     text = "".join(char if _harmless(char) else char.encode("unicode_escape").decode("ascii") for char in text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def masked(value: Any, secrets: Iterable[str]) -> Any:
+    """JSON of others without our own credentials."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, MASK) if len(secret) >= _MIN_MASKED else value
+        return value
+    if isinstance(value, list):
+        return [masked(item, secrets) for item in value]
+    if isinstance(value, dict):
+        return {masked(key, secrets): masked(item, secrets) for key, item in value.items()}
+    return value
 
 
 def _harmless(char: str) -> bool:
