@@ -17,6 +17,9 @@ import msgspec
 _REF: Final = "#/components/schemas/"
 _META: Final = frozenset({"apiVersion", "kind", "metadata"})
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_LISTS: Final = re.compile(
+    r"/(?:api/[^/]+|apis/[^/]+/[^/]+)(?P<space>/namespaces/\{namespace\})?/(?P<plural>[a-z0-9.-]+)"
+)
 # References to references do not occur; a circle of them must not hang us.
 _MAX_HOPS: Final = 16
 
@@ -41,16 +44,30 @@ class Node(msgspec.Struct, omit_defaults=True):
     embedded: bool = False
 
 
+class ServedResource(msgspec.Struct, frozen=True):
+    """A resource of a group version.
+
+    Attributes:
+        kind: of its objects.
+        namespaced: whether they live in a namespace.
+    """
+
+    kind: str
+    namespaced: bool
+
+
 class Schemas(msgspec.Struct):
     """The schemas of one group version.
 
     Attributes:
         components: by name.
         kinds: name of the component of each kind, by ``group/version/Kind``.
+        resources: by plural name.
     """
 
     components: dict[str, Node]
     kinds: dict[str, str]
+    resources: dict[str, ServedResource]
 
     def root(self, group: str, version: str, kind: str) -> Node | None:
         """The schema of a kind's whole manifest."""
@@ -63,6 +80,9 @@ class Schemas(msgspec.Struct):
         waiting: list[tuple[Any, Node | None, str, bool]] = [(manifest, root, "$", False)]
         while waiting:
             value, node, path, inherited = waiting.pop()
+            if node is _NOTHING:
+                found.append(path)
+                continue
             node = self._resolved(node)
             # Below a list that keeps everything its maps do too; below a map they do not.
             keeps = node is not None and (node.open or inherited)
@@ -70,10 +90,9 @@ class Schemas(msgspec.Struct):
                 inner: list[tuple[Any, Node | None, str, bool]] = []
                 for key, item in value.items():
                     below, known = _field(node, key)
-                    if known:
-                        inner.append((item, below, path + _step(key), False))
-                    elif not keeps:
-                        found.append(path + _step(key))
+                    if known or not keeps:
+                        # What is dropped waits its turn too, so that all is told in the manifest's order.
+                        inner.append((item, below if known else _NOTHING, path + _step(key), False))
                 waiting += reversed(inner)
             elif isinstance(value, list | tuple):
                 below = node.items if node else None
@@ -104,6 +123,7 @@ class Schemas(msgspec.Struct):
 
 
 _ANYTHING: Final = Node(open=True)
+_NOTHING: Final = Node()
 
 
 def reduce(document: Mapping[str, Any]) -> Schemas:
@@ -125,7 +145,25 @@ def reduce(document: Mapping[str, Any]) -> Schemas:
         components[name] = node
         for key in _kinds(schema):
             kinds.setdefault(key, name)
-    return Schemas(components=components, kinds=kinds)
+    return Schemas(components=components, kinds=kinds, resources=_resources(_mapping(document.get("paths"))))
+
+
+def _resources(paths: Mapping[str, Any]) -> dict[str, ServedResource]:
+    """The resources that can be listed: their plural is the last part of a path, their kind stands beside the operation."""
+    found: dict[str, ServedResource] = {}
+    for path in paths:
+        match = _LISTS.fullmatch(path)
+        operation = _mapping(_mapping(paths[path]).get("get"))
+        kind = _mapping(operation.get("x-kubernetes-group-version-kind")).get("kind")
+        if match is None or operation.get("x-kubernetes-action") != "list" or not isinstance(kind, str):
+            continue
+        plural = match["plural"]
+        # A namespaced resource can be listed over all namespaces too; either path may come first.
+        known = found.get(plural)
+        found[plural] = ServedResource(
+            kind, namespaced=bool(match["space"]) or (known is not None and known.namespaced)
+        )
+    return found
 
 
 def _node(schema: Mapping[str, Any]) -> Node:
