@@ -144,3 +144,21 @@ def test_sources_name_what_observe_opens(tmp_path: Path) -> None:
         ("slot_dir", 1),
         ("streams", 1),
     ]
+
+
+def test_a_job_without_strategy_has_its_backends_own(tmp_path: Path) -> None:
+    class Strict(LocalBackend):
+        strategy = "first-listed"
+
+    run_dir = RunDir(tmp_path / "home" / "runs" / "job-abc123")
+    (tmp_path / "train.py").write_text("pass\n")
+    spec = JobSpec(command=("train.py",), launcher="plain", cwd=str(tmp_path))
+    for backend, named, wanted in (
+        (LocalBackend(), None, "causal"),
+        (Strict(), None, "first-listed"),
+        (Strict(), "earliest", "earliest"),
+    ):
+        plan = backend.plan(msgspec.structs.replace(spec, strategy=named), run_dir, 1)
+        backend.release()
+        assert Plan.of_row(plan.row(), spec).strategy == wanted
+        assert {slot.env["RANKFALL_STRATEGY"] for slot in plan.slots} == {wanted}
