@@ -118,3 +118,23 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no size"):
         values.parse_size(text, flag="--console-limit")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("all", {"policy": "all"}),
+        ("rank0", {"policy": "rank0"}),
+        ("0.8", {"policy": "fraction", "fraction": 0.8}),
+        ("80%", {"policy": "fraction", "fraction": 0.8}),
+        ("1", {"policy": "fraction", "fraction": 1.0}),
+    ],
+)
+def test_success_policies(text: str, found: dict[str, object]) -> None:
+    assert values.parse_success(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "some", "0", "0%", "101%", "1.1", "-0.5", "80 %"])
+def test_what_is_no_success_policy_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="rank0"):
+        values.parse_success(text)
