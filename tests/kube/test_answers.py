@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from kube.apiserver import answer, serving, status
 from rankfall.kube import answers
 from rankfall.kube.answers import Refusal, refused
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ApiError, ObjectNotFound, ServerError, TooManyRequests, error_class
+from rankfall.kube.errors import ApiError, Forbidden, ObjectNotFound, ServerError, TooManyRequests, error_class
 from rankfall.kube.resources import PODS, Resource
 from rankfall.kube.retry import Retry
 
@@ -34,6 +35,23 @@ def test_an_html_page_of_a_proxy(tmp_path):
                 assert len(str(error)) < 800
                 assert "\x1b" not in str(error)
                 assert error.hint
+
+    asyncio.run(story())
+
+
+def test_an_error_whose_body_is_cut_is_still_that_error(tmp_path):
+    async def story():
+        async def torn(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(status=403, headers={"Content-Length": "1000"})
+            await response.prepare(request)
+            await response.write(b'{"kind": "Status"')
+            request.transport.abort()
+            return response
+
+        async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube:
+            server.plays(torn)
+            with pytest.raises(Forbidden, match="an empty answer"):
+                await kube.get(PODS, "p")
 
     asyncio.run(story())
 

@@ -16,7 +16,7 @@ from rankfall.kube.errors import ApiError, Conflict, Expired, Forbidden, KubeCon
 from rankfall.kube.resources import JOBS, NODES, PODS
 from rankfall.kube.retry import Retry
 from rankfall.kube.secret import Secret
-from rankfall.kube.transport import Limits
+from rankfall.kube.sessions import Limits
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
 STRICT = ("fieldValidation", "Strict")

@@ -257,6 +257,20 @@ def test_a_cluster_that_moved_is_another_cluster(tmp_path):
         reread(access)
 
 
+def test_a_user_that_got_credentials_does_not_send_them_in_clear_text(tmp_path):
+    access = loaded(tmp_path, one(server="http://a.example"))
+    write(tmp_path / "config", one({"token": "x"}, server="http://a.example"))
+    with pytest.raises(KubeConfigError, match="clear text"):
+        reread(access)
+
+
+def test_an_extension_without_an_end_is_left_out(tmp_path):
+    text = yaml.safe_dump(one(plugin(provideClusterInfo=True), extensions="HERE"))
+    rows = "[{name: client.authentication.k8s.io/exec, extension: &x [*x]}]"
+    found = loaded(tmp_path, text.replace("extensions: HERE", f"extensions: {rows}"))
+    assert found.login.plugin.cluster_config is None
+
+
 def test_what_a_plugin_is_told_of_the_cluster(tmp_path):
     rows = [{"name": "other", "extension": 1}, {"name": "client.authentication.k8s.io/exec", "extension": {"a": [1]}}]
     document = one(plugin(provideClusterInfo=True, env=[{"name": "A", "value": "b"}], args=["x"]), extensions=rows)

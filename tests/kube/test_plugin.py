@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from helpers import wait_until
-from rankfall.kube import plugin as plugins
+from rankfall.kube import plugin_pipes
 from rankfall.kube.access import Access, Endpoint, ExecPlugin
 from rankfall.kube.errors import CredentialsError
 from rankfall.kube.plugin import Plugin
@@ -56,14 +56,16 @@ def printing(folder: Path, text: str, *, before: str = "") -> Program:
     return Program(folder, f"{before}\nprint({text!r})\n")
 
 
-def made(program: Program | str, *, how: dict[str, Any] | None = None, **spec: Any) -> Plugin:
+def made(
+    program: Program | str, *, endpoint: Endpoint | None = None, how: dict[str, Any] | None = None, **spec: Any
+) -> Plugin:
     command = program if isinstance(program, str) else str(program.path)
-    endpoint = Endpoint(server="https://a", tls_server_name="n", proxy=Secret("http://p:1"))
+    endpoint = endpoint or Endpoint(server="https://a", tls_server_name="n", proxy=Secret("http://p:1"))
     access = Access(context="c", cluster="k", user="bob", namespace="n", endpoint=endpoint)
     found = ExecPlugin(
         version=spec.pop("version", V1), command=command, interactive=spec.pop("interactive", "Never"), **spec
     )
-    return Plugin(found, access, authorities=lambda: b"CA", **(how or {}))
+    return Plugin(found, access, **{"authorities": lambda: b"CA", **(how or {})})
 
 
 def given(plugin: Plugin, times: int = 1) -> list[Any]:
@@ -113,6 +115,14 @@ def test_the_cluster_is_told_only_to_who_asks(tmp_path):
     program = printing(tmp_path, credential(TOKEN))
     given(made(program))
     assert json.loads(program.notes[0]["env"]["KUBERNETES_EXEC_INFO"])["spec"] == {"interactive": False}
+
+
+def test_what_is_not_known_of_the_cluster_is_not_told(tmp_path):
+    program = printing(tmp_path, credential(TOKEN))
+    endpoint = Endpoint(server="https://a", insecure=True)
+    given(made(program, endpoint=endpoint, how={"authorities": lambda: None}, tell_cluster=True))
+    told = json.loads(program.notes[0]["env"]["KUBERNETES_EXEC_INFO"])["spec"]["cluster"]
+    assert told == {"server": "https://a", "insecure-skip-tls-verify": True}
 
 
 def test_a_hundred_callers_start_one_process(tmp_path):
@@ -316,7 +326,7 @@ def test_at_a_terminal_it_may_ask_and_its_words_are_shown_as_they_come(tmp_path,
 
 
 def test_its_words_go_to_our_stderr_by_default(capsys):
-    plugins._to_stderr("hello")
+    plugin_pipes.to_stderr("hello")
     assert capsys.readouterr().err == "hello\n"
 
 

@@ -103,6 +103,10 @@ def test_tls_is_kept_through_a_proxy_with_a_password(tmp_path):
                 await kube.get(PODS, "p")
             assert asked == [f"127.0.0.1:{server.port}"]
             assert "Proxy-Authorization" not in server.seen[0].headers
+            wrong = Secret(f"http://127.0.0.1:{port}")
+            async with Kube(server.access(proxy=wrong), retry=Retry(attempts=1)) as kube:
+                with pytest.raises(Unreachable, match="status 407"):
+                    await kube.get(PODS, "p")
             wrong = Secret(f"http://bob:wr0ng-word@127.0.0.1:{port}")
             async with Kube(server.access(proxy=wrong), retry=Retry(attempts=1)) as kube:
                 with pytest.raises(Unreachable, match="the proxy refused with status 407") as caught:

@@ -18,7 +18,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unreachable
 from rankfall.kube.resources import PODS
 from rankfall.kube.retry import Retry, Risk, repeats
-from rankfall.kube.transport import Limits
+from rankfall.kube.sessions import Limits
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUICK = Retry(attempts=4, first_s=0.001, cap_s=0.01, total_s=5)

@@ -300,3 +300,23 @@ def test_a_token_that_cannot_be_one(tmp_path, token):
             assert server.seen == []
 
     asyncio.run(story())
+
+
+def test_a_certificate_of_a_plugin(tmp_path):
+    async def story():
+        async with serving(tmp_path) as server:
+            mine = server.authority.issue("jane", user="jane")
+            credential = {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "kind": "ExecCredential",
+                "status": {"clientCertificateData": mine.cert.read_text(), "clientKeyData": mine.key.read_text()},
+            }
+            script = tmp_path / "login"
+            script.write_text(f"#!{sys.executable}\nprint({json.dumps(credential)!r})\n")
+            script.chmod(0o755)
+            plugin = ExecPlugin(version="client.authentication.k8s.io/v1", command=str(script), interactive="Never")
+            async with Kube(server.access(Login(plugin=plugin))) as kube:
+                await kube.get(PODS, "p")
+            assert server.seen[0].user == "jane"
+
+    asyncio.run(story())

@@ -30,7 +30,7 @@ from rankfall.kube.plugin import Given
 from rankfall.kube.resources import PODS
 from rankfall.kube.retry import Retry
 from rankfall.kube.secret import Secret, excerpt, masked
-from rankfall.kube.transport import Limits
+from rankfall.kube.sessions import Limits
 
 MARK = "mArK"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~+/="

@@ -15,12 +15,15 @@ import msgspec
 
 from rankfall.kube import answers
 from rankfall.kube.access import Access
+from rankfall.kube.bodies import Object, at_version, delete_options, labelled, pairs, selectors
 from rankfall.kube.counters import Counters
 from rankfall.kube.errors import ApiError, Expired, KubeError
 from rankfall.kube.limiter import Limiter
+from rankfall.kube.request import Params, Request
 from rankfall.kube.resources import Resource
 from rankfall.kube.retry import Retry, Risk
-from rankfall.kube.transport import Limits, Params, Request, Transport
+from rankfall.kube.sessions import Limits
+from rankfall.kube.transport import Transport
 
 ALL_NAMESPACES: Final = ""
 """For ``list``: every namespace."""
@@ -29,7 +32,6 @@ MANAGER: Final = "rankfall"
 """Field manager of what is created and patched."""
 
 Propagation = Literal["Background", "Foreground", "Orphan"]
-Object = dict[str, Any]
 
 _PATCHES: Final = {
     "merge": "application/merge-patch+json",
@@ -129,7 +131,7 @@ class Kube:
             fields: selector, as ``spec.nodeName=n1``.
             page: objects a request.
         """
-        base = _selectors(labels, fields)
+        base = selectors(labels, fields)
         for _ in range(_PAGED_TRIES):
             try:
                 return await self._pages(resource, namespace, [*base, ("limit", str(page))])
@@ -237,7 +239,7 @@ class Kube:
             subresource=subresource,
             risk=Risk.TWICE,
             params=params,
-            body=body if resource_version is None else _at_version(body, resource_version),
+            body=body if resource_version is None else at_version(body, resource_version),
             kind=_PATCHES[kind],
         )
 
@@ -272,7 +274,7 @@ class Kube:
             name,
             namespace=namespace,
             risk=Risk.TWICE if uid is None else Risk.SAME,
-            body=_delete_options(propagation, grace, preconditions),
+            body=delete_options(propagation, grace, preconditions),
         )
 
     async def delete_collection(
@@ -306,7 +308,7 @@ class Kube:
                 what=f"{resource.shown(None, space)} with {labels}",
                 risk=Risk.TWICE,
                 params=[("labelSelector", labels)],
-                body=msgspec.json.encode(_delete_options(propagation, grace, {})),
+                body=msgspec.json.encode(delete_options(propagation, grace, {})),
             )
         )
 
@@ -334,7 +336,7 @@ class Kube:
             repeat: False = the caller repeats at its own pace; 401 is still answered with renewed credentials.
         """
         request = Request(
-            "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=_pairs(params), repeat=repeat
+            "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat
         )
         response = await self._transport.stream(request, read_timeout=read_timeout, head=head_timeout)
         try:
@@ -363,7 +365,7 @@ class Kube:
             heartbeat: seconds between pings; a missing pong ends the connection; None = no pings.
             largest: message in bytes.
         """
-        request = Request("GET", path, verb="exec", what=what or path, risk=Risk.TWICE, params=_pairs(params))
+        request = Request("GET", path, verb="exec", what=what or path, risk=Risk.TWICE, params=pairs(params))
         socket = await self._transport.websocket(request, protocols=protocols, heartbeat=heartbeat, largest=largest)
         try:
             yield socket
@@ -386,7 +388,7 @@ class Kube:
     ) -> Object:
         """Any path that answers a JSON object: discovery, OpenAPI."""
         return await self._json(
-            Request("GET", path, verb="get", what=what or path, risk=Risk.READ, params=_pairs(params))
+            Request("GET", path, verb="get", what=what or path, risk=Risk.READ, params=pairs(params))
         )
 
     async def _pages(self, resource: Resource, namespace: str | None, params: Params) -> Listing:
@@ -406,7 +408,7 @@ class Kube:
             meta, rows = found.get("metadata"), found.get("items", [])
             if not isinstance(meta, dict) or not (rows is None or isinstance(rows, list)):
                 raise answers.unreadable(200, b"an object that is no list", what=request.what)
-            items += [_labelled(row, resource) for row in rows or () if isinstance(row, dict)]
+            items += [labelled(row, resource) for row in rows or () if isinstance(row, dict)]
             if not meta.get("continue"):
                 return Listing(items, str(meta.get("resourceVersion", "")))
             following = [("continue", str(meta["continue"]))]
@@ -454,36 +456,3 @@ class Kube:
         if not resource.namespaced:
             return None
         return self.namespace if namespace is None else namespace
-
-
-def _selectors(labels: str | None, fields: str | None) -> list[tuple[str, str]]:
-    found = [("labelSelector", labels), ("fieldSelector", fields)]
-    return [(name, value) for name, value in found if value]
-
-
-def _pairs(params: Mapping[str, str] | Params | None) -> Params:
-    if params is None:
-        return ()
-    return list(params.items()) if isinstance(params, Mapping) else params
-
-
-def _labelled(item: Object, resource: Resource) -> Object:
-    """The items of a list come without kind and apiVersion."""
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **item}
-
-
-def _delete_options(propagation: str, grace: int | None, preconditions: Mapping[str, str]) -> Object:
-    options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-    if grace is not None:
-        options["gracePeriodSeconds"] = grace
-    if preconditions:
-        options["preconditions"] = preconditions
-    return options
-
-
-def _at_version(body: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> object:
-    """The same patch, refused by the server when the object has another version by now."""
-    if isinstance(body, Mapping):
-        return {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": version}}
-    # Setting the version to what it should be is the server's own test for it: its answer is 409, where a failed "test" would be 422.
-    return [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}, *body]

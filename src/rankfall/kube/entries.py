@@ -6,22 +6,15 @@ Values of credentials never appear in a message.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import ipaddress
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, NoReturn, cast, get_args
+from typing import Final
 from urllib.parse import urlsplit
 
-import msgspec
-
-from rankfall.kube import proxies
-from rankfall.kube.access import Endpoint, ExecPlugin, Impersonation, Login, Mode, Version
+from rankfall.kube import entry_plugin, proxies
+from rankfall.kube.access import Endpoint, Impersonation, Login
+from rankfall.kube.entry_fields import Entry, Fields
 from rankfall.kube.errors import KubeConfigError
-from rankfall.kube.secret import Secret, excerpt
-
-Entry = Mapping[str, Any]
+from rankfall.kube.secret import Secret
 
 _CLUSTER: Final = frozenset(
     {
@@ -53,90 +46,6 @@ _USER: Final = frozenset(
         "extensions",
     }
 )
-_EXEC: Final = frozenset(
-    {"apiVersion", "command", "args", "env", "installHint", "provideClusterInfo", "interactiveMode"}
-)
-_VERSIONS: Final = get_args(Version)
-_MODES: Final = get_args(Mode)
-_CLUSTER_CONFIG: Final = "client.authentication.k8s.io/exec"
-
-
-class Fields:
-    """One entry of a kubeconfig, with typed access to its fields.
-
-    Args:
-        entry: the fields.
-        what: names it in messages: ``user "bob"``.
-        path: of its file, against which relative paths are resolved.
-        known: names of fields that it may have.
-    """
-
-    def __init__(self, entry: Entry, *, what: str, path: str, known: frozenset[str]) -> None:
-        self._entry, self.what, self.path = entry, what, path
-        for name in entry:
-            if name == "auth-provider":
-                self.refuse(
-                    "auth-provider is gone from Kubernetes since 1.26",
-                    "log in again with a tool that writes an exec plug-in",
-                )
-            if name not in known:
-                self.refuse(f"unknown field {excerpt(str(name), limit=60)!r}", "correct its spelling or remove it")
-
-    def refuse(self, why: str, hint: str) -> NoReturn:
-        """Refuse this entry."""
-        raise KubeConfigError(f"{self.what} in {self.path}: {why}", hint=hint)
-
-    def text(self, name: str) -> str | None:
-        """A text; None when it is missing or empty, as kubectl has it."""
-        value = self._entry.get(name)
-        if value is None or value == "":
-            return None
-        if not isinstance(value, str):
-            self.refuse(f"{name} must be a text", "put it in quotes")
-        return value
-
-    def flag(self, name: str) -> bool:
-        """True or false; false when it is missing."""
-        value = self._entry.get(name)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(f"{name} must be true or false", "write it without quotes")
-        return bool(value)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts."""
-        value = self._entry.get(name) or ()
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            self.refuse(f"{name} must be a list of texts", "put each in quotes")
-        return tuple(value)
-
-    def mapping(self, name: str) -> Entry | None:
-        """Fields below this one."""
-        value = self._entry.get(name)
-        if value is not None and not isinstance(value, dict):
-            self.refuse(f"{name} must hold fields", "see kubectl config view")
-        return cast("Entry | None", value)
-
-    def data(self, name: str) -> bytes | None:
-        """Bytes, written as base64."""
-        value = self.text(name)
-        if value is None:
-            return None
-        try:
-            return base64.b64decode("".join(value.split()), validate=True)
-        except (binascii.Error, ValueError):
-            self.refuse(f"{name} is no base64", "fetch this kubeconfig again")
-
-    def file(self, name: str) -> str | None:
-        """A path; a relative one is meant from the folder of its file."""
-        value = self.text(name)
-        return None if value is None else str(Path(self.path).parent.absolute() / value)
-
-    def file_or_data(self, name: str) -> tuple[str | None, bytes | None]:
-        """A path, or the content itself as base64; both at once are refused, as kubectl does."""
-        path, data = self.file(name), self.data(f"{name}-data")
-        if path is not None and data is not None:
-            self.refuse(f"{name} and {name}-data are both given", "keep one of them")
-        return path, data
 
 
 def endpoint(entry: Entry, *, name: str, path: str) -> Endpoint:
@@ -187,7 +96,7 @@ def login(entry: Entry, *, name: str, path: str, cluster: Entry) -> Login:
     username, password = fields.text("username"), fields.text("password")
     if (token or token_file) and (username or password):
         fields.refuse("token and username are both given", "keep one of them")
-    plugin = fields.mapping("exec")
+    exec_ = fields.mapping("exec")
     return Login(
         token=_secret(token),
         token_file=token_file,
@@ -197,7 +106,7 @@ def login(entry: Entry, *, name: str, path: str, cluster: Entry) -> Login:
         key_data=None if key_data is None else Secret(key_data.decode("latin-1")),
         username=username,
         password=_secret(password),
-        plugin=None if plugin is None else _plugin(plugin, fields, cluster),
+        plugin=None if exec_ is None else entry_plugin.plugin(exec_, fields, cluster),
         impersonate=_impersonation(fields),
     )
 
@@ -263,58 +172,6 @@ def _impersonation(fields: Fields) -> Impersonation | None:
     if not all(value.isprintable() for value in values):
         fields.refuse("as, as-groups or as-user-extra has control characters", "correct the name")
     return found
-
-
-def _plugin(entry: Entry, user: Fields, cluster: Entry) -> ExecPlugin:
-    fields = Fields(entry, what=f"{user.what} (exec)", path=user.path, known=_EXEC)
-    version, command = fields.text("apiVersion"), fields.text("command")
-    if version not in _VERSIONS:
-        fields.refuse(
-            f"apiVersion {excerpt(version or '', limit=60)!r} is not supported",
-            f"update the plug-in; it must speak {' or '.join(_VERSIONS)}",
-        )
-    if command is None:
-        fields.refuse("it has no command", "add the program to run")
-    mode = fields.text("interactiveMode")
-    if mode is None and version == _VERSIONS[0]:
-        fields.refuse("interactiveMode is missing, which v1 requires", f"set it to {' or '.join(_MODES)}")
-    if mode is not None and mode not in _MODES:
-        fields.refuse(f"interactiveMode {excerpt(mode, limit=60)!r} is unknown", f"set it to {' or '.join(_MODES)}")
-    if "/" in command:
-        command = str(Path(fields.path).parent.absolute() / command)
-    tell = fields.flag("provideClusterInfo")
-    return ExecPlugin(
-        version=cast("Version", version),
-        command=command,
-        args=tuple(Secret(word) for word in fields.texts("args")),
-        env=_environment(entry, fields),
-        interactive=cast("Mode", mode or "IfAvailable"),
-        install_hint=fields.text("installHint"),
-        tell_cluster=tell,
-        cluster_config=_cluster_config(cluster) if tell else None,
-    )
-
-
-def _environment(entry: Entry, fields: Fields) -> tuple[tuple[str, Secret], ...]:
-    rows = entry.get("env") or []
-    found: list[tuple[str, Secret]] = []
-    for row in rows if isinstance(rows, list) else (None,):
-        name, value = (row.get("name"), row.get("value", "")) if isinstance(row, dict) else (None, None)
-        if not (isinstance(name, str) and isinstance(value, str)) or not name or "=" in name or "\0" in name + value:
-            fields.refuse("env must be a list of name and value", "put values in quotes")
-        found.append((name, Secret(value)))
-    return tuple(found)
-
-
-def _cluster_config(cluster: Entry) -> Secret | None:
-    """The one extension of a cluster that is meant for plug-ins."""
-    for row in cluster.get("extensions") or ():
-        if isinstance(row, dict) and row.get("name") == _CLUSTER_CONFIG:
-            try:
-                return Secret(msgspec.json.encode(row.get("extension")).decode())
-            except (TypeError, RecursionError):
-                return None
-    return None
 
 
 def _on_this_machine(host: str) -> bool:

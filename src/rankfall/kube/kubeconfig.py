@@ -17,6 +17,7 @@ import yaml
 
 from rankfall.kube import entries, incluster
 from rankfall.kube.access import IN_CLUSTER, Access, Endpoint, ExecPlugin, Impersonation, Login, Origin
+from rankfall.kube.entry_fields import Fields
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import excerpt
 
@@ -96,6 +97,7 @@ def reread(access: Access) -> Access:
             hint="the run belongs to the old one; name that context, or start a new run",
         )
     who = entries.login(user.fields, name=access.user, path=user.path, cluster=cluster.fields)
+    entries.check_transport(found, who, what=f"context {access.context!r}")
     return msgspec.structs.replace(access, endpoint=found, login=who)
 
 
@@ -184,7 +186,7 @@ def _named(document: Mapping[str, Any], plural: str, singular: str, path: str) -
 
 def _access(merged: Merged, name: str, *, namespace: str | None, paths: tuple[str, ...]) -> Access:
     chosen = _entry(merged.contexts, name, "context")
-    fields = entries.Fields(chosen.fields, what=f"context {name!r}", path=chosen.path, known=_CONTEXT)
+    fields = Fields(chosen.fields, what=f"context {name!r}", path=chosen.path, known=_CONTEXT)
     cluster_name, user_name = fields.text("cluster"), fields.text("user") or ""
     if cluster_name is None:
         fields.refuse("it names no cluster", "kubectl config set-context sets one")

@@ -11,10 +11,9 @@ import base64
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -22,17 +21,13 @@ import msgspec
 
 from rankfall.kube.access import Access, ExecPlugin
 from rankfall.kube.errors import CredentialsError
+from rankfall.kube.plugin_pipes import LARGEST, Words, both, bounded, end, to_stderr
 from rankfall.kube.secret import Secret, excerpt
 
 INFO: Final = "KUBERNETES_EXEC_INFO"
 _TIMEOUT_S: Final = 60.0
 # A person who logs in with a browser needs longer.
 _INTERACTIVE_TIMEOUT_S: Final = 300.0
-_LARGEST: Final = 1 << 20
-_SHOWN_LINES: Final = 20
-_CHUNK: Final = 4096
-# A prompt has no newline: what has not gone on for so long is shown as it is.
-_PROMPT_S: Final = 0.3
 # Renewed this much of its life before it ends, at most so many seconds: a request that is on its way must still be valid when it arrives.
 _EARLY: Final = 0.1
 _EARLY_S: Final = 10.0
@@ -83,7 +78,7 @@ class Plugin:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._plugin, self._access, self._authorities, self._clock = plugin, access, authorities, clock
-        self._timeout, self._say = timeout, say or _to_stderr
+        self._timeout, self._say = timeout, say or to_stderr
         self._given: Given | None = None
         self._renew_at: float | None = None
         self._running: asyncio.Task[Given] | None = None
@@ -167,20 +162,20 @@ class Plugin:
         raise refusal
 
     async def _finished(self, process: asyncio.subprocess.Process, *, limit: float, interactive: bool) -> bytes:
-        words = _Words(self._say if interactive else None, self._secrets())
+        words = Words(self._say if interactive else None, self._secrets())
         stdout, stderr = process.stdout, process.stderr
         if stdout is None or stderr is None:
             raise RuntimeError("both are pipes")
         try:
             async with asyncio.timeout(limit):
-                output = await _both(_bounded(stdout), words.follow(stderr))
+                output = await both(bounded(stdout), words.follow(stderr))
                 code = await process.wait() if output is not None else 0
         except TimeoutError:
             output, code = b"", None
         finally:
-            await _end(process, whole=not interactive)
+            await end(process, whole=not interactive)
         if output is None:
-            raise self._error(f"printed more than {_LARGEST} bytes")
+            raise self._error(f"printed more than {LARGEST} bytes")
         if code is None:
             raise self._error(f"did not end within {limit:g} s{words.last}")
         if code:
@@ -275,78 +270,3 @@ class Plugin:
     ) -> CredentialsError:
         name = excerpt(os.path.basename(self._plugin.command), limit=100)  # noqa: PTH119 - of text, which need not be a path
         return CredentialsError(f"the credential plug-in {name} of user {self._access.user!r} {why}", hint=hint)
-
-
-class _Words:
-    """The stderr of a plug-in: shown while it runs at a terminal, and its end kept for the error."""
-
-    def __init__(self, say: Callable[[str], None] | None, secrets: list[str]) -> None:
-        self._say, self._secrets = say, secrets
-        self._kept = b""
-        self._shown = 0
-
-    @property
-    def last(self) -> str:
-        """For the end of a message."""
-        shown = excerpt(self._kept, secrets=self._secrets)
-        return f"; it said: {shown}" if shown else ""
-
-    async def follow(self, stream: asyncio.StreamReader) -> None:
-        """Read to the end; what is beyond the bounds is thrown away, so that it is never stopped by a full pipe."""
-        line = b""
-        while True:
-            try:
-                async with asyncio.timeout(_PROMPT_S if line else None):
-                    chunk = await stream.read(_CHUNK)
-            except TimeoutError:
-                self._show(line)
-                line = b""
-                continue
-            if not chunk:
-                self._show(line)
-                return
-            self._kept = (self._kept + chunk)[-_CHUNK:]
-            *whole, line = (line + chunk).split(b"\n")
-            for each in whole:
-                self._show(each)
-            line = line[-_CHUNK:]
-
-    def _show(self, line: bytes) -> None:
-        if self._say is None or not line.strip() or self._shown >= _SHOWN_LINES:
-            return
-        self._shown += 1
-        self._say(excerpt(line, secrets=self._secrets))
-
-
-async def _both(output: Coroutine[None, None, bytes | None], words: Coroutine[None, None, None]) -> bytes | None:
-    """The output, while the other pipe is read too; None at once when it is too much."""
-    async with asyncio.TaskGroup() as group:
-        talk = group.create_task(words)
-        found = await output
-        if found is None:
-            talk.cancel()
-    return found
-
-
-async def _bounded(stream: asyncio.StreamReader) -> bytes | None:
-    """All of it; None when it is too much."""
-    parts: list[bytes] = []
-    size = 0
-    while chunk := await stream.read(_CHUNK):
-        size += len(chunk)
-        if size > _LARGEST:
-            return None
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-async def _end(process: asyncio.subprocess.Process, *, whole: bool) -> None:
-    """End what still runs, with what it started. What a plug-in that ended by itself left behind (an agent, a browser) is its own."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL) if whole else process.kill()
-    await process.wait()
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a person has to see what the plug-in asks for

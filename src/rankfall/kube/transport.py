@@ -7,7 +7,6 @@ that a thousand open logs never make a call wait.
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import random
 import time
@@ -19,7 +18,6 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-import rankfall
 from rankfall.kube import answers, tls
 from rankfall.kube.access import Access
 from rankfall.kube.counters import Counters
@@ -27,77 +25,14 @@ from rankfall.kube.credentials import Credentials, Proof
 from rankfall.kube.errors import ApiError, CredentialsError, KubeError, Unauthorized, Unreachable
 from rankfall.kube.limiter import Limiter
 from rankfall.kube.proxies import proxy_for
+from rankfall.kube.request import Request
 from rankfall.kube.retry import Retry, Risk, repeats
-from rankfall.kube.secret import Secret
+from rankfall.kube.sessions import Limits, pool, read, through
 
-Params = Sequence[tuple[str, str]]
 T = TypeVar("T")
 Websocket = aiohttp.ClientWebSocketResponse
 
-# Of an error's body: more than any Status has.
-_ERROR_BODY: Final = 64 * 1024
-_ERROR_BODY_S: Final = 10.0
-_REFUSED: Final = 300
 _SWITCHED: Final = 101
-
-
-class Limits:
-    """Time-outs in seconds, and sizes.
-
-    Attributes:
-        connect: until TCP and TLS stand.
-        pool: until a connection of the pool is free, connecting included.
-        total: one attempt of a call, from the beginning to the last byte of its answer.
-        head: until the head of a stream's answer is there.
-        calls: connections for calls.
-        streams: open streams and websockets.
-        body: largest answer of a call in bytes.
-    """
-
-    def __init__(
-        self,
-        *,
-        connect: float = 10.0,
-        pool: float = 30.0,
-        total: float = 60.0,
-        head: float = 60.0,
-        calls: int = 16,
-        streams: int = 8192,
-        body: int = 256 << 20,
-    ) -> None:
-        self.connect, self.pool, self.total, self.head = connect, pool, total, head
-        self.calls, self.streams, self.body = calls, streams, body
-
-
-class Request:
-    """What is asked, apart from who asks.
-
-    Args:
-        method: of HTTP.
-        path: below the server's address, already percent-encoded.
-        verb: for the counters and messages: ``get``, ``watch`` …
-        what: the object, for messages.
-        risk: of sending it twice.
-        params: of the query.
-        body: with ``kind`` as its content type.
-        repeat: False = the caller has a pace of its own for repeats.
-    """
-
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        *,
-        verb: str,
-        what: str,
-        risk: Risk,
-        params: Params = (),
-        body: bytes | None = None,
-        kind: str = "application/json",
-        repeat: bool = True,
-    ) -> None:
-        self.method, self.path, self.verb, self.what = method, path, verb, f"{verb} {what}"
-        self.risk, self.params, self.body, self.kind, self.repeat = risk, params, body, kind, repeat
 
 
 class Transport:
@@ -114,7 +49,7 @@ class Transport:
         self.counters = Counters()
         self._access, self._limiter, self._retry, self._limits = access, limiter, retry, limits
         self._credentials = Credentials(access)
-        self._proxy, self._proxy_headers = _through(proxy_for(access.endpoint, os.environ))
+        self._proxy, self._proxy_headers = through(proxy_for(access.endpoint, os.environ))
         self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
@@ -130,8 +65,8 @@ class Transport:
         limits = self._limits
         calls = aiohttp.ClientTimeout(total=limits.total, connect=limits.pool, sock_connect=limits.connect)
         streams = aiohttp.ClientTimeout(total=None, connect=limits.pool, sock_connect=limits.connect)
-        self._calls = _session(limits.calls, calls)
-        self._streams = _session(limits.streams, streams)
+        self._calls = pool(limits.calls, calls)
+        self._streams = pool(limits.streams, streams)
 
     async def close(self) -> None:
         """Close every connection, open streams too."""
@@ -195,7 +130,7 @@ class Transport:
 
     async def _call_once(self, request: Request, proof: Proof) -> bytes:
         async with _open(self._calls).request(request.method, **self._arguments(request, proof)) as response:
-            body, whole = await _read(response, self._limits.body)
+            body, whole = await read(response, self._limits.body)
             self.counters.by_status[response.status] += 1
             if not whole:
                 raise ApiError(
@@ -301,57 +236,10 @@ class Transport:
         }
 
 
-def _through(proxy: Secret | None) -> tuple[URL | None, dict[str, str] | None]:
-    """A proxy's address without its password, and the header that has it: aiohttp shows addresses in its errors."""
-    if proxy is None:
-        return None, None
-    url = URL(proxy.reveal())
-    if url.user is None and url.password is None:
-        return url, None
-    given = base64.b64encode(f"{url.user or ''}:{url.password or ''}".encode()).decode("ascii")
-    return url.with_user(None), {"Proxy-Authorization": f"Basic {given}"}
-
-
-def _session(connections: int, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-    made = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=connections),
-        timeout=timeout,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"User-Agent": f"rankfall/{rankfall.__version__}"},
-        raise_for_status=_refuse,
-    )
-    # aiohttp sends a DELETE again by itself when a kept connection turns out to be closed: unseen, and without asking what it risks.
-    made._retry_connection = False  # noqa: SLF001 - there is no public setting
-    return made
-
-
 def _open(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
     if session is None:
         raise RuntimeError("the client is not open: async with Kube(access) as kube")
     return session
-
-
-async def _refuse(response: aiohttp.ClientResponse) -> None:
-    if response.status < _REFUSED:
-        return
-    try:
-        async with asyncio.timeout(_ERROR_BODY_S):
-            body, _ = await _read(response, _ERROR_BODY)
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        body = b""
-    raise answers.Refusal(response.status, response.headers, body)
-
-
-async def _read(response: aiohttp.ClientResponse, largest: int) -> tuple[bytes, bool]:
-    """The body, and whether this is all of it."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        parts.append(part)
-        if size > largest:
-            return b"".join(parts), False
-    return b"".join(parts), True
 
 
 def _gone(failure: Unauthorized, access: Access, note: str) -> CredentialsError:
