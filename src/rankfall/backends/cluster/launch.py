@@ -1,0 +1,279 @@
+"""Launch one attempt so that it can be done again: whatever is killed or lost on the way, the same call ends with exactly one workload.
+
+The order makes it so. The workload comes first and suspended, under a name that only this attempt has; what belongs to it is made with it as
+owner; then it is released. Nothing runs that is not complete, and nothing is left that nobody owns. A request whose answer is lost is settled
+by a look at the object: the token on it says whose it is.
+
+An object of the same name is one of five things, and only two of them let a launch go on by themselves: the same request's (adopted), and
+a finished one of the same run (removed first). One that runs, one that is not ours and one that does not go are refused by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from rankfall.backends.cluster.launch_ensure import Ensurer, Made
+from rankfall.backends.cluster.launch_errors import LaunchError, NameTaken, Vanished
+from rankfall.backends.cluster.launch_gone import until_gone
+from rankfall.backends.cluster.launch_patience import Patience, Say, look, passes
+from rankfall.backends.cluster.names import LABEL_RUN
+from rankfall.backends.cluster.ownership import (
+    Object,
+    deleting,
+    described,
+    finished,
+    label,
+    marked,
+    meta,
+    owner_reference,
+    standing,
+    suspended,
+    uid_of,
+)
+from rankfall.backends.cluster.remove import order_delete
+from rankfall.backends.cluster.remove_wait import groups_of, pods_of
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, Invalid, KubeError, ObjectNotFound
+from rankfall.kube.resources import Resource
+
+Outcome = Literal["created", "adopted", "recreated"]
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """A launch that is done.
+
+    Attributes:
+        uid: of the workload.
+        outcome: ``created``; ``adopted``: it was there already, made by the same request; ``recreated``: an earlier one was removed for it.
+        requests: that the client sent meanwhile.
+    """
+
+    uid: str
+    outcome: Outcome
+    requests: int
+
+
+async def launch(
+    kube: Kube,
+    workload: dict[str, Any],
+    companions: Sequence[dict[str, Any]],
+    *,
+    resource: Resource,
+    request_token: str,
+    hold: bool,
+    replace: bool = False,
+    wait_s: float = 300.0,
+    say: Say,
+    first: Sequence[dict[str, Any]] = (),
+    owner: str | None = None,
+) -> Launched:
+    """Create a workload and what belongs to it, and release it.
+
+    Args:
+        kube: an open client.
+        workload: manifest with name, namespace and our labels; it is created suspended, whatever it says.
+        companions: manifests of what it owns, made after it.
+        resource: of the workload.
+        request_token: of this request; the same call again, by any process, has the same one.
+        hold: leave it suspended, because the user or a queue wants that.
+        replace: end an alive one of the same run instead of refusing.
+        wait_s: longest wait in seconds for everything together.
+        say: takes lines for people: what is waited for and why.
+        first: manifests of what must be there before the workload, as a runtime; owned by it afterwards.
+        owner: who launches, for people.
+
+    Raises:
+        NameTaken: an object of this name runs, or is not ours; it was left alone.
+        StillThere: an earlier one does not go; names what blocks it.
+        Vanished: somebody deleted the workload meanwhile.
+        KubeError: the server refuses (its own words), or cannot be reached until the time is over.
+    """
+    if not label(workload, LABEL_RUN):
+        raise ValueError(f"a workload without label {LABEL_RUN}: it could not be told from a foreign one")
+    began = kube.counters.requests
+    launcher = _Launch(
+        kube, workload, resource, token=request_token, owner=owner, replace=replace, wait_s=wait_s, say=say
+    )
+    uid, outcome = await launcher.run(first, companions, hold=hold)
+    return Launched(uid, outcome, kube.counters.requests - began)
+
+
+class _Launch:
+    def __init__(
+        self,
+        kube: Kube,
+        workload: Object,
+        resource: Resource,
+        *,
+        token: str,
+        owner: str | None,
+        replace: bool,
+        wait_s: float,
+        say: Say,
+    ) -> None:
+        self._kube, self._resource, self._token, self._replace, self._say = kube, resource, token, replace, say
+        self._name = meta(workload)["name"]
+        self._space = meta(workload).get("namespace") or kube.namespace
+        self._body = marked(workload, token=token, owner=owner)
+        self._body["spec"] = {**workload["spec"], "suspend": True}
+        self._patience = Patience(until=time.monotonic() + wait_s, say=say)
+        self._made: list[Made] = []
+        self._removed = self._runs = False
+        self._ensurer = Ensurer(
+            kube, namespace=self._space, token=token, patience=self._patience, say=say, made=self._made.append
+        )
+
+    @property
+    def _shown(self) -> str:
+        return self._resource.shown(self._name, self._space)
+
+    async def run(self, first: Sequence[Object], companions: Sequence[Object], *, hold: bool) -> tuple[str, Outcome]:
+        """All steps; the UID and how it came to be."""
+        try:
+            found, outcome = await self._workload(first)
+            self._runs = not suspended(found)
+            if not finished(found):
+                reference, again = owner_reference(found), outcome == "adopted"
+                for manifest in first:
+                    await self._ensurer.ensure(manifest, reference=reference, expected=True)
+                for manifest in companions:
+                    await self._ensurer.ensure(manifest, reference=reference, expected=again)
+                if suspended(found) and not hold:
+                    await self._release(uid_of(found))
+        except (ApiError, LaunchError) as error:
+            # What may be asked for again is left as it is, and so is what ran before this call.
+            if not self._runs and not (isinstance(error, KubeError) and passes(error)):
+                await self._take_back()
+            raise
+        return uid_of(found), outcome
+
+    async def _workload(self, first: Sequence[Object]) -> tuple[Object, Outcome]:
+        """The workload, suspended and ours."""
+        # What comes first must not be made beside an old workload, whose own it could be.
+        found = await self._look() if first else None
+        while True:
+            if found is None:
+                for manifest in first:
+                    await self._ensurer.ensure(manifest, reference=None)
+                found, new = await self._create()
+                if found is None:
+                    continue
+                if new:
+                    return found, "recreated" if self._removed else "created"
+            state = standing(found, self._body, token=self._token)
+            if state == "same":
+                self._made.append(Made(self._resource, self._name, uid_of(found)))
+                return found, "recreated" if self._removed else "adopted"
+            await self._clear(found, state)
+            found = None
+
+    async def _create(self) -> tuple[Object | None, bool]:
+        """What is there now, and whether it was made just now; None: nothing, try again."""
+        try:
+            new = await self._kube.create(self._resource, self._body, namespace=self._space)
+        except KubeError as error:
+            if not passes(error):
+                raise
+            found = await self._look()
+            if found is None:
+                await self._patience.or_raise(error)
+            return found, False
+        self._made.append(Made(self._resource, self._name, uid_of(new)))
+        # The answer's kind is trusted to nobody on the way.
+        return {**new, "apiVersion": self._resource.api_version, "kind": self._resource.kind}, True
+
+    async def _look(self) -> Object | None:
+        return await look(self._kube, self._resource, self._name, namespace=self._space, patience=self._patience)
+
+    async def _clear(self, found: Object, state: str) -> None:
+        """Get an object out of the way, or refuse."""
+        whose = described(found)
+        if state == "foreign":
+            raise NameTaken(
+                f"cannot launch {self._shown}: an object of this name is there and not of this run ({whose})",
+                hint="it was left alone; give the job another name",
+            )
+        if state == "alive" and not self._replace:
+            held = "is held back" if suspended(found) else "runs"
+            raise NameTaken(
+                f"cannot launch {self._shown}: one of this name {held} already ({whose})",
+                hint=f"rankfall attach {label(found, LABEL_RUN)} follows it; --replace ends it and starts anew",
+            )
+        if state != "deleting":
+            if self._removed:
+                # Removed once already: this one was made meanwhile by somebody who wants it.
+                raise NameTaken(
+                    f"cannot launch {self._shown}: somebody else made one of this name meanwhile ({whose})",
+                    hint="two clients launch the same run: stop one of them",
+                )
+            self._say(f"removing {self._shown}, which {_ended(found)} ({whose})")
+            # In the foreground: until everything below it is gone the object stays and says so, also to a client that was killed here and
+            # asks again.
+            await order_delete(
+                self._kube,
+                self._resource,
+                self._name,
+                namespace=self._space,
+                uid=uid_of(found),
+                propagation="Foreground",
+                patience=self._patience,
+            )
+            self._removed = True
+        await until_gone(
+            self._kube,
+            groups_of(self._resource, self._name, uid=uid_of(found), pods=pods_of(self._resource, self._name)),
+            namespace=self._space,
+            shown=self._shown,
+            patience=self._patience,
+            say=self._say,
+        )
+
+    async def _release(self, uid: str) -> None:
+        """Let it run: this object and no other one of its name."""
+        patch: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/spec/suspend", "value": False},
+        ]
+        while True:
+            try:
+                await self._kube.patch(self._resource, self._name, patch, kind="json", namespace=self._space)
+            except KubeError as error:
+                # A test that fails is answered with 422, as a refusal is.
+                if not (passes(error) or isinstance(error, Invalid | ObjectNotFound)):
+                    raise
+                found = await self._look()
+                if found is None or uid_of(found) != uid or deleting(found):
+                    raise Vanished(
+                        f"{self._shown} was deleted by somebody else while it was being launched",
+                        hint="nothing of it runs; launch it again if it is still wanted",
+                    ) from error
+                if not suspended(found):
+                    return
+                await self._patience.or_raise(error)
+            else:
+                return
+
+    async def _take_back(self) -> None:
+        """Remove what this request made: a refused launch leaves nothing that looks as if it were waiting."""
+        for made in reversed(self._made):
+            try:
+                await order_delete(
+                    self._kube,
+                    made.resource,
+                    made.name,
+                    namespace=self._space,
+                    uid=made.uid,
+                    propagation="Background",
+                    patience=self._patience,
+                )
+            except KubeError as error:
+                self._say(f"{error.message}; {made.resource.shown(made.name, self._space)} is left behind")
+
+
+def _ended(found: Object) -> str:
+    condition = finished(found)
+    return f"has ended ({condition})" if condition else "is to be replaced"

@@ -1,0 +1,167 @@
+"""Make what belongs to a workload, whatever is there already: config map, service, runtime. Each ends up there once, owned by the workload.
+
+The workload itself is not made here: there an object in the way can be a running job, and that is another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from rankfall.backends.cluster.launch_errors import NameTaken
+from rankfall.backends.cluster.launch_gone import until_gone
+from rankfall.backends.cluster.launch_patience import Patience, Say, look, passes
+from rankfall.backends.cluster.ownership import (
+    Object,
+    deleting,
+    described,
+    marked,
+    meta,
+    owners_of,
+    resource_of,
+    same_identity,
+    token_of,
+    uid_of,
+)
+from rankfall.backends.cluster.remove import order_delete
+from rankfall.backends.cluster.remove_wait import Group
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError, ObjectNotFound
+from rankfall.kube.resources import Resource
+
+
+class Made(msgspec.Struct, frozen=True):
+    """An object that this launch made, so that a refused launch can take it back."""
+
+    resource: Resource
+    name: str
+    uid: str
+
+
+class Ensurer:
+    """Makes the objects of one launch.
+
+    Args:
+        kube: an open client.
+        namespace: where.
+        token: of the request.
+        patience: of the whole launch.
+        say: takes lines for people.
+        made: told of each object that is new.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        namespace: str,
+        token: str,
+        patience: Patience,
+        say: Say,
+        made: Callable[[Made], None],
+    ) -> None:
+        self._kube, self._namespace, self._token = kube, namespace, token
+        self._patience, self._say, self._made = patience, say, made
+
+    async def ensure(self, manifest: Object, *, reference: Object | None, expected: bool = False) -> None:
+        """Make it so that the object is there and owned by the workload.
+
+        Args:
+            manifest: of the object.
+            reference: of the workload; None = there is none yet: the object comes before it.
+            expected: it is probably there, so look before it is sent.
+
+        Raises:
+            NameTaken: an object of this name is there that is not of this run.
+            StillThere: an old one does not go.
+            KubeError: it is refused, or could not be asked for until patience was over.
+        """
+        resource, name = resource_of(manifest), meta(manifest)["name"]
+        body = marked(manifest, token=self._token, reference=reference)
+        found = await self._look(resource, name) if expected else None
+        while True:
+            if found is None:
+                found, new = await self._create(resource, name, body)
+                if new:
+                    return
+                if found is None:
+                    continue
+            if await self._settle(resource, manifest, found, reference):
+                return
+            found = None
+
+    async def _settle(self, resource: Resource, manifest: Object, found: Object, reference: Object | None) -> bool:
+        """Whether what is there will do; if not, it is gone now, or to be looked at again."""
+        name = meta(manifest)["name"]
+        shown = resource.shown(name, self._namespace)
+        if not deleting(found):
+            if self._is_done(found, reference):
+                return True
+            if not same_identity(found, manifest):
+                raise NameTaken(
+                    f"cannot launch: {shown} is there and not of this run ({described(found)})",
+                    hint="it was left alone; give the job another name",
+                )
+            if reference is not None and not owners_of(found) and token_of(found) == self._token:
+                return await self._adopt(resource, found, reference)
+            self._say(f"removing {shown} of an earlier launch")
+            await order_delete(
+                self._kube,
+                resource,
+                name,
+                namespace=self._namespace,
+                uid=uid_of(found),
+                propagation="Background",
+                patience=self._patience,
+            )
+        await until_gone(
+            self._kube,
+            [Group(resource=resource, name=name, uid=uid_of(found))],
+            namespace=self._namespace,
+            shown=shown,
+            patience=self._patience,
+            say=self._say,
+        )
+        return False
+
+    def _is_done(self, found: Object, reference: Object | None) -> bool:
+        if reference is None:
+            # Of an earlier try of this very launch, which got no further.
+            return not owners_of(found) and token_of(found) == self._token
+        return any(one.get("uid") == reference["uid"] for one in owners_of(found))
+
+    async def _create(self, resource: Resource, name: str, body: Object) -> tuple[Object | None, bool]:
+        """What is there now, and whether it was made just now; None: nothing, try again."""
+        try:
+            new = await self._kube.create(resource, body, namespace=self._namespace)
+        except KubeError as error:
+            if not passes(error):
+                raise
+            found = await self._look(resource, name)
+            if found is None:
+                await self._patience.or_raise(error)
+            return found, False
+        self._made(Made(resource, name, uid_of(new)))
+        return new, True
+
+    async def _look(self, resource: Resource, name: str) -> Object | None:
+        return await look(self._kube, resource, name, namespace=self._namespace, patience=self._patience)
+
+    async def _adopt(self, resource: Resource, found: Object, reference: Object) -> bool:
+        """Give an owner to what was made before its owner was; False: it has changed, or whether it worked is not known."""
+        try:
+            await self._kube.patch(
+                resource,
+                meta(found)["name"],
+                {"metadata": {"ownerReferences": [reference]}},
+                kind="merge",
+                namespace=self._namespace,
+                resource_version=meta(found).get("resourceVersion"),
+            )
+        except ObjectNotFound:
+            return False
+        except KubeError as error:
+            await self._patience.or_raise(error)
+            return False
+        return True

@@ -1,0 +1,97 @@
+"""Which failures pass by themselves, and how long they are waited for: with growing pauses, a bound, and a word to the user each time.
+
+The client repeats what can be repeated without a look at the server. What is left after that is for those who can look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from rankfall.backends.cluster.ownership import Object, span
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import (
+    ApiError,
+    Conflict,
+    Expired,
+    KubeError,
+    ObjectNotFound,
+    ServerError,
+    TooManyRequests,
+    Unreachable,
+)
+from rankfall.kube.resources import Resource
+from rankfall.kube.retry import Retry
+
+Say = Callable[[str], None]
+
+
+def passes(error: KubeError) -> bool:
+    """Whether the same request may succeed later, when one has looked what became of this one.
+
+    409 is among them: quotas that are counted just now, and objects that change meanwhile, answer it. A server whose certificate is refused is not.
+    """
+    if isinstance(error, Unreachable):
+        return not error.tls
+    return isinstance(error, Conflict | Expired | TooManyRequests | ServerError)
+
+
+class Patience:
+    """The pauses of one piece of work.
+
+    Args:
+        until: end of patience on the monotonic clock.
+        say: told of each pause with its reason.
+        retry: pace; the number of tries in it does not count, the time does.
+    """
+
+    def __init__(self, *, until: float, say: Say, retry: Retry | None = None) -> None:
+        self.until, self._say, self._retry = until, say, retry or Retry()
+        self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
+        self._tries = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds, not below zero."""
+        return max(0.0, self.until - time.monotonic())
+
+    async def after(self, error: KubeError) -> bool:
+        """Pause after a failure that passes; False when it does not, or the time would be over."""
+        if not passes(error):
+            return False
+        self._tries += 1
+        asked = error.retry_after if isinstance(error, ApiError) else None
+        pause = self._retry.pause(self._tries, retry_after=asked, dice=self._dice)
+        if pause > self.left:
+            return False
+        self._say(f"{error.message}; trying again, for up to {span(self.left)} more")
+        await asyncio.sleep(pause)
+        return True
+
+    async def or_raise(self, error: KubeError) -> None:
+        """Pause after a failure that passes.
+
+        Raises:
+            KubeError: the failure itself, when it does not pass or the time would be over.
+        """
+        if not await self.after(error):
+            raise error
+
+
+async def look(kube: Kube, resource: Resource, name: str, *, namespace: str, patience: Patience) -> Object | None:
+    """What is there now; None = nothing.
+
+    Raises:
+        KubeError: it cannot be seen, until patience was over.
+    """
+    while True:
+        try:
+            found = await kube.get(resource, name, namespace=namespace)
+        except ObjectNotFound:
+            return None
+        except KubeError as error:
+            await patience.or_raise(error)
+        else:
+            return {**found, "apiVersion": resource.api_version, "kind": resource.kind}

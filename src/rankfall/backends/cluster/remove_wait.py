@@ -1,0 +1,248 @@
+"""Wait until an object, what its controller made of it, and its pods are gone: watches while something is left, a fresh list at the end.
+
+A deletion that was accepted says nothing: the object may be held by a finalizer, its children by their own, a pod by a node that is off.
+Only "nothing in a list that was asked for now" counts as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.cluster.launch_patience import Patience, Say, passes
+from rankfall.backends.cluster.ownership import Object, meta, owners_of, span, uid_of
+from rankfall.backends.cluster.remove_blockers import Left
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
+from rankfall.kube.resources import JOBS, JOBSETS, PODS, SERVICES, TRAINJOBS, Resource
+from rankfall.kube.watch import watch
+
+Tell = Callable[[Sequence[Left]], Awaitable[None]]
+
+JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
+# Known to every server that has Indexed Jobs; its successor with a prefix only since 1.27.
+JOB_NAME: Final = "job-name"
+# Seconds between two words about a wait.
+_TELL_S: Final = 15.0
+# A last look is worth so many seconds after the time is over.
+_LOOK_S: Final = 10.0
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects that have to go.
+
+    Attributes:
+        resource: their kind.
+        name: of the one object; None = all that ``labels`` select.
+        labels: selector; None = all.
+        uid: only the object with this UID: another one of the name is not waited for.
+        owner: kind of the owner of the one object; of another owner it is somebody else's.
+        needed: False = who may not see them goes on without.
+    """
+
+    resource: Resource
+    name: str | None = None
+    labels: str | None = None
+    uid: str | None = None
+    owner: str | None = None
+    needed: bool = True
+
+    @property
+    def fields(self) -> str | None:
+        """Field selector."""
+        return None if self.name is None else f"metadata.name={self.name}"
+
+    def counts(self, item: Object) -> bool:
+        """Whether an object that the selectors let through is meant."""
+        if self.name is not None and meta(item).get("name") != self.name:
+            return False
+        if self.uid is not None:
+            return uid_of(item) == self.uid
+        return self.owner is None or any(one.get("kind") == self.owner for one in owners_of(item))
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """How a wait ended.
+
+    Attributes:
+        left: what is still there.
+        unseen: why that could not be seen at the end; ``left`` is older then.
+    """
+
+    left: tuple[Left, ...] = ()
+    unseen: KubeError | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is left, for certain."""
+        return not self.left and self.unseen is None
+
+
+def groups_of(resource: Resource, name: str, *, uid: str | None, pods: str) -> tuple[Group, ...]:
+    """What goes with a workload.
+
+    Args:
+        resource: of the workload.
+        name: of the workload.
+        uid: of the workload; None = it is gone already.
+        pods: label selector of its pods.
+    """
+    itself = [Group(resource=resource, name=name, uid=uid)] if uid is not None else []
+    children = []
+    if resource == TRAINJOBS:
+        children.append(Group(resource=JOBSETS, name=name, owner="TrainJob", needed=False))
+    if resource in {JOBSETS, TRAINJOBS}:
+        children += [
+            Group(resource=JOBS, labels=f"{JOBSET_NAME}={name}", needed=False),
+            # The headless service of a set: a new set that finds the old one would do without, and lose its names when that goes.
+            Group(resource=SERVICES, name=name, owner="JobSet", needed=False),
+        ]
+    return (*itself, *children, Group(resource=PODS, labels=pods))
+
+
+def pods_of(resource: Resource, name: str) -> str:
+    """Label selector of all pods that a workload of this name has, by the platform's own labels."""
+    return f"{JOB_NAME if resource == JOBS else JOBSET_NAME}={name}"
+
+
+async def wait_gone(
+    kube: Kube, groups: Sequence[Group], *, namespace: str, until: float, say: Say, tell: Tell
+) -> Waited:
+    """Look, and wait until nothing of the groups is there.
+
+    Args:
+        kube: an open client.
+        groups: what has to go.
+        namespace: where.
+        until: end of patience on the monotonic clock; one look is taken in any case.
+        say: told what is in the way of looking.
+        tell: told what is left: at once, and every now and then.
+
+    Raises:
+        KubeError: what waiting does not heal: 401, 403.
+    """
+    wait = _Wait(kube, groups, namespace=namespace, until=until, say=say)
+    while True:
+        seen = await wait.look()
+        if seen.unseen is not None or not seen.left:
+            return seen
+        await tell(seen.left)
+        if time.monotonic() >= until:
+            return seen
+        blind = await wait.watched(seen.left, tell)
+        if blind is not None:
+            return Waited(wait.left, blind)
+
+
+class _Wait:
+    def __init__(self, kube: Kube, groups: Sequence[Group], *, namespace: str, until: float, say: Say) -> None:
+        self._kube, self._groups, self._namespace = kube, list(groups), namespace
+        self._until, self._say = until, say
+        self._patience = Patience(until=until, say=say)
+        self._there: dict[Group, list[Object]] = {}
+        self._trouble: dict[Group, KubeError] = {}
+
+    @property
+    def left(self) -> tuple[Left, ...]:
+        """What was there when it was last seen."""
+        return tuple(Left(group.resource, item) for group in self._groups for item in self._there.get(group, ()))
+
+    async def look(self) -> Waited:
+        """What is there now."""
+        while True:
+            try:
+                async with asyncio.timeout(max(_LOOK_S, self._patience.left)):
+                    for group in list(self._groups):
+                        self._there[group] = await self._list(group)
+                return Waited(self.left)
+            except TimeoutError:
+                failure: KubeError = Unreachable(
+                    f"cannot list {PODS.shown(None, self._namespace)}: no answer in time", hint="ask again later"
+                )
+                return Waited(self.left, failure)
+            except KubeError as error:
+                if not passes(error):
+                    raise
+                if not await self._patience.after(error):
+                    return Waited(self.left, error)
+
+    async def _list(self, group: Group) -> list[Object]:
+        try:
+            found = await self._kube.list(
+                group.resource, namespace=self._namespace, labels=group.labels, fields=group.fields
+            )
+        except ObjectNotFound:
+            return []  # the kind is no longer served, so there are none
+        except Forbidden as error:
+            self._without(group, error)
+            return []
+        return [item for item in found.items if group.counts(item)]
+
+    def _without(self, group: Group, error: Forbidden) -> None:
+        if group.needed:
+            raise error
+        self._groups.remove(group)
+        self._there.pop(group, None)
+        self._say(f"{error.message}; going on without seeing them")
+
+    async def watched(self, left: Sequence[Left], tell: Tell) -> KubeError | None:
+        """Return when every group that has something left was seen empty, or the time is over; then why it cannot be seen, if so."""
+        self._trouble.clear()
+        kinds = {one.resource for one in left}
+        tasks = [asyncio.create_task(self._follow(group)) for group in list(self._groups) if group.resource in kinds]
+        try:
+            while self._patience.left > 0:
+                pause = min(_TELL_S, self._patience.left)
+                done, running = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+                if not running:
+                    return None
+                if self.left:
+                    await tell(self.left)
+            return next(iter(self._trouble.values()), None)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, group: Group) -> None:
+        try:
+            await self._until_empty(group)
+        except Forbidden as error:
+            self._without(group, error)
+
+    async def _until_empty(self, group: Group) -> None:
+        there: dict[str, Object] = {}
+        events = watch(
+            self._kube,
+            group.resource,
+            namespace=self._namespace,
+            labels=group.labels,
+            fields=group.fields,
+            trouble=lambda error: self._troubled(group, error),
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.type in {"deleted", "bookmark"}:
+                    there.pop(uid_of(event.object), None)
+                elif group.counts(event.object):
+                    there[uid_of(event.object)] = event.object
+                # A bookmark comes after the list: before that, nothing that was not told means nothing.
+                if there or event.type in {"deleted", "bookmark"}:
+                    self._there[group] = list(there.values())
+                    if not there:
+                        return
+
+    def _troubled(self, group: Group, error: KubeError | None) -> None:
+        if error is None:
+            self._trouble.pop(group, None)
+            return
+        if group not in self._trouble:
+            self._say(f"{error.message}; trying again, for up to {span(self._patience.left)} more")
+        self._trouble[group] = error
