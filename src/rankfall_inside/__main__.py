@@ -34,11 +34,14 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"rankfall: {error}\n{given.USAGE}")
         return _USAGE_CODE
+    from rankfall_inside import channel, signals
+
+    # At once: process 1 of a container never gets a signal that it neither handles nor blocks.
+    signals.block()
     try:
         os.setsid()
     except OSError:
         pass  # it leads a session already
-    from rankfall_inside import channel
     from rankfall_inside.slot import SlotBusyError
 
     token = channel.take_token()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 
 TYPE_CHECKING = False
@@ -54,6 +53,8 @@ def question(words: Sequence[str], environ: Mapping[str, str]) -> list[str] | No
         words: begin with a Python, or with a script whose first line names one (torchrun itself).
         environ: of the job, for PATH.
     """
+    import shutil
+
     path = shutil.which(words[0], path=environ.get("PATH"))
     if path is None:
         return None
@@ -72,6 +73,8 @@ def question(words: Sequence[str], environ: Mapping[str, str]) -> list[str] | No
 
 def known(words: Sequence[str]) -> bool | None:
     """Whether torch is there, when ``words`` begin with the very Python that runs the wrapper; None when it must be asked."""
+    import shutil
+
     path = shutil.which(words[0])
     # Not their real paths: two virtual environments are links to one program.
     if path is None or os.path.abspath(path) != sys.executable or sys.flags.isolated or sys.flags.no_site:

@@ -9,12 +9,13 @@ import os
 import signal
 import time
 
-from rankfall_inside import before, launch, signals
+from rankfall_inside import launch, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Mapping
 
+    from rankfall_inside import before
     from rankfall_inside.loop import Loop
     from rankfall_inside.options import Options
     from rankfall_inside.orders import Orders
@@ -55,6 +56,8 @@ class Prelude:
         known = launch.known(words)
         if known is not None:
             return known, f"{words[0]} finds no torch"
+        from rankfall_inside import before
+
         argv = launch.question(words, self._environ)
         if argv is None:
             return False, f"{words[0]} is no Python that can be asked for torch"
@@ -70,6 +73,8 @@ class Prelude:
         """Wait until all names resolve, or an order to end comes."""
         if not self._options.wait_for:
             return
+        from rankfall_inside import before
+
         names = before.Names(self._options.wait_for, say=say)
         self._wait(names, lambda: names.done)
 

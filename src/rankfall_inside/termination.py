@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # The kubelet cuts longer ones, in the middle of whatever is there.
 LIMIT = 4096
+VARIABLE = "RANKFALL_TERMINATION_LOG"
 DEFAULT_PATH = "/dev/termination-log"
 _END_LIMIT = 1536
 _FIELDS = (

@@ -38,7 +38,8 @@ _SCAN_FAST_S, _SCAN_SLOW_S, _FAST_FOR_S = 0.25, 1.0, 60.0
 _STEP_S = 0.02
 # Spare pipes beyond one for each rank: a restart claims new ones before the old ones are refilled.
 _SPARE = 4
-_MAX_READ = 1 << 16
+# At once from a pipe that everybody in the job may fill.
+_MAX_READ, _MAX_READS = 1 << 16, 16
 _MAX_NOTES = 20
 
 
@@ -85,7 +86,8 @@ class Wrapper:
             on_stacks=self._collect_stacks,
             on_asked=self._falls.asked,
         )
-        self._last_words = environ.get("RANKFALL_TERMINATION_LOG") or termination.DEFAULT_PATH
+        # Several slots of one machine would overwrite each other's.
+        self._last_words = environ.get(termination.VARIABLE) or (termination.DEFAULT_PATH if options.alone else "")
         needed = self._channel.active or options.exit_code == "cause" or os.path.exists(self._last_words)
         self._inbox = Inbox(files.records, place=files.place, take=self._hook_record, look=needed)
         self._control = files.control()
@@ -103,7 +105,6 @@ class Wrapper:
     def run(self) -> int:
         """Run the command to its end; the exit code for this process."""
         spawn.become_subreaper()
-        signals.block()
         self._loop.watch(self._control, lambda: self._orders.lines(_swallow(self._control)))
         self._loop.watch(self._notices, self._listen)
         self._begin()
@@ -220,7 +221,7 @@ class Wrapper:
 
     def _hear(self) -> None:
         """What hooks have told since the last look."""
-        while True:
+        for _ in range(_MAX_READS):
             data = _swallow(self._notices)
             self._claimed += self._inbox.notice(data)
             if len(data) < _MAX_READ:

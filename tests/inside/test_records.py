@@ -76,6 +76,35 @@ def test_the_line_of_the_log_channel_is_bounded_and_is_the_same_record() -> None
     assert found.id == record["id"]
 
 
+@given(
+    st.text(max_size=4000), st.lists(st.text(max_size=2000), max_size=40), st.sampled_from(["error", "start", "stacks"])
+)
+def test_no_line_of_the_log_channel_is_longer_than_its_bound(text: str, many: list[str], kind: str) -> None:
+    error = {
+        "types": many,
+        "message": text,
+        "chain": many,
+        "traceback": text,
+        "frames": [{"file": text[:1024], "func": text[:256]}] * 9,
+    }
+    place = dict.fromkeys(
+        ("run", "role", "node", "host", "pod", "pod_uid", "phase", "python", "boot_id", "instance"), text
+    )
+    exit_info = {"sender": text[:200], "reason": text[:200]}
+    fields = dict(place, error=error, notes=many, argv=many, stacks=text * 9, exit=exit_info, rank=3)
+    record = records.new(kind, writer="hook", fields=fields)
+    before = records.encode(json.loads(json.dumps(record)))
+    line = records.line(record, "tok")
+    assert len(line) <= 8192
+    found = msgspec.json.decode(base64.urlsafe_b64decode(line.split(b" ")[2]), type=Record)
+    assert (found.id, found.kind, found.rank) == (record["id"], kind, 3)
+    # The record itself goes into its file whole.
+    assert records.encode(record) == before
+    pieces = records.pieces(record)
+    assert all(len(piece) <= 4096 and piece.startswith(b"part ") for piece in pieces)
+    assert len(pieces) <= 16
+
+
 def test_errors_s2_records_written_at_the_same_instant_do_not_overwrite_each_other(tmp_path: Path) -> None:
     barrier = threading.Barrier(16)
 
