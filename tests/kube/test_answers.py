@@ -136,5 +136,6 @@ def test_how_resources_are_shown():
     assert PODS.shown("p", "here") == "pod here/p"
     assert PODS.shown(None, "here") == "pods in here"
     assert PODS.shown() == "pods"
+    assert PODS.shown("a\x1b[2J", "here") == "pod 'here/a\\x1b[2J'"
     assert (PODS.api_version, Resource("batch", "v1", "jobs", "Job").api_version) == ("v1", "batch/v1")
     assert PODS.path("n", "p", "proxy/metrics") == "/api/v1/namespaces/n/pods/p/proxy/metrics"

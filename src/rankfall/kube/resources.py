@@ -62,10 +62,13 @@ class Resource(msgspec.Struct, frozen=True):
 
     def shown(self, name: str | None = None, namespace: str | None = None) -> str:
         """How messages name it: ``job default/train-1``, ``jobs in default``, ``nodes``."""
-        if name is None:
-            return f"{self.plural} in {namespace}" if self.namespaced and namespace else self.plural
-        place = f"{namespace}/" if self.namespaced and namespace else ""
-        return f"{self.kind.lower()} {place}{name}"
+        space = namespace if self.namespaced and namespace else ""
+        shown = f"{space and f'{space}/'}{name}" if name is not None else space
+        # Names of the API are harmless; those that somebody only asks for need not be.
+        shown = shown if shown.isprintable() else ascii(shown)
+        if name is not None:
+            return f"{self.kind.lower()} {shown}"
+        return f"{self.plural} in {shown}" if shown else self.plural
 
 
 def _part(text: str, what: str) -> str:
