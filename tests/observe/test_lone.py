@@ -44,7 +44,7 @@ class Scene:
 
     def slot(self, *, hook: bool = True) -> LoneSlot:
         place: dict[str, object] = {"run": "job-abc123", "attempt": 1, "role": "worker", "slot": 0, "node": "node0"}
-        return LoneSlot(self.dir, place=place, hook=hook)
+        return LoneSlot(self.dir, place=place, hook=hook, patience=2.0)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
 from rankfall.observe.life import Life
-from rankfall.observe.lone import LoneSlot, stands_alone
+from rankfall.observe.lone import PATIENCE_S, LoneSlot, stands_alone
 from rankfall.observe.records import Found, RecordFolder, read_end
 from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
@@ -95,7 +95,7 @@ class AttemptObserver:
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         alone = spare_listing and stands_alone(spec, launcher)
-        self._lone = self._lone_slot() if alone else None
+        self._lone = self._lone_slot(launcher) if alone and launcher else None
         self._streams = SlotStreams(run_dir, attempt=attempt, role=spec.role, catalogue=found)
         self._evidence: dict[str, Evidence] = {}
         # Why slots do not start: true only as long as they wait, so it is looked for when a case is made, and never kept.
@@ -207,10 +207,11 @@ class AttemptObserver:
             return max(sizes, default=None)
         return self.spec.world_size
 
-    def _lone_slot(self) -> LoneSlot:
+    def _lone_slot(self, launcher: SlotLauncher) -> LoneSlot:
         place: dict[str, object] = {"run": self.run_dir.id, "attempt": self.attempt, "role": self.spec.role, "slot": 0}
         place["node"] = self._facts.slots[0].node
-        return LoneSlot(self._slot_dir(0), place=place, hook=self.spec.inside != "off")
+        hook = self.spec.inside != "off"
+        return LoneSlot(self._slot_dir(0), place=place, hook=hook, patience=PATIENCE_S[launcher])
 
     def _new_records(self) -> list[Found]:
         if self._lone is not None:

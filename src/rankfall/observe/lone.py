@@ -8,7 +8,9 @@ themselves are read as for everybody.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -17,8 +19,10 @@ from rankfall.model import JobSpec, Record
 from rankfall.model.evidence import SlotLauncher
 from rankfall.observe.records import Found, read_end
 
-# A hook that has not claimed for so long is not there, and a rank that ended so long ago left its slot behind, seconds.
+# A hook that has not claimed for so long is not there, seconds.
 _WAIT_S: Final = 2.0
+# How long after its rank a slot that ends well may take to end, seconds: the wrapper at once, torchrun with torch to unload on a busy machine.
+PATIENCE_S: Final[Mapping[SlotLauncher, float]] = MappingProxyType({"plain": 2.0, "torchrun": 5.0})
 _NS: Final = 1_000_000_000
 # pid, start, root's pid and start, then the identity; one number more when the wrapper made the claim for a rank without hook.
 _IDENTITY: Final = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
@@ -31,7 +35,7 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 
     What ``exec`` starts is not known beforehand, and its exit code need not be its rank's.
     """
-    return spec.world_size == 1 and not spec.elastic and spec.strategy is None and launcher in {"plain", "torchrun"}
+    return spec.world_size == 1 and not spec.elastic and spec.strategy is None and launcher in PATIENCE_S
 
 
 class LoneSlot:
@@ -41,12 +45,14 @@ class LoneSlot:
         slot_dir: need not exist yet.
         place: run, attempt, role, slot and node, as fields of a record.
         hook: whether a hook can come at all.
+        patience: seconds that the slot may take to end after its rank.
     """
 
-    def __init__(self, slot_dir: Path, *, place: dict[str, object], hook: bool) -> None:
+    def __init__(self, slot_dir: Path, *, place: dict[str, object], hook: bool, patience: float) -> None:
         self._dir = slot_dir
         self._place = place
         self._hook = hook
+        self._patience = patience
         self._slot_seen = False
         self._start: Record | None = None
         # Of the topmost process of the rank: a shell may stand around its program.
@@ -121,7 +127,7 @@ class LoneSlot:
             return False
         now = time.monotonic()
         self._gone_since = self._gone_since or now
-        return now - self._gone_since > _WAIT_S
+        return now - self._gone_since > self._patience
 
     def _found(self, kind: str, file: str, *, at: int, **fields: object) -> Found:
         given = {"id": f"lone-{kind}", "kind": kind, "writer": "wrapper", "at_ns": at, **self._place, **fields}
