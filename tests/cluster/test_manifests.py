@@ -27,6 +27,7 @@ BACKENDS = ("job", "jobset", "trainjob")
 RESOURCES = {"Job": "jobs.batch", "JobSet": "jobsets.jobset.x-k8s.io", "TrainJob": "trainjobs.trainer.kubeflow.org"}
 IMAGE = "rankfall.test/python:3.11"
 HARD = ["a b", "", "'\"", "$(HOME) $$ $$(X) ${Y} $é $", "line\nline", "`id` \\ *"]
+HELD = "$(x) 'y'"
 TELL = """
 import json, os, socket, sys
 names = ("HARD", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANKFALL_NODE", "RANKFALL_POD_UID", "FROM_SECRET")
@@ -215,7 +216,7 @@ def said(kubectl: Kubectl, pod: dict[str, Any], container: str) -> list[dict[str
 @pytest.mark.parametrize("inside", ["auto", "off"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_launch_s07_words_and_values_arrive_byte_for_byte_on_every_node(kubectl, namespace, backend, inside):
-    kubectl("create", "secret", "generic", "keys", "-n", namespace, "--from-literal=one=$(s3cret) 'x'")
+    kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal=one={HELD}")
     made = compiled(
         namespace,
         backend=backend,
@@ -232,7 +233,7 @@ def test_launch_s07_words_and_values_arrive_byte_for_byte_on_every_node(kubectl,
         (told,) = said(kubectl, pod, made.container)
         assert told["argv"] == HARD
         assert told["HARD"] == "\n".join(HARD)
-        assert told["FROM_SECRET"] == "$(s3cret) 'x'"
+        assert told["FROM_SECRET"] == HELD
         # The same contract on every backend (launch scenario 8).
         assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == (str(slot), "0", "2")
         assert told["MASTER_ADDR"] == made.names.address(0, namespace=namespace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -35,8 +36,27 @@ def refused(job: Any, **options: Any) -> str:
 
 def test_without_restarts_the_first_failure_is_the_jobs():
     body = child(compiled(alone()))
-    assert (body["backoffLimit"], body["podReplacementPolicy"]) == (0, "Failed")
+    assert body["backoffLimit"] == 0
     assert "podFailurePolicy" not in body
+
+
+def test_rules_force_kubernetes_to_wait_for_a_lost_pod_and_the_note_says_so():
+    # Without rules a pod that a dead node holds counts as failed at once.
+    assert "podReplacementPolicy" not in child(compiled(alone()))
+    made = compiled(alone(rules=[{"exit_codes": [3], "action": "fail"}]))
+    assert child(made)["podReplacementPolicy"] == "Failed"
+    assert any("node is lost" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("backend", ["jobset", "trainjob"])
+def test_jobapi_s20_each_native_restart_has_a_rendezvous_of_its_own(backend):
+    made = compiled(alone(backend, nnodes=2))
+    _, variables = started(made)
+    assert variables["RANKFALL_RESTART"] == "<metadata.labels['jobset.sigs.k8s.io/restart-attempt']>"
+    own = f"job-0a1b2c-a1-r{variables['RANKFALL_RESTART']}"
+    torchrun = json.loads(variables["RANKFALL_TORCHRUN"])
+    assert torchrun[torchrun.index("--rdzv-id") + 1] == variables["TORCHELASTIC_RUN_ID"] == own
+    assert "RANKFALL_RESTART" not in started(compiled(spec(backend=backend)))[1]
 
 
 def test_unattended_the_wrapper_tells_causes_as_codes():

@@ -61,3 +61,9 @@ def test_the_slots_number_stands_before_all_that_refer_to_it():
 def test_bytes_that_a_manifest_cannot_carry_are_refused():
     with pytest.raises(SpecError, match=r"\$\.command.*UTF-8"):
         compiled(spec(command=["train.py", "\udcff"]))
+
+
+@pytest.mark.parametrize("env", [{"A B": "1"}, {"1": "1"}, {"A": "\udcff"}])
+def test_variables_that_a_pod_cannot_have_are_refused(env):
+    with pytest.raises(SpecError, match=r"\$\.env\."):
+        compiled(spec(env=env))

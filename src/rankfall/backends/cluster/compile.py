@@ -85,7 +85,7 @@ def compile_job(
         port=spec.kubernetes.master_port,
         release=not spec.suspend and spec.kubernetes.queue is None,
         request_token=request_token(token),
-        notes=(start.note, *policies.notes, *_notes(request)),
+        notes=(start.note, *policies.notes, *_notes(request, by_rule=bool(policies.rules))),
     )
 
 
@@ -115,7 +115,7 @@ def _objects(request: Request, start: Start, policies: Native, *, container: str
     return [job], 0
 
 
-def _notes(request: Request) -> list[str]:
+def _notes(request: Request, *, by_rule: bool) -> list[str]:
     spec = request.spec
     found = []
     if spec.backend == "trainjob":
@@ -136,6 +136,10 @@ def _notes(request: Request) -> list[str]:
         found.append(f"queue: {spec.kubernetes.queue} of Kueue releases the job")
     if spec.unattended and spec.policies.hang_timeout_s is not None:
         found.append("hang: not looked for without a supervisor")
+    if by_rule:
+        found.append(
+            "node: with rules Kubernetes waits for ever for a pod whose node is lost, until somebody removes it"
+        )
     if spec.unattended and spec.success.policy != "all":
         found.append("success: Kubernetes ends the others at once; drain_s is the grace that their commands have")
     return found

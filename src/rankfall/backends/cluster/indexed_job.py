@@ -37,7 +37,7 @@ def child_spec(request: Request, template: Object, native: Native) -> Object:
         "completionMode": "Indexed",
         "completions": request.count,
         "parallelism": request.count,
-        **_retries(request),
+        **_retries(request, by_rule=bool(native.rules)),
         **({"podFailurePolicy": {"rules": list(native.rules)}} if native.rules else {}),
         **({"successPolicy": native.success} if native.success else {}),
         **_deadline(request.spec),
@@ -45,7 +45,7 @@ def child_spec(request: Request, template: Object, native: Native) -> Object:
     }
 
 
-def _retries(request: Request) -> Object:
+def _retries(request: Request, *, by_rule: bool) -> Object:
     spec = request.spec
     per_index = request.served.at_least(PER_INDEX_SINCE)
     # A pod that is only being deleted is no failure yet, and its successor must not meet it.
@@ -53,7 +53,8 @@ def _retries(request: Request) -> Object:
     if spec.unattended:
         # A set starts all of its jobs again itself; a failure of one must reach it at once.
         own = request.native_restarts if spec.backend == "job" else 0
-        return {"backoffLimit": own, **replacement}
+        # Without rules, which force it, a pod that a dead node holds for ever counts as failed at once.
+        return {"backoffLimit": own, **(replacement if by_rule else {})}
     restarts = spec.policies.max_restarts if spec.restart_scope == "replica" else 0
     if per_index:
         # A failed pod is not replaced, and it does not end its peers, so that they can still say what they saw.

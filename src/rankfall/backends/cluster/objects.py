@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.names import Names
+from rankfall.backends.cluster.text import RESTART_REFERENCE
 from rankfall.backends.protocol import Launcher, Rendezvous
 from rankfall.backends.secrets import MASK, looks_secret, masked_words
 from rankfall.model import JobSpec
@@ -69,8 +70,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rendezvous_id(self) -> str:
-        """Of this attempt alone: a late process of an earlier one is rejected."""
-        return f"{self.names.run}-a{self.names.attempt}"
+        """Of this attempt alone, as Kubernetes' text: a late process of an earlier one is rejected."""
+        own = f"{self.names.run}-a{self.names.attempt}"
+        return f"{own}-r{RESTART_REFERENCE}" if self.restarts_as_set else own
+
+    @property
+    def restarts_as_set(self) -> bool:
+        """Whether a JobSet starts the gang again by itself, within one attempt of ours."""
+        return self.native_restarts > 0 and self.spec.backend != "job"
 
     @property
     def native_restarts(self) -> int:

@@ -15,13 +15,14 @@ from rankfall.backends.cluster.command import SLOT_DIR, Start
 from rankfall.backends.cluster.merge import OWN_VOLUMES, Object, check_override, check_volumes, merged, without_nodes
 from rankfall.backends.cluster.names import LABEL_ROLE
 from rankfall.backends.cluster.objects import Request
-from rankfall.backends.cluster.text import SLOT_REFERENCE, check_text, escape
+from rankfall.backends.cluster.text import SLOT_REFERENCE, check_variables, escape
 from rankfall.model import JobSpec, Refused, Resources
 from rankfall.model.kubernetes_spec import EnvSource
 
 BUNDLE_KEY: Final = "inside.pyz"
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "rankfall"}
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
+_RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 # The label is there since Kubernetes 1.28, the annotation ever since Indexed Jobs are.
 _INDEX_LABEL_SINCE: Final = 28
 # The kubelet's SIGKILL comes so many seconds after the wrapper's own, which is the one that is recorded.
@@ -127,7 +128,7 @@ def termination_grace_s(spec: JobSpec) -> int:
 def environment(request: Request, start: Start) -> list[Object]:
     """The container's variables: ours, the slot's number first because others refer to it, then the job's own."""
     spec = request.spec
-    check_text("$.env", [text for pair in spec.env.items() for text in pair])
+    check_variables(spec.env)
     literal: list[Object] = [{"name": name, "value": escape(value)} for name, value in spec.env.items()]
     sources: list[Object] = [
         {"name": name, "valueFrom": _source(source)} for name, source in spec.kubernetes.env_from.items()
@@ -149,6 +150,8 @@ def _own(request: Request, start: Start) -> list[Object]:
         _field("RANKFALL_POD", "metadata.name"),
         _field("RANKFALL_POD_UID", "metadata.uid"),
     ]
+    if request.restarts_as_set:
+        own.append(_field("RANKFALL_RESTART", f"metadata.labels['{_RESTART}']"))
     values = {
         "RANKFALL_RUN": names.run,
         "RANKFALL_ATTEMPT": str(names.attempt),

@@ -6,12 +6,17 @@ those before a parenthesis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from rankfall.model import SpecError
 
 # The number of this slot, once the pod runs; the variable stands first in the container's list.
-SLOT_REFERENCE = "$(RANKFALL_SLOT)"
+SLOT_REFERENCE: Final = "$(RANKFALL_SLOT)"
+# How often a JobSet has started the gang again by itself.
+RESTART_REFERENCE: Final = "$(RANKFALL_RESTART)"
+_VARIABLE: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
 def escape(text: str) -> str:
@@ -36,3 +41,17 @@ def check_text(path: str, texts: Iterable[str]) -> None:
             ) from None
         if "\0" in text:
             raise SpecError(path, "holds a NUL byte")
+
+
+def check_variables(env: Mapping[str, str]) -> None:
+    """Refuse variables that Kubernetes, or a manifest, cannot carry.
+
+    Raises:
+        SpecError: a name is no variable's, or a text is no UTF-8.
+    """
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name):
+            raise SpecError(
+                f"$.env.{name}", "is no valid variable in a pod: letters, digits, _, - and dots, no digit first"
+            )
+        check_text(f"$.env.{name}", (value,))
