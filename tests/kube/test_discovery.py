@@ -231,9 +231,10 @@ def test_a_group_that_goes_away_meanwhile_is_not_served(run):
     assert not run(story).serves(JOBSETS)
 
 
-def test_a_refusal_is_not_an_absence(run):
+@pytest.mark.parametrize("path", ["/openapi/v3", f"/openapi/v3/{JOBSET_PATH}"])
+def test_a_refusal_is_not_an_absence(run, path):
     async def story(server, kube):
-        server.default.refuses["/openapi/v3"] = 403
+        server.default.refuses[path] = 403
         with pytest.raises(Forbidden):
             await discover(kube, [JOBSETS])
 
@@ -347,6 +348,11 @@ def test_the_cache_does_not_grow_without_end_and_needs_no_room(tmp_path, monkeyp
     Cache(None).put("a", "b", schemas)
     (tmp_path / "file").write_text("")
     Cache(tmp_path / "file").put("a", "b", schemas)
+    # A name that is taken by something else.
+    (tmp_path / "c" / cache._path(tmp_path, "a", "b").name).mkdir()
+    cache.put("a", "b", schemas)
+    assert cache.get("a", "b") is None
+    assert not list((tmp_path / "c").glob("*.new"))
     assert Cache(tmp_path / "file").get("a", "b") is None
 
 

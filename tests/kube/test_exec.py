@@ -240,6 +240,33 @@ def test_a_command_that_does_not_read_its_stdin_makes_the_writer_wait_and_may_en
     assert (found.stdout, found.code) == (b"enough", 141)
 
 
+def test_nobody_writes_to_a_command_that_has_ended(run):
+    async def story(server, kube):
+        server.plays(says(b"\x02gone", failed(9)))
+        async with open_exec(kube, "p", ["x"], container="main", stdin=True, timeout=20) as session:
+            assert [chunk async for chunk in session.output()] == [("stderr", b"gone")]
+            with pytest.raises(ExecLost, match="the connection ended"):
+                await session.write(b"x")
+            with pytest.raises(ExecLost):
+                await session.close_stdin()
+            return session.code
+
+    assert run(story) == 9
+
+
+def test_a_time_out_of_the_callers_own_stays_its_own(run):
+    async def late() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise TimeoutError("mine")
+
+    async def story(server, kube):
+        server.plays(program(cat))
+        with pytest.raises(TimeoutError, match="mine"):
+            await go(kube, stdin=late())
+
+    run(story)
+
+
 def test_a_source_that_fails_ends_the_command(run):
     class SourceError(Exception):
         pass

@@ -14,7 +14,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.apiserver import Handler, Server, answer, cut, refuse, serving, silence, status
+from kube.apiserver import Handler, Server, answer, cut, pair, refuse, serving, silence, status
 from rankfall.kube import watch as module
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, KubeError, ObjectNotFound, Unreachable
@@ -23,6 +23,7 @@ from rankfall.kube.retry import Retry
 from rankfall.kube.watch import Event, watch
 from rankfall.kube.watch_known import Book
 from rankfall.kube.watch_wait import Pace
+from testbed.pki import Authority
 
 FAST = Pace(idle=5.0, first=0.01, cap=0.05)
 
@@ -269,7 +270,9 @@ def test_failing_servers_are_ridden_out_and_told_of(run):
     async def story(server):
         server.plays(refuse(503), cut, listing(10), refuse(429, Retry_After="0.05"), refuse(500), cut)
         server.plays(body(line("ERROR", status(429, "TooManyRequests")), end="never"), body(bookmark(11)))
-        server.plays(body(b"<html>\n"), body(b'{"type": "ADDED", "object": {"metadata": {}}}\n'))
+        server.plays(
+            body(line("ERROR", "odd")), body(b"<html>\n"), body(b'{"type": "ADDED", "object": {"metadata": {}}}\n')
+        )
         server.plays(body(line("NEW", {}), b"\n", line("ADDED", pod("a", 12)), end="never"))
         return await Look(server).until(lambda seen: seen.told[-1] == "added a")
 
@@ -278,7 +281,7 @@ def test_failing_servers_are_ridden_out_and_told_of(run):
     kinds = [type(one).__name__ for one in look.troubles]
     assert kinds == [
         *["ServerError", "Unreachable", "TooManyRequests", "ServerError", "Unreachable", "NoneType"],
-        *["TooManyRequests", "NoneType", "ServerError", "NoneType", "ServerError", "NoneType"],
+        *["TooManyRequests", "NoneType", *["ServerError", "NoneType"] * 3],
     ]
     # The version is kept through all of it, and no second list is needed.
     assert {asked["resourceVersion"] for asked in look.watches} == {"10", "11"}
@@ -304,6 +307,57 @@ def test_what_waiting_does_not_heal_is_raised(run, script, error):
         return len(server.seen)
 
     assert run(story) == len(script)
+
+
+def test_a_list_that_expires_is_asked_for_anew(run):
+    async def story(server):
+        # The client itself begins a paged list anew; when that does not help either, it is the watch's turn.
+        server.plays(*[refuse(410, "Expired")] * 3, listing(10, pod("a", 3)))
+        return await Look(server).until(lambda seen: len(seen.events) == 2)
+
+    look = run(story)
+    assert look.told == ["listed a", "bookmark"]
+    assert len(look.server.seen) in {4, 5}
+
+
+def test_a_list_with_an_object_that_is_none_is_asked_for_anew(run):
+    async def story(server):
+        server.plays(listing(10, {"metadata": {}}), listing(10, pod("a", 3)))
+        return await Look(server).until(lambda seen: len(seen.events) == 2)
+
+    look = run(story)
+    assert look.told == ["listed a", "bookmark"]
+    assert "is no JSON object" in str(look.troubles[0])
+
+
+def test_a_certificate_that_is_refused_is_an_error_at_first_and_ridden_out_later(tmp_path):
+    async def story() -> None:
+        async with serving(tmp_path) as server:
+            server.default = body(end="never")
+            other = Authority(tmp_path / "other", "other")
+            look = Look(server)
+            retry = Retry(attempts=1)
+            async with Kube(server.access(ca_data=other.cert.read_bytes()), retry=retry) as kube:
+                with pytest.raises(Unreachable, match="certificate"):
+                    await anext(watch(kube, PODS, pace=FAST))
+            gate = asyncio.Event()
+            # Cut, so that the next one needs a new connection.
+            server.plays(listing(10), body(bookmark(11), end="cut", gate=gate))
+            async with Kube(server.access(), retry=retry) as kube, asyncio.timeout(20):
+                events = watch(kube, PODS, pace=FAST, trouble=look.troubles.append)
+                async with contextlib.aclosing(events):
+                    await anext(events)
+                    good, bad = pair(server.authority), pair(other)
+                    server.tls.load_cert_chain(bad.cert, bad.key)
+                    await anext(events)
+                    gate.set()
+                    refused = asyncio.create_task(anext(events))
+                    await true(lambda: any(one is not None and one.tls for one in look.troubles))
+                    server.tls.load_cert_chain(good.cert, good.key)
+                    server.plays(body(bookmark(12), end="never"))
+                    await refused
+
+    asyncio.run(story())
 
 
 def test_an_event_above_the_bound_is_refused(run, monkeypatch):

@@ -74,6 +74,18 @@ class Exec:
         """Whether stdin can be ended while the command runs on."""
         return self.protocol == frames.V5
 
+    def require_close(self) -> None:
+        """Refuse a server that cannot end stdin.
+
+        Raises:
+            ExecUnsupported: this one.
+        """
+        if not self.can_close_stdin:
+            raise ExecUnsupported(
+                f"cannot {self._what}: this server cannot end the stdin of a command",
+                hint="Kubernetes 1.30 or later can; before, use a command that knows how much it has to read",
+            )
+
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send to stdin; returns when the connection has taken it.
 
@@ -91,11 +103,7 @@ class Exec:
             ExecUnsupported: the server does not know how.
             ExecLost: the connection has ended.
         """
-        if not self.can_close_stdin:
-            raise ExecUnsupported(
-                f"cannot {self._what}: this server cannot end the stdin of a command",
-                hint="Kubernetes 1.30 or later can; before, use a command that knows how much it has to read",
-            )
+        self.require_close()
         await self._send(frames.close_message(frames.STDIN))
 
     def abandon(self) -> None:
@@ -136,8 +144,6 @@ class Exec:
         try:
             message = await self._socket.receive(timeout=patience)
         except TimeoutError:
-            if patience is None:
-                raise
             return b""
         if message.type is aiohttp.WSMsgType.BINARY:
             data: bytes = message.data
@@ -276,6 +282,8 @@ async def _fed(session: Exec, source: bytes | AsyncIterable[bytes] | None, *, en
     if source is None:
         yield
         return
+    if ends:
+        session.require_close()
     task = asyncio.create_task(_feed(session, source, ends=ends))
     try:
         yield
@@ -292,8 +300,6 @@ async def _fed(session: Exec, source: bytes | AsyncIterable[bytes] | None, *, en
 
 async def _feed(session: Exec, source: bytes | AsyncIterable[bytes], *, ends: bool) -> None:
     try:
-        if ends and not session.can_close_stdin:
-            await session.close_stdin()  # says why not
         if isinstance(source, bytes):
             await session.write(source)
         else:
