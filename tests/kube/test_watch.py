@@ -347,9 +347,9 @@ def test_a_certificate_that_is_refused_is_an_error_at_first_and_ridden_out_later
                 events = watch(kube, PODS, pace=FAST, trouble=look.troubles.append)
                 async with contextlib.aclosing(events):
                     await anext(events)
+                    await anext(events)
                     good, bad = pair(server.authority), pair(other)
                     server.tls.load_cert_chain(bad.cert, bad.key)
-                    await anext(events)
                     gate.set()
                     refused = asyncio.create_task(anext(events))
                     await true(lambda: any(one is not None and one.tls for one in look.troubles))
