@@ -178,9 +178,14 @@ def restart(bed: Any, how: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_launch_s32_a_watch_survives_a_restart_of_the_api_server(bed, access, how):
+def test_launch_s32_a_watch_survives_a_restart_of_the_api_server(bed, kubectl, access, namespace, how):
+    # As an account with just these rights: the server learns of them again when it starts.
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}]
+    path = accounts.create(bed.control, kubectl, "watcher", namespace=namespace, rules=rules)
+    watcher = load_access(kubeconfig=str(path), namespace=namespace)
+
     async def story() -> tuple[Seen, dict[str, str]]:
-        async with Kube(access, rate=1000) as writer, watching(access) as seen:
+        async with Kube(access, rate=1000) as writer, watching(watcher) as seen:
             for name in ("stays", "changes", "goes", "returns"):
                 await write(writer, name, 0)
             await seen.until(lambda: len(seen.numbers) == 4)

@@ -397,6 +397,14 @@ def test_it_stops_at_once_whatever_it_waits_for(run, script):
     run(story)
 
 
+def test_what_was_read_before_the_stop_is_not_told_after_it(run):
+    async def story(server):
+        server.plays(listing(1), body(b"".join(bookmark(version) for version in range(2, 100)), end="never"))
+        return await Look(server).until(lambda seen: len(seen.events) == 3)
+
+    assert len(run(story).events) == 3
+
+
 def test_a_watch_that_is_left_closes_its_connection(run):
     async def story(server):
         held: list[asyncio.Transport] = []

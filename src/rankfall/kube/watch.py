@@ -130,6 +130,8 @@ class _Watcher:
                     async with contextlib.aclosing(step(waits, book)) as events:
                         async for event in events:
                             yield event
+                            if waits.stopped:
+                                return
             except (Unreachable, TooManyRequests, ServerError, Gap) as error:
                 if waits.stopped:
                     return
