@@ -265,3 +265,12 @@ def test_a_bundle_that_no_config_map_holds_is_refused():
     message, _ = refusal(spec(), inside_zip=b"x" * 1_000_001)
     assert "$.inside: " in message
     compiled(spec(inside="off"), inside_zip=b"x" * 1_000_001)
+
+
+@pytest.mark.parametrize(
+    "key", ["kueue.x-k8s.io/queue-name", "batch.kubernetes.io/job-name", "job-name", "app.kubernetes.io/managed-by"]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_labels_that_somebody_else_writes_are_refused(backend, key):
+    message, _ = refusal(spec(backend=backend, kubernetes={"labels": {key: "x"}}))
+    assert message.startswith(f"$.kubernetes.labels.{key}: ")

@@ -15,9 +15,9 @@ from rankfall.backends.cluster.names import ANNOTATION_REQUEST
 from rankfall.backends.cluster.native import Native
 from rankfall.backends.cluster.objects import Request, request_token
 from rankfall.backends.cluster.pod import BUNDLE_KEY, labels
+from rankfall.backends.cluster.refusals import QUEUE_LABEL
 from rankfall.model import JobSpec
 
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 # backoffLimitPerIndex and podReplacementPolicy are on by default since 1.29; an older server would drop them without a word.
 PER_INDEX_SINCE: Final = 29
 
@@ -68,11 +68,11 @@ def _deadline(spec: JobSpec) -> Object:
     return {"activeDeadlineSeconds": math.ceil(attempt)} if spec.unattended and attempt is not None else {}
 
 
-def metadata(request: Request, *, queue: bool = True) -> Object:
+def metadata(request: Request) -> Object:
     """Of the workload."""
     spec = request.spec
     marks = labels(request)
-    if queue and spec.kubernetes.queue is not None:
+    if spec.kubernetes.queue is not None:
         marks[QUEUE_LABEL] = spec.kubernetes.queue
     return {
         **identity(request),

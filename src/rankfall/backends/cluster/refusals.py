@@ -18,6 +18,9 @@ _INSTALL: Final = {
     "jobset": "JobSet (jobset.x-k8s.io/v1alpha2)",
     "trainjob": "Kubeflow Trainer (trainer.kubeflow.org/v1alpha1)",
 }
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_THEIR_LABELS: Final = frozenset({"app.kubernetes.io/managed-by", "job-name", "controller-uid"})
+_THEIR_DOMAINS: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
 # Indexed Jobs and suspend are there since 1.24.
 _OLDEST: Final = 24
 POD_FAILURE_POLICY_SINCE: Final = 31
@@ -63,7 +66,7 @@ def refuse(backend: str, problems: Sequence[Problem]) -> None:
 def general(request: Request) -> list[Problem]:
     """What the server or the kind of object cannot do, supervised or not."""
     spec, served = request.spec, request.served
-    return [*_served(spec, served), *_scope(spec), *_runtime(spec), *_excluded(request)]
+    return [*_served(spec, served), *_scope(spec), *_runtime(spec), *_labels(spec), *_excluded(request)]
 
 
 def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
@@ -146,6 +149,22 @@ def _runtime(spec: JobSpec) -> list[Problem]:
             )
         ]
     return []
+
+
+def _labels(spec: JobSpec) -> list[Problem]:
+    """Labels that somebody else writes: they would be lost, or would make an object of another kind of ours."""
+    found = []
+    for key in spec.kubernetes.labels:
+        path = f"$.kubernetes.labels.{key}"
+        if key == QUEUE_LABEL:
+            found.append(
+                Problem(path=path, why="says to Kueue what kubernetes.queue says", instead="use kubernetes.queue")
+            )
+        elif key in _THEIR_LABELS or key.startswith(_THEIR_DOMAINS):
+            found.append(
+                Problem(path=path, why="is set by Kubernetes or by Rankfall itself", instead="leave that label out")
+            )
+    return found
 
 
 def _excluded(request: Request) -> list[Problem]:
