@@ -45,7 +45,7 @@ def test_get_with_a_token_over_tls(tmp_path):
             assert (seen.method, seen.path, seen.query) == ("GET", "/api/v1/namespaces/here/pods/p", [])
             assert server.tokens() == ["Bearer t0ken-value"]
             assert seen.headers["Accept"] == ["application/json"]
-            assert seen.headers["User-Agent"][0].startswith("rankfall/")
+            assert seen.headers["User-Agent"][0].startswith("rankfall")
 
     asyncio.run(story())
 
