@@ -167,10 +167,10 @@ def _own(request: Request, start: Start) -> list[Object]:
         }
         if spec.python is not None:
             values["RANKFALL_PYTHON"] = spec.python
-        if spec.policies.retryable:
-            values["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
-        if spec.policies.final:
-            values["RANKFALL_FINAL"] = ",".join(spec.policies.final)
+    if spec.policies.retryable:
+        values["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
+    if spec.policies.final:
+        values["RANKFALL_FINAL"] = ",".join(spec.policies.final)
     if start.chosen != "torchrun":
         values |= {
             "MASTER_ADDR": names.address(0, namespace=request.namespace),
