@@ -14,7 +14,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from kube.apiserver import Handler, Server, refuse, serving
-from rankfall.kube import exec as module
+from rankfall.kube import exec_session
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
 from rankfall.kube.exec import execute, open_exec
@@ -422,7 +422,7 @@ def test_more_output_than_wanted_is_refused(run):
 
 
 def test_a_server_that_does_not_close_after_the_status_is_not_waited_for(run, monkeypatch):
-    monkeypatch.setattr(module, "_LAST_S", 0.1)
+    monkeypatch.setattr(exec_session, "LAST_S", 0.1)
 
     async def play(socket: web.WebSocketResponse) -> None:
         await socket.send_bytes(failed(3))

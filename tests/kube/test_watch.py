@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import Handler, Server, answer, cut, pair, refuse, serving, silence, status
-from rankfall.kube import watch as module
+from rankfall.kube import watch_run as module
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, KubeError, ObjectNotFound, Unreachable
 from rankfall.kube.resources import NODES, PODS

@@ -11,49 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, Literal
+from collections.abc import AsyncGenerator
 
-import aiohttp
-import msgspec
-
-from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ApiError, Expired, KubeError, ServerError, TooManyRequests, Unreachable
 from rankfall.kube.resources import Resource
-from rankfall.kube.watch_faults import Gap, of_answer, of_body, unreadable
-from rankfall.kube.watch_known import Book, Change, Keep, Object, is_object, version_of
-from rankfall.kube.watch_lines import MAX_LINE, Lines, LineTooLong
+from rankfall.kube.watch_known import Book, Keep, Object
+from rankfall.kube.watch_run import Event, Trouble, Watcher
 from rankfall.kube.watch_wait import Pace, Waits
 
-Trouble = Callable[[KubeError | None], None]
-Type = Literal["listed", "added", "modified", "deleted", "relisted", "bookmark"]
-
-# How a change is told that a list shows, in the first list and in later ones.
-_LISTED: Final[dict[tuple[Change, bool], Type]] = {
-    ("added", False): "listed",
-    ("added", True): "added",
-    ("modified", True): "relisted",
-    ("deleted", True): "deleted",
-}
-
-
-class Event(msgspec.Struct, frozen=True):
-    """One thing that happened.
-
-    Attributes:
-        type: ``listed``: an object of the first list. ``added``, ``modified``, ``deleted``: of an object. ``relisted``: after a gap in the
-            server's history an object is in another state than before; one or several changes made it so. ``bookmark``: nothing else happened up to this
-            version; one comes after each list, so the first one says that all objects that were there have been told.
-        object: the object; of a bookmark only ``metadata.resourceVersion`` means something.
-        vanished: a ``deleted`` whose last state nobody saw; ``object`` is what ``keep`` made of the state before.
-    """
-
-    type: Type
-    object: Any
-    vanished: bool = False
+__all__ = ["Event", "Pace", "watch"]
 
 
 async def watch(
@@ -89,184 +55,10 @@ async def watch(
         Unreachable: the server's certificate is refused before the first list.
         KubeError: an object is larger than ``watch_lines.MAX_LINE``.
     """
-    watcher = _Watcher(kube, resource, namespace=namespace, labels=labels, fields=fields, trouble=trouble, pace=pace)
+    watcher = Watcher(kube, resource, namespace=namespace, labels=labels, fields=fields, trouble=trouble, pace=pace)
     async with Waits(stop) as waits, contextlib.aclosing(watcher.events(waits, Book(keep or _whole))) as events:
         async for event in events:
             yield event
-
-
-class _Watcher:
-    def __init__(
-        self,
-        kube: Kube,
-        resource: Resource,
-        *,
-        namespace: str | None,
-        labels: str | None,
-        fields: str | None,
-        trouble: Trouble | None,
-        pace: Pace | None,
-    ) -> None:
-        self._kube, self._resource, self._trouble = kube, resource, trouble
-        self._labels, self._fields = labels, fields
-        self._space = (kube.namespace if namespace is None else namespace) if resource.namespaced else None
-        self._pace = pace or Pace()
-        self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
-        self._version: str | None = None
-        self._listed = False
-        self._tries = 0
-        self._opened: float | None = None
-        self._troubled = False
-
-    @property
-    def _what(self) -> str:
-        return self._resource.shown(None, self._space)
-
-    async def events(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
-        while not waits.stopped:
-            try:
-                steps = [self._list] if self._version is None else []
-                for step in [*steps, self._connection]:
-                    async with contextlib.aclosing(step(waits, book)) as events:
-                        async for event in events:
-                            yield event
-                            if waits.stopped:
-                                return
-            except (Unreachable, TooManyRequests, ServerError, Gap) as error:
-                if waits.stopped:
-                    return
-                await self._failed(waits, error)
-            except TimeoutError:
-                # Of our own waits: only the caller's wish to stop gets here.
-                return
-
-    async def _list(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
-        try:
-            async with waits.within(None):
-                listing = await self._kube.list(
-                    self._resource, namespace=self._space, labels=self._labels, fields=self._fields
-                )
-        except Expired as error:
-            raise Gap(error) from None
-        for change, item, vanished in book.compare([self._checked(item) for item in listing.items]):
-            yield Event(_LISTED[change, self._listed], item, vanished)
-        self._version, self._listed = listing.resource_version, True
-        yield Event("bookmark", {"metadata": {"resourceVersion": listing.resource_version}})
-
-    async def _connection(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
-        """The events of one connection; ends when the server ends it in order, raises when it broke."""
-        self._opened = None
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                async with waits.within(None):
-                    response = await stack.enter_async_context(
-                        self._kube.stream(
-                            self._resource.path(self._space or None),
-                            params=self._params(),
-                            read_timeout=None,
-                            head_timeout=self._pace.head,
-                            verb="watch",
-                            what=self._what,
-                            repeat=False,
-                        )
-                    )
-            except ApiError as error:
-                raise of_answer(error) from None
-            self._well()
-            lines = Lines(MAX_LINE)
-            while chunk := await self._read(response, waits):
-                for line in self._cut(lines, chunk):
-                    for event in self._told(line, book):
-                        yield event
-        await self._rest(waits, retry_after=None)
-
-    def _params(self) -> dict[str, str]:
-        params = {
-            "watch": "1",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": self._version or "",
-            "timeoutSeconds": str(self._pace.life(self._dice)),
-            "labelSelector": self._labels,
-            "fieldSelector": self._fields,
-        }
-        return {name: value for name, value in params.items() if value}
-
-    async def _read(self, response: aiohttp.ClientResponse, waits: Waits) -> bytes:
-        """The next bytes; none at the end of the body, and when the connection seems dead: both call for the next one."""
-        try:
-            async with waits.within(self._pace.idle):
-                return await response.content.readany()
-        except TimeoutError:
-            if waits.stopped:
-                raise
-            return b""
-        except (aiohttp.ClientError, OSError) as error:
-            lost = broken(error, what=f"watch {self._what}", server=self._kube.access.server)
-        # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
-        raise lost
-
-    def _cut(self, lines: Lines, chunk: bytes) -> list[bytes]:
-        try:
-            return lines.feed(chunk)
-        except LineTooLong as error:
-            raise KubeError(
-                f"cannot watch {self._what}: {error}", hint="no object is that large; is this an API server?"
-            ) from None
-
-    def _told(self, line: bytes, book: Book) -> list[Event]:
-        """The events of one line of the body."""
-        try:
-            document = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            document = None
-        kind, item = (document.get("type"), document.get("object")) if isinstance(document, dict) else (None, None)
-        if kind == "ERROR":
-            raise of_body(item, line, what=f"watch {self._what}")
-        if kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
-            if kind is not None:
-                return []  # a kind of event that is newer than we are
-            raise unreadable(line, what=f"watch {self._what}")
-        self._tries = 0
-        if kind == "BOOKMARK":
-            self._version = version_of(item) or self._version
-            return [Event("bookmark", item)]
-        found = self._checked(item)
-        changes = book.gone(found) if kind == "DELETED" else book.seen(found)
-        # Materialised before the version moves on: what cannot be read is asked for again.
-        events = [Event(change, told, vanished=change == "deleted" and told is not found) for change, told in changes]
-        self._version = version_of(item) or self._version
-        return events
-
-    def _checked(self, item: Any) -> Object:
-        if not is_object(item):
-            raise unreadable(msgspec.json.encode(item), what=f"watch {self._what}")
-        return item
-
-    def _well(self) -> None:
-        self._opened = time.monotonic()
-        if self._troubled and self._trouble is not None:
-            self._trouble(None)
-        self._troubled = False
-
-    async def _failed(self, waits: Waits, failure: Unreachable | ApiError | Gap) -> None:
-        """Ride it out: say so, and pause."""
-        error = failure.error if isinstance(failure, Gap) else failure
-        if isinstance(failure, Gap):
-            self._version = None
-        elif isinstance(error, Unreachable) and error.tls and not self._listed:
-            raise error
-        if self._trouble is not None:
-            self._trouble(error)
-        self._troubled = True
-        await self._rest(waits, retry_after=error.retry_after if isinstance(error, ApiError) else None)
-
-    async def _rest(self, waits: Waits, *, retry_after: float | None) -> None:
-        """The pause after a connection. One that stood for a while was a good one; one that is closed at once is as good as none."""
-        if self._opened is not None and time.monotonic() - self._opened >= self._pace.first:
-            self._tries = 0
-        self._opened = None
-        await waits.pause(self._pace.pause(self._tries, retry_after=retry_after, dice=self._dice))
-        self._tries += 1
 
 
 def _whole(item: Object) -> Object:
