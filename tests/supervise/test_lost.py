@@ -143,13 +143,14 @@ def test_a_store_that_takes_nothing_at_all_leaves_the_run_right(bench: Bench, mo
 def test_a_slot_that_ends_on_a_full_disk_is_known_by_its_exit_code(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wrapper's last records are taken away as if they had found no room."""
+    """The wrapper's last records, and its end in the slot's own folder, are taken away as if they had found no room."""
 
     def no_end(found: Any) -> Any:
         return [item for item in found if item.record.kind != "slot_end"]
 
     real = RecordFolder.poll
     monkeypatch.setattr(RecordFolder, "poll", lambda self: no_end(real(self)))
+    monkeypatch.setattr("rankfall.observe.attempt.read_end", lambda folder: None)
     run, outcome = bench.run("sys.exit(6 if rank == 1 else 0)", policies={"max_restarts": 0})
     assert (outcome.state, outcome.code) == ("failed", 6)
     with run.reader() as reader:
