@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -481,6 +482,21 @@ def test_differences_lead_from_one_list_to_the_next(before, after):
     untouched = sum(before.get(name) == value for name, value in after.items())
     assert sum(change != "deleted" for change, _, _ in changes) == len(after) - untouched
     assert list(book.compare(items(after))) == []
+
+
+def test_of_an_object_only_what_the_caller_keeps_is_remembered():
+    book = Book(keep=lambda item: item["metadata"]["name"])
+    tracemalloc.start()
+    try:
+        for number in range(5000):
+            one = pod(f"p{number}", number + 1, f"uid-{number}", spec="x" * 2000)
+            assert [change for change, _ in book.seen(one)] == ["added"]
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(book) == 5000
+    # Names, UIDs and versions; the objects are 10 MB and more.
+    assert held < 5000 * 800
 
 
 @given(tries=st.integers(0, 10_000), retry_after=st.none() | st.floats(0, 1e6), seed=st.integers())
