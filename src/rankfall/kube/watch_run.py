@@ -108,7 +108,9 @@ class Watcher:
                     return
                 await self._failed(waits, error)
             except TimeoutError:
-                # Of our own waits: only the caller's wish to stop gets here.
+                # Of our own waits only the caller's wish to stop gets here; a watch never ends for another reason.
+                if not waits.stopped:
+                    raise
                 return
 
     async def _list(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
