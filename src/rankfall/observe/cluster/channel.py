@@ -55,8 +55,7 @@ class RecordIntake:
         self.refused = 0
         self._folder = folder
         self._head = RECORD_MARK + token.encode() + b" "
-        self._own = (run, attempt, slot)
-        self._name = f"a{attempt}-{role}-{slot}"
+        self._run, self._attempt, self._role, self._slot = run, attempt, role, slot
         self._decoder = msgspec.json.Decoder(Record)
         self._on_progress = on_progress
         self._taken = 0
@@ -79,23 +78,36 @@ class RecordIntake:
             self._on_progress(record)
             return True
         self._taken += 1
-        self._write(record, at)
+        self.keep(record, at)
         return True
 
     def _decode(self, line: bytes) -> Record | None:
         try:
             data = base64.b64decode(line[len(self._head) :], altchars=b"-_", validate=True)
             record = self._decoder.decode(data)
-        except (binascii.Error, ValueError, msgspec.DecodeError):
+        except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
             return None
-        own = (record.run, record.attempt, record.slot)
-        if not _ID.fullmatch(record.id) or any(a not in {None, b} for a, b in zip(own, self._own, strict=True)):
+        if (
+            not _ID.fullmatch(record.id)
+            or record.run not in {None, self._run}
+            or record.attempt not in {None, self._attempt}
+            or record.role not in {None, self._role}
+            or record.slot not in {None, self._slot}
+        ):
             return None
-        run, attempt, slot = self._own
-        return msgspec.structs.replace(record, run=run, attempt=attempt, slot=slot)
+        return msgspec.structs.replace(record, run=self._run, attempt=self._attempt, role=self._role, slot=self._slot)
 
-    def _write(self, record: Record, at: int | None) -> None:
-        path = self._folder / f"{record.kind}-{self._name}-{record.id}.json"
+    def keep(self, record: Record, at: int | None) -> None:
+        """Write a record of this slot as a file, once.
+
+        Args:
+            record: its id names it.
+            at: nanoseconds since the epoch by the clock that its own times are of.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        path = self._folder / f"{record.kind}-a{self._attempt}-{self._role}-{self._slot}-{record.id}.json"
         if path.exists():
             # It came before, by this channel or another one.
             return

@@ -29,6 +29,32 @@ def read_clocks(run: Path, attempt: int) -> dict[int, int]:
         return {}
 
 
+class ClockView:
+    """Reads the file again when it has changed.
+
+    Args:
+        run: the run's directory.
+        attempt: counted from 1.
+    """
+
+    def __init__(self, run: Path, *, attempt: int) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._seen: tuple[int, int] | None = None
+
+    def poll(self) -> dict[int, int]:
+        """As ``read_clocks``; empty too when nothing changed since the last time."""
+        try:
+            status = clock_path(self._run, self._attempt).stat()
+        except OSError:
+            return {}
+        seen = (status.st_ino, status.st_mtime_ns)
+        if seen == self._seen:
+            return {}
+        self._seen = seen
+        return read_clocks(self._run, self._attempt)
+
+
 class ClockFile:
     """Writer of the file.
 
@@ -40,6 +66,7 @@ class ClockFile:
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._path = clock_path(run, attempt)
         self._rows = read_clocks(run, attempt)
+        self._written = dict(self._rows)
         self._logs: dict[int, InstanceLog] = {}
 
     def watch(self, slot: int, log: InstanceLog) -> None:
@@ -53,13 +80,14 @@ class ClockFile:
         Raises:
             OSError: it cannot be written.
         """
-        before = dict(self._rows)
         for slot in self._logs:
             self._keep(slot)
-        if self._rows != before:
+        if self._rows != self._written:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._path.with_suffix(".new")
             temporary.write_bytes(msgspec.json.encode(self._rows))
             temporary.rename(self._path)
+            self._written = dict(self._rows)
 
     def _keep(self, slot: int) -> None:
         log = self._logs.get(slot)

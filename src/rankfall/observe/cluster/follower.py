@@ -2,14 +2,15 @@
 
 Whatever ends a stream (end of file, error, silence), the next step is the same: look at the container. It runs: the log is opened again from
 the cursor. It has ended: one last reading from the cursor, then the log is closed. Another instance took its place: the last reading is of
-the previous instance. The pod is gone: what was not read by then is lost, and said to be.
+the previous instance. The pod is gone, or its log is another instance's by now: what was not read by then is lost, and said to be.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Literal
 
 from rankfall.kube.client import Kube
@@ -18,16 +19,26 @@ from rankfall.kube.podlogs import not_started, open_log
 from rankfall.observe.cluster.instance import InstanceLog
 
 State = Literal["waiting", "running", "ended", "replaced", "gone"]
-End = Literal["complete", "lost", "none"]
+End = Literal["complete", "lost"]
 
 # Between two tries: the first at once, then doubling, seconds.
 _FIRST_S: Final = 0.1
 _MOST_S: Final = 5.0
+# While there is no right to read the log of a running container, seconds.
+_SELDOM_S: Final = 30.0
+# Longest ``Retry-After`` that is honoured, seconds.
+_ASKED_S: Final = 60.0
+# A stream that ended in order most often did so because its container ended: that long the pod is given to say so, seconds. Opened at once, the
+# log might be that of the container that takes its place.
+SETTLE_S: Final = 1.0
 # A silent stream is opened anew after this long: a connection that lost its other side looks the same, seconds.
 SILENCE_S: Final = 240.0
-# What a followed log holds already comes within this time after it was opened, seconds.
+# The same where nothing is waited for but what is there already, seconds; and where a container has ended and its stream has not.
+READING_S: Final = 20.0
+DRAIN_S: Final = 5.0
+# What a followed log holds already comes within this time after it was opened, seconds. A stream that lived that long was a good one.
 LIVE_S: Final = 5.0
-# How long the last reading of an ended container is tried while the API or the kubelet does not answer, seconds.
+# How long the last reading of an ended container is tried while the API or the kubelet does not answer, seconds since it got on.
 PATIENCE_S: Final = 60.0
 
 
@@ -38,9 +49,8 @@ class Follower:
         kube: the client.
         pod, namespace, container: whose log.
         log: where it goes.
-        state: the instance's state by the newest look at its pod.
-        changed: waits until that state may have changed, or for so many seconds.
-        trouble: told once of each kind of difficulty, in words.
+        state: the instance's state by the newest look at its pod; ``look`` is to be called when that may have changed.
+        trouble: told of difficulties: name of the kind, words.
     """
 
     def __init__(
@@ -52,8 +62,7 @@ class Follower:
         container: str,
         log: InstanceLog,
         state: Callable[[], State],
-        changed: Callable[[float | None], Awaitable[None]],
-        trouble: Callable[[str], None],
+        trouble: Callable[[str, str], None],
     ) -> None:
         self._kube = kube
         self._pod = pod
@@ -61,17 +70,25 @@ class Follower:
         self._container = container
         self._log = log
         self._state = state
-        self._changed = changed
         self._trouble = trouble
+        self._news = asyncio.Event()
+        self._drain: asyncio.Timeout | None = None
         self._failures = 0
-        self._gone = False
-        self._ended_since: float | None = None
+        self._asked = 0.0
+        self._in_order = False
+        self._hopeless = False
+        self._trying_since: float | None = None
+
+    def look(self) -> None:
+        """The pod was seen anew."""
+        self._news.set()
+        self._limit()
 
     async def run(self) -> End:
         """Follow to the end.
 
         Returns:
-            ``complete``: all of it is stored; ``lost``: the end could not be had; ``none``: the container never started.
+            ``complete``: all of it is stored; ``lost``: the end could not be had.
 
         Raises:
             OSError: it could not be stored.
@@ -80,44 +97,61 @@ class Follower:
             return "lost" if self._log.cursor.closed == "lost" else "complete"
         while True:
             state = self._state()
+            if state == "gone":
+                return self._close("complete" if self._log.leave() else "lost")
             if state == "waiting":
-                await self._changed(None)
+                await self._wait(None, state)
                 continue
-            if state == "gone" and self._ended_since is None and self._log.cursor.last is None:
-                # It may have printed and ended between two looks; one reading tells.
-                self._ended_since = asyncio.get_running_loop().time()
-            try:
-                finished = await self._read(state)
-            except ObjectNotFound:
-                return self._close("complete" if self._drained(state) else "lost")
-            except (Forbidden, CredentialsError) as error:
-                self._trouble(error.message)
-                await self._back_off()
-                continue
-            except ApiError as error:
-                if not_started(error.message) is not None and state != "ended":
-                    await self._changed(1.0)
-                    continue
-                finished = False
-                self._failures += 1
-                self._trouble(error.message)
-            except KubeError:
-                # A connection that ended in the middle: nothing to say of it, the next one goes on where it ended.
-                finished = False
-                self._failures += 1
-            if finished:
+            if state != "running" and self._trying_since is None:
+                self._trying_since = _clock()
+            if await self._tried(state):
                 return self._close("complete")
-            if self._gone or self._spent():
+            if state == self._state() != "running" and (self._hopeless or self._spent()):
                 return self._close("lost")
-            await self._back_off()
+            await self._pause(state)
 
     # -- one stream
 
+    async def _tried(self, state: State) -> bool:
+        """Read one stream to its end; True when that was the end of the instance's log. Its errors are told, and counted."""
+        began, before = _clock(), self._log.cursor.lines
+        self._in_order = False
+        try:
+            finished = await self._read(state)
+        except ObjectNotFound:
+            # Deleted, as the watch will say; or its kubelet was started anew and does not know its pods yet.
+            self._failures += 1
+        except ApiError as error:
+            self._failed(error, state)
+        except KubeError as error:
+            # A connection that ended in the middle: nothing to say of it, the next one goes on where it ended.
+            self._log.at_end = False
+            self._failures += 1
+            if isinstance(error, CredentialsError):
+                self._trouble("log credentials", error.message)
+        else:
+            if finished:
+                return True
+        if self._log.cursor.lines > before:
+            self._failures = min(self._failures, 1)
+            if self._trying_since is not None:
+                self._trying_since = _clock()
+        elif _clock() - began > LIVE_S:
+            self._failures = min(self._failures, 1)
+        return False
+
+    def _failed(self, error: ApiError, state: State) -> None:
+        self._failures += 1
+        self._asked = min(error.retry_after or 0.0, _ASKED_S)
+        if not_started(error.message) is not None and state == "running":
+            return
+        self._log.at_end = False
+        self._trouble(f"log {error.status}", error.message)
+        # Rights do not come by waiting; while the container runs they are asked for now and then all the same.
+        self._hopeless = isinstance(error, Forbidden)
+
     async def _read(self, state: State) -> bool:
-        """Read one stream to its end; True when that was the end of the instance's log."""
         follow = state == "running"
-        self._since_ended(state)
-        before = self._log.bytes
         async with open_log(
             self._kube,
             self._pod,
@@ -126,53 +160,87 @@ class Follower:
             follow=follow,
             previous=state == "replaced",
             since_second=self._log.cursor.since,
-            read_timeout=SILENCE_S * (0.75 + 0.5 * random.random()),  # noqa: S311 - spreads reconnects, guards nothing
+            # Spread, so that streams that began together do not end together.
+            read_timeout=SILENCE_S * random.uniform(0.75, 1.25) if follow else READING_S,  # noqa: S311 - guards nothing
         ) as chunks:
             self._log.opened()
-            opened = asyncio.get_running_loop().time()
-            async for chunk in chunks:
-                self._log.live = follow and asyncio.get_running_loop().time() - opened > LIVE_S
-                self._log.feed(chunk)
-                self._failures = 0
-        if self._log.bytes > before:
-            self._failures = 0
-        if follow:
-            self._log.at_end = True
-            # At the end of a container the stream ends a moment before its state says so.
+            whole = await (self._followed(chunks) if follow else self._taken(chunks, live=False))
+        self._hopeless = False
+        if not whole:
             self._failures += 1
             return False
-        found = self._log.finish()
-        if found is None:
-            return True
-        self._trouble(f"the log of {self._pod}: {found.text}")
+        found = self._log.complaint() if follow else self._log.finish()
         self._failures += 1
+        if found is None:
+            self._log.at_end = self._in_order = True
+            return not follow
+        self._trouble(f"log {found.kind}", f"the log of {self._pod}: {found.text}")
         # What is gone will not come back; for the rest the kubelet may have an answer later.
-        self._gone = found.kind in {"gone", "file"}
+        self._hopeless = found.kind in {"gone", "file"}
         return False
 
-    def _since_ended(self, state: State) -> None:
-        if state in {"ended", "replaced", "gone"} and self._ended_since is None:
-            self._ended_since = asyncio.get_running_loop().time()
+    async def _followed(self, chunks: AsyncIterator[bytes]) -> bool:
+        """Take a followed stream; False when its container has ended and nothing comes, not even the stream's end."""
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._drain = scope
+                self._limit()
+                return await self._taken(chunks, live=True)
+        except TimeoutError:
+            if not scope.expired():
+                # Of a file system, not of ours.
+                raise
+            return False
+        finally:
+            self._drain = None
+
+    async def _taken(self, chunks: AsyncIterator[bytes], *, live: bool) -> bool:
+        opened = _clock()
+        async for chunk in chunks:
+            self._log.live = live and _clock() - opened > LIVE_S
+            self._log.feed(chunk)
+            self._limit()
+        return True
+
+    def _limit(self) -> None:
+        """From the container's end on its stream may not be silent for long."""
+        if self._drain is not None and not self._drain.expired() and self._state() != "running":
+            self._drain.reschedule(_clock() + DRAIN_S)
+
+    # -- between streams
 
     def _spent(self) -> bool:
-        return (
-            self._ended_since is not None
-            and self._state() != "running"
-            and asyncio.get_running_loop().time() - self._ended_since > PATIENCE_S
-        )
+        return self._trying_since is not None and _clock() - self._trying_since > PATIENCE_S
 
-    def _drained(self, state: State) -> bool:
-        """Whether a pod that is gone had been read to the end of its stream: it ended, and the stream ended by itself after that."""
-        return state in {"gone", "ended"} and self._log.at_end
+    async def _pause(self, state: State) -> None:
+        if self._asked:
+            await asyncio.sleep(self._asked)
+            self._asked = 0.0
+        else:
+            pause = _FIRST_S if self._failures <= 1 else min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, 10))
+            if self._in_order:
+                pause = max(pause, SETTLE_S)
+            elif self._hopeless and state == "running":
+                pause = _SELDOM_S
+            await self._wait(pause * random.uniform(0.5, 1.0), state)  # noqa: S311 - guards nothing
 
-    async def _back_off(self) -> None:
-        if self._failures <= 1:
-            await self._changed(_FIRST_S)
+    async def _wait(self, seconds: float | None, state: State) -> None:
+        """Wait for the next look at the pod, or so long; not at all when the state is another one by now."""
+        if self._state() != state:
             return
-        pause = min(_MOST_S, _FIRST_S * 2 ** min(self._failures, 10))
-        await self._changed(pause * (0.5 + 0.5 * random.random()))  # noqa: S311 - spreads reconnects, guards nothing
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
 
     def _close(self, end: End) -> End:
+        if end == "lost":
+            self._log.lose()
         self._log.cursor.closed = end
         self._log.cursor.commit({})
         return end
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

@@ -33,11 +33,13 @@ class InstanceLog:
         folder: of the instance's streams.
         on_record: takes a record's line (without its newline) and its stamp; False when it is none of ours after all.
         now: clock of this machine, nanoseconds.
+        on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
+            beginning, to the end, or not known.
 
     Attributes:
         cursor: where to resume; its totals count lines.
         bytes: taken from the API by this object.
-        at_end: the newest stream was read to an end that the server gave it.
+        at_end: the newest stream was read to an end that the server gave it; set by whoever reads.
         live: what comes now was written just now; set by whoever reads.
         delay_ns: least difference between arrival here and the stamp of the node, of what came live; negative: that node's clock is ahead,
             which anything that arrives proves.
@@ -52,6 +54,7 @@ class InstanceLog:
         *,
         on_record: Callable[[bytes, int | None], bool],
         now: Callable[[], int],
+        on_gap: Callable[[int | None, int | None], None] | None = None,
     ) -> None:
         self.cursor = Cursor(folder)
         self.bytes = 0
@@ -61,6 +64,7 @@ class InstanceLog:
         self._folder = folder
         self._on_record = on_record
         self._now = now
+        self._on_gap = on_gap
         self._files: dict[str, StreamAppender] = {}
         self._stamps = StampParser()
         self._rest = b""
@@ -102,14 +106,35 @@ class InstanceLog:
         Raises:
             OSError: it could not be stored.
         """
+        found = self.complaint()
+        if found is None and (self._rest or self._part is not None):
+            self._lines([self._rest], whole=False)
+            self._rest = b""
+        return found
+
+    def complaint(self) -> Complaint | None:
+        """What the kubelet says at the end of this stream in the place of a line; it is taken off."""
         found = complaint(self._rest) if self._part is None else None
         if found is not None:
             self._rest = b""
-            return found
-        if self._rest or self._part is not None:
-            self._lines([self._rest], whole=False)
-            self._rest = b""
-        return None
+        return found
+
+    def leave(self) -> bool:
+        """The log will not be opened again: what is left of the newest stream is stored, where it can only be new.
+
+        Returns:
+            Whether that stream had come to its end.
+
+        Raises:
+            OSError: it could not be stored.
+        """
+        if self._part is not None or (not self.cursor.expecting and self._stamps.split(self._rest)[0] is not None):
+            self.finish()
+        return self.at_end
+
+    def lose(self) -> None:
+        """What comes after the newest line could not be had."""
+        self._gap(self.cursor.last, None)
 
     def close(self) -> None:
         """Let go of the files; may be called again."""
@@ -127,6 +152,7 @@ class InstanceLog:
         newest = cursor.last
         taken: list[tuple[int, int]] = []
         begin = 0
+        gap = False
         name: str | None = None
         if self._part is not None:
             # The end of a line that was stored in parts.
@@ -138,9 +164,14 @@ class InstanceLog:
             taken.append(((newest or 0) // _NS, zlib.crc32(lines[0], part.sum)))
         for line in lines[begin:]:
             name = None
-            if cursor.expecting and cursor.repeats(line):
-                continue
+            if cursor.expecting:
+                if cursor.repeats(line):
+                    continue
+                gap = cursor.lost_track
             stamp, start = split(line)
+            if gap:
+                gap = False
+                self._gap(newest, stamp)
             if stamp is not None:
                 newest = stamp
             cursor.lines += 1
@@ -189,6 +220,11 @@ class InstanceLog:
         else:
             self._file(self._part.stream).write(data, None)
         self._part.sum = zlib.crc32(data, self._part.sum)
+
+    def _gap(self, after: int | None, before: int | None) -> None:
+        self.cursor.gaps += 1
+        if self._on_gap is not None:
+            self._on_gap(after, before)
 
     def _measure(self, newest: int | None) -> None:
         if newest is not None:

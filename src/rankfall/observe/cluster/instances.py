@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 
 from rankfall.model import Record
 from rankfall.observe.cluster.channel import RecordIntake
+from rankfall.observe.cluster.gaps import gap_record
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.store import RunDir
 
@@ -52,6 +54,7 @@ class Instances:
             return held
         folder = self._folder(slot, _Identity(uid=uid, number=number))
         slot_dir = self._run_dir.slot_dir(self._attempt, self._role, slot)
+        self._run_dir.records_dir.mkdir(parents=True, exist_ok=True)
         intake = RecordIntake(
             self._run_dir.records_dir,
             token=self._token,
@@ -61,7 +64,21 @@ class Instances:
             slot=slot,
             on_progress=lambda record: write_progress(slot_dir / "progress", record),
         )
-        log = self._open[key] = InstanceLog(folder, on_record=intake.take, now=time.time_ns)
+
+        def on_gap(after: int | None, before: int | None) -> None:
+            record = gap_record(
+                run=self._run_dir.id,
+                attempt=self._attempt,
+                role=self._role,
+                slot=slot,
+                uid=uid,
+                number=number,
+                after=after,
+                before=before,
+            )
+            intake.keep(record, after)
+
+        log = self._open[key] = InstanceLog(folder, on_record=intake.take, now=time.time_ns, on_gap=on_gap)
         return log
 
     def drop(self, slot: int, *, uid: str, number: int) -> None:
@@ -89,8 +106,15 @@ class Instances:
         folder = parent / str(taken)
         folder.mkdir()
         temporary = folder / f"{NAME}.new"
-        temporary.write_bytes(msgspec.json.encode(identity))
-        temporary.rename(folder / NAME)
+        try:
+            temporary.write_bytes(msgspec.json.encode(identity))
+            temporary.rename(folder / NAME)
+        except OSError:
+            # Tried again soon: a full disk must not leave a folder each time.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+                folder.rmdir()
+            raise
         return folder
 
 

@@ -1,10 +1,13 @@
 """The journal of pods: one line of JSON a change, appended by the one feed, read by anybody at any time.
 
 Kept because a pod and all it could tell vanish from the API when it is deleted. A torn last line is passed over; equal looks are not repeated.
+A journal that has grown large is written anew with the newest look at each pod.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -14,8 +17,8 @@ import msgspec
 from rankfall.observe.cluster.podfacts import PodFact
 
 NAME: Final = "pods.jsonl"
-_MAX_LINE: Final = 1 << 20
-_MAX_BYTES: Final = 256 << 20
+# Written anew when it has grown to this and to twice what it began with, bytes.
+COMPACT: Final = 32 << 20
 
 
 def journal_path(run: Path, attempt: int) -> Path:
@@ -27,7 +30,10 @@ class JournalWriter:
     """Appends looks at pods.
 
     Args:
-        path: made with its folders when missing. What an earlier writer left is kept; its torn last line is ended.
+        path: made with its folders when missing. What an earlier writer left is kept; its torn last line is cut off.
+
+    Attributes:
+        pods: the newest look at each pod by its UID, those of earlier writers too.
 
     Raises:
         OSError: it cannot be opened.
@@ -37,13 +43,17 @@ class JournalWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         reader = JournalReader(path)
         reader.poll()
-        self._last = {uid: msgspec.structs.replace(fact, seen_ns=0) for uid, fact in reader.pods.items()}
+        self.pods = reader.pods
+        self._path = path
         self._encoder = msgspec.json.Encoder()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
-        self._size = size
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(self._fd, reader.offset)
+        except OSError:
+            self.close()
+            raise
+        self._size = reader.offset
+        self._compact_at = max(COMPACT, 2 * self._size)
 
     def add(self, fact: PodFact) -> bool:
         """Write one look down; False when it says nothing new.
@@ -51,13 +61,18 @@ class JournalWriter:
         Raises:
             OSError: the disk is full or the like; nothing of it counts as written.
         """
-        same = msgspec.structs.replace(fact, seen_ns=0)
-        if self._last.get(fact.uid) == same or self._size > _MAX_BYTES:
+        held = self.pods.get(fact.uid)
+        if held is not None and msgspec.structs.replace(held, seen_ns=fact.seen_ns) == fact:
             return False
         line = self._encoder.encode(fact) + b"\n"
-        os.write(self._fd, line)
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._size += len(line)
-        self._last[fact.uid] = same
+        self.pods[fact.uid] = fact
+        if self._size > self._compact_at:
+            self._compact()
         return True
 
     def close(self) -> None:
@@ -66,34 +81,56 @@ class JournalWriter:
             os.close(self._fd)
             self._fd = -1
 
+    def _compact(self) -> None:
+        """The newest look at each pod in a new file; where that fails the old one goes on."""
+        temporary = self._path.with_suffix(".new")
+        data = b"".join(self._encoder.encode(fact) + b"\n" for fact in self.pods.values())
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(data)
+            fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                temporary.replace(self._path)
+            except OSError:
+                os.close(fd)
+                raise
+            self.close()
+            self._fd, self._size = fd, len(data)
+        self._compact_at = max(COMPACT, 2 * self._size)
+
 
 class JournalReader:
     """Reads a journal incrementally.
 
     Attributes:
         pods: the newest look at each pod by its UID, in order of first appearance.
+        offset: bytes read, whole lines only.
         problems: lines that could not be used, in words (at most a few).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pods: dict[str, PodFact] = {}
+        self.offset = 0
         self.problems: list[str] = []
-        self._offset = 0
+        self._inode = -1
         self._decoder = msgspec.json.Decoder(PodFact)
 
     def poll(self) -> list[PodFact]:
-        """Looks that came since, oldest first."""
+        """Looks that came since, oldest first. From the beginning when the file is another one by now."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._offset)
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self.offset:
+                    self._inode, self.offset = status.st_ino, 0
+                file.seek(self.offset)
                 data = file.read()
         except OSError:
             return []
         whole = data.rfind(b"\n") + 1
-        self._offset += whole
+        self.offset += whole
         found = []
-        for line in data[:whole].splitlines():
+        # Not splitlines: only a newline ends a line of JSON.
+        for line in data[:whole].split(b"\n"):
             fact = self._decode(line)
             if fact is not None:
                 self.pods[fact.uid] = fact
@@ -101,13 +138,13 @@ class JournalReader:
         return found
 
     def by_slot(self) -> dict[int, PodFact]:
-        """The newest pod of each slot: a pod that is there before one that is gone, then the later one."""
+        """The newest pod of each slot: a pod that is there before one that is gone, then the one that was made later, then seen later."""
         found: dict[int, PodFact] = {}
         for fact in self.pods.values():
             if fact.slot is None:
                 continue
             held = found.get(fact.slot)
-            if held is None or held.gone >= fact.gone:
+            if held is None or _newness(fact) >= _newness(held):
                 found[fact.slot] = fact
         return found
 
@@ -120,3 +157,8 @@ class JournalReader:
             if len(self.problems) < 8:  # noqa: PLR2004 - as many as anyone reads
                 self.problems.append(f"{self.path.name}: a damaged line: {str(error)[:200]}")
             return None
+
+
+def _newness(fact: PodFact) -> tuple[bool, str]:
+    # The API's own stamps, all of one form: they are compared as texts.
+    return not fact.gone, fact.created or ""

@@ -14,8 +14,14 @@ import msgspec
 
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 MAX_TEXT: Final = 4096
+MAX_WORD: Final = 256
 _MAX_CONDITIONS: Final = 16
 _KEPT_CONDITIONS: Final = frozenset({"PodScheduled", "DisruptionTarget", "PodReadyToStartContainers", "Ready"})
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+_STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
+# Not a number of the API: it has no index, code or count that is larger.
+_MOST: Final = 1 << 31
+_PROGRESS: Final[dict[str, int]] = {"unknown": 0, "waiting": 1, "running": 2, "terminated": 3}
 
 LogState = Literal["open", "complete", "lost", "none"]
 ContainerState = Literal["waiting", "running", "terminated", "unknown"]
@@ -89,6 +95,12 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Number of starts of the training container before the present one."""
         return self.main.restarts if self.main else 0
 
+    @property
+    def over(self) -> bool:
+        """Whether no instance of the training container runs or will run again, by this look."""
+        ended = self.main is not None and self.main.state == "terminated"
+        return self.gone or ended or self.phase in _OVER
+
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type."""
         return next((one for one in self.conditions if one.type == kind), None)
@@ -108,21 +120,38 @@ def pod_fact(pod: Mapping[str, Any], *, container: str, seen_ns: int, gone: bool
     own = _status(status, container)
     return PodFact(
         seen_ns=seen_ns,
-        name=_text(meta.get("name")) or "",
-        uid=_text(meta.get("uid")) or "",
+        name=_word(meta.get("name")) or "",
+        uid=_word(meta.get("uid")) or "",
         slot=_number(labels.get(INDEX_LABEL) or _map(meta, "annotations").get(INDEX_LABEL)),
         attempt=_number(labels.get("rankfall.dev/attempt")),
-        node=_text(spec.get("nodeName")),
-        phase=_text(status.get("phase")) or "Unknown",
-        reason=_text(status.get("reason")),
+        node=_word(spec.get("nodeName")),
+        phase=_word(status.get("phase")) or "Unknown",
+        reason=_word(status.get("reason")),
         message=_text(status.get("message")),
         gone=gone,
-        created=_text(meta.get("creationTimestamp")),
-        deleting=_text(meta.get("deletionTimestamp")),
+        created=_word(meta.get("creationTimestamp")),
+        deleting=_word(meta.get("deletionTimestamp")),
         conditions=tuple(_conditions(status))[:_MAX_CONDITIONS],
         main=_container(own, "state"),
         last=_container(own, "lastState"),
         others=tuple(_others(status, container))[:_MAX_CONDITIONS],
+    )
+
+
+def later(held: PodFact, fact: PodFact) -> PodFact:
+    """What is known of a pod after one more look at it: what was seen of its container and its place stays, where the API says less by now.
+
+    The last words about a pod that was deleted may be an old state, or its name alone.
+    """
+    main = fact.main or held.main
+    if fact.gone and held.main is not None and main is not None:
+        main = max(held.main, main, key=lambda one: (one.restarts, _PROGRESS[one.state]))
+    if fact.gone:
+        return msgspec.structs.replace(
+            held, seen_ns=fact.seen_ns, gone=True, main=main, deleting=fact.deleting or held.deleting
+        )
+    return msgspec.structs.replace(
+        fact, main=main, last=fact.last or held.last, node=fact.node or held.node, slot=_first(fact.slot, held.slot)
     )
 
 
@@ -131,25 +160,30 @@ def stamp_ns(text: str | None) -> int | None:
     if not text:
         return None
     try:
-        return round(datetime.fromisoformat(text).timestamp()) * 1_000_000_000
-    except ValueError:
+        moment = datetime.fromisoformat(text)
+        return None if moment.tzinfo is None else int(moment.timestamp()) * 1_000_000_000
+    except (ValueError, OverflowError):
         return None
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    return one if one is not None else other
 
 
 def _conditions(status: Mapping[str, Any]) -> list[Condition]:
     found = []
     for one in _list(status, "conditions"):
-        kind = _text(one.get("type"))
+        kind = _word(one.get("type"))
         if kind in _KEPT_CONDITIONS or (
             kind and one.get("status") == "True" and kind not in {"Initialized", "ContainersReady"}
         ):
             found.append(
                 Condition(
                     type=kind or "",
-                    status=_text(one.get("status")) or "Unknown",
-                    reason=_text(one.get("reason")),
+                    status=_word(one.get("status")) or "Unknown",
+                    reason=_word(one.get("reason")),
                     message=_text(one.get("message")),
-                    at=_text(one.get("lastTransitionTime")),
+                    at=_word(one.get("lastTransitionTime")),
                 )
             )
     return found
@@ -165,47 +199,54 @@ def _status(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
 def _container(status: Mapping[str, Any], field: str) -> ContainerFact | None:
     states = _map(status, field)
     restarts = _number(status.get("restartCount")) or 0
-    if field == "lastState":
+    if field == "lastState" and not _waits_again(status):
         restarts = max(0, restarts - 1)
     if not states:
         return None
-    common: dict[str, Any] = {"restarts": restarts, "id": _text(status.get("containerID"))}
+    common: dict[str, Any] = {"restarts": restarts, "id": _word(status.get("containerID"))}
     if "terminated" in states:
         end = _map(states, "terminated")
         return ContainerFact(
             state="terminated",
             exit_code=_number(end.get("exitCode")),
             signal=_number(end.get("signal")) or None,
-            reason=_text(end.get("reason")),
+            reason=_word(end.get("reason")),
             message=_text(end.get("message")),
-            started=_text(end.get("startedAt")),
-            finished=_text(end.get("finishedAt")),
-            **(common | {"id": _text(end.get("containerID")) or common["id"]}),
+            started=_word(end.get("startedAt")),
+            finished=_word(end.get("finishedAt")),
+            **(common | {"id": _word(end.get("containerID")) or common["id"]}),
         )
     if "running" in states:
         return ContainerFact(
             state="running",
             ready=status.get("ready") is True,
-            started=_text(_map(states, "running").get("startedAt")),
+            started=_word(_map(states, "running").get("startedAt")),
             **common,
         )
     waiting = _map(states, "waiting")
     return ContainerFact(
-        state="waiting", reason=_text(waiting.get("reason")), message=_text(waiting.get("message")), **common
+        state="waiting", reason=_word(waiting.get("reason")), message=_text(waiting.get("message")), **common
     )
+
+
+def _waits_again(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet shows the newest instance, which has ended, as the last one, because it is going to start another (CrashLoopBackOff)."""
+    ended = _word(_map(_map(status, "lastState"), "terminated").get("containerID"))
+    return "waiting" in _map(status, "state") and ended is not None and ended == _word(status.get("containerID"))
 
 
 def _others(status: Mapping[str, Any], container: str) -> list[str]:
     found = []
     for one in [*_list(status, "initContainerStatuses"), *_list(status, "containerStatuses")]:
-        name, state = _text(one.get("name")), _map(one, "state")
+        name, state = _word(one.get("name")), _map(one, "state")
         if name == container:
             continue
         waiting, end = _map(state, "waiting"), _map(state, "terminated")
-        if waiting and waiting.get("reason") not in {None, "PodInitializing", "ContainerCreating"}:
-            found.append(f"{name}: {_text(waiting.get('reason'))}: {_text(waiting.get('message')) or ''}"[:MAX_TEXT])
-        elif end and end.get("exitCode"):
-            found.append(f"{name}: {_text(end.get('reason'))}: exit code {_number(end.get('exitCode'))}"[:MAX_TEXT])
+        reason = _word(waiting.get("reason"))
+        if reason not in _STARTING:
+            found.append(f"{name}: {reason}: {_text(waiting.get('message')) or ''}"[:MAX_TEXT])
+        elif code := _number(end.get("exitCode")):
+            found.append(f"{name}: {_word(end.get('reason')) or 'ended'}: exit code {code}")
     return found
 
 
@@ -223,9 +264,11 @@ def _text(value: Any) -> str | None:
     return value[:MAX_TEXT] if isinstance(value, str) and value else None
 
 
+def _word(value: Any) -> str | None:
+    return value[:MAX_WORD] if isinstance(value, str) and value else None
+
+
 def _number(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10 else None  # noqa: PLR2004 - no index or code is longer
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:  # noqa: PLR2004 - as digits of ``_MOST``
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else None

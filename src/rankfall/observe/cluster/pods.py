@@ -14,10 +14,16 @@ from rankfall.model import Evidence, SlotFacts
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.cluster.reasons import ending_evidence, waiting_evidence
+from rankfall.observe.cluster.stops import StopMark
 
 # Exit codes from here on are 128 + signal, as runtimes report a signal that ended process 1.
 _SIGNAL_BASE: Final = 128
 _HIGHEST_SIGNAL: Final = 64
+# What the kubelet sends when a pod is deleted.
+_OUR_SIGNALS: Final = frozenset({9, 15})
+# Of a container that its kubelet did not find again: its exit code is made up.
+_NOT_FOUND: Final = "ContainerStatusUnknown"
+_NS: Final = 1_000_000_000
 
 
 class PodView:
@@ -32,6 +38,11 @@ class PodView:
         self._journal = JournalReader(journal_path(run, attempt))
         self._attempt = attempt
         self._where = f"kube/attempt-{attempt}/pods.jsonl"
+        self._stop = StopMark(run, attempt)
+        self._by_slot: dict[int, PodFact] = {}
+        self._told: set[str] = set()
+        # When a pod's end was seen first, by this machine's clock.
+        self._end_seen: dict[str, int] = {}
 
     @property
     def problems(self) -> list[str]:
@@ -39,63 +50,71 @@ class PodView:
         return self._journal.problems
 
     def poll(self) -> tuple[bool, list[Evidence]]:
-        """Whether anything new came, and the evidence of ends in it."""
+        """Whether anything new came, and the evidence of ends in it, each piece once: as it was seen first."""
         found: list[Evidence] = []
         facts = self._journal.poll()
         for fact in facts:
-            found += ending_evidence(fact, attempt=self._attempt)
+            if fact.over:
+                self._end_seen.setdefault(fact.uid, fact.seen_ns)
+            for piece in ending_evidence(fact, attempt=self._attempt):
+                if piece.id not in self._told:
+                    self._told.add(piece.id)
+                    found.append(piece)
+        if facts:
+            self._by_slot = self._journal.by_slot()
         return bool(facts), found
 
     def waiting(self) -> list[Evidence]:
         """Why slots do not start, as it is now."""
-        return [
-            piece
-            for fact in self._journal.by_slot().values()
-            for piece in waiting_evidence(fact, attempt=self._attempt)
-        ]
+        return [piece for fact in self._by_slot.values() for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
         """The newest pod of each slot."""
-        return self._journal.by_slot()
+        return self._by_slot
 
-    def merged(self, held: SlotFacts) -> SlotFacts:
-        """Facts of a slot with what its pod tells. An end that the wrapper recorded itself is kept."""
-        fact = self._journal.by_slot().get(held.slot)
+    def merged(self, held: SlotFacts, *, slack: float = 0.0) -> SlotFacts:
+        """Facts of a slot with what its pod tells. An end that the wrapper recorded itself is kept.
+
+        Args:
+            held: what is known.
+            slack: how far the slot's clock may be off from this machine's, seconds.
+        """
+        fact = self._by_slot.get(held.slot)
         if fact is None:
             return held
-        held = msgspec.structs.replace(
-            held, node=fact.node or held.node, pod=fact.name, started_at=held.started_at or _started(fact)
+        started = held.started_at or (stamp_ns(fact.main.started) if fact.main else None)
+        held = msgspec.structs.replace(held, node=fact.node or held.node, pod=fact.name, started_at=started)
+        if held.state == "ended":
+            return held
+        if fact.log != "open" and fact.over:
+            end = fact.main
+            if end is None or end.state != "terminated" or end.reason == _NOT_FOUND:
+                # Deleted or refused without a word of its container.
+                return msgspec.structs.replace(held, state="lost", where=self._where)
+            return self._ended(held, fact, end, slack=slack)
+        begun = fact.main is not None and fact.main.state in {"running", "terminated"}
+        return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
+
+    def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, slack: float) -> SlotFacts:
+        """The container's end, where the wrapper could not record one: it was killed, or there was none."""
+        code, signal = end.exit_code, end.signal
+        if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
+            signal = code - _SIGNAL_BASE
+        at = stamp_ns(end.finished)
+        ours = signal in _OUR_SIGNALS and self._after_stop(fact, at, slack=slack)
+        return msgspec.structs.replace(
+            held,
+            state="ended",
+            exit_code=None if signal is not None else code,
+            signal=signal,
+            killed_by=None if signal is None else "wrapper" if ours else "foreign",
+            ended_at=at,
+            where=self._where,
         )
-        if held.state == "ended" or fact.log == "open":
-            return msgspec.structs.replace(held, state="running") if _begun(fact) and held.state == "expected" else held
-        end = fact.main if fact.main is not None and fact.main.state == "terminated" else None
-        if end is not None:
-            return _ended(held, end, where=self._where)
-        if fact.gone or fact.phase == "Failed":
-            # Deleted or refused without a word of its container.
-            return msgspec.structs.replace(held, state="lost", where=self._where)
-        return msgspec.structs.replace(held, state="running") if _begun(fact) and held.state == "expected" else held
 
-
-def _begun(fact: PodFact) -> bool:
-    return fact.main is not None and fact.main.state in {"running", "terminated"}
-
-
-def _started(fact: PodFact) -> int | None:
-    return stamp_ns(fact.main.started) if fact.main else None
-
-
-def _ended(held: SlotFacts, end: ContainerFact, *, where: str) -> SlotFacts:
-    """The container's end, where the wrapper could not record one: it was killed, or there was none."""
-    code, signal = end.exit_code, end.signal
-    if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
-        signal = code - _SIGNAL_BASE
-    return msgspec.structs.replace(
-        held,
-        state="ended",
-        exit_code=None if signal is not None else code,
-        signal=signal,
-        killed_by="foreign" if signal is not None else None,
-        ended_at=stamp_ns(end.finished),
-        where=where,
-    )
+    def _after_stop(self, fact: PodFact, at: int | None, *, slack: float) -> bool:
+        """Whether this end came after we began to stop: nobody had seen it before, and its own stamp (whole seconds) does not say otherwise."""
+        stop = self._stop.read()
+        if stop is None or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
+            return False
+        return at is None or at + round((1.0 + slack) * _NS) >= stop.at_ns

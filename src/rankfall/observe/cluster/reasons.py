@@ -14,12 +14,14 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.model import Evidence
-from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
+from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.text import digest
 
 Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled"]
 
 _LINE: Final = 1000
+_KILLED: Final = 128 + 9
+_TERMINATED: Final = 128 + 15
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +52,15 @@ def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
         found.append(_evidence(fact, "disruption", disruption.reason, disruption.message, at=at, attempt=attempt))
     for end in (fact.last, fact.main):
         if end is not None and end.state == "terminated" and end.reason and end.exit_code != 0:
-            words = f"exit code {end.exit_code}"
-            at = stamp_ns(end.finished)
-            found.append(_evidence(fact, "terminated", end.reason, words, at=at, attempt=attempt))
+            piece = _evidence(
+                fact,
+                "terminated",
+                end.reason,
+                f"exit code {end.exit_code}",
+                at=stamp_ns(end.finished),
+                attempt=attempt,
+            )
+            found.append(_weighed(piece, end))
     return [piece for piece in found if piece is not None]
 
 
@@ -68,6 +76,16 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
         at = stamp_ns(scheduled.at)
         found.append(_evidence(fact, "scheduled", scheduled.reason, scheduled.message, at=at, attempt=attempt))
     return [piece for piece in found if piece is not None]
+
+
+def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
+    """``OOMKilled`` says that some process of the container was killed for memory, at some time; of its end it proves a SIGKILL only.
+
+    errors.md M5 to M7: 137 is the whole container's; another code leaves the proof to the cgroup's counter; 143 is somebody else's stop.
+    """
+    if piece is None or end.reason != "OOMKilled" or end.exit_code == _KILLED:
+        return piece
+    return None if end.exit_code == _TERMINATED else msgspec.structs.replace(piece, role="context")
 
 
 def _evidence(

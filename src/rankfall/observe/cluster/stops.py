@@ -5,6 +5,8 @@ Kept before the request is sent, so that no reader takes our own signals for som
 
 from __future__ import annotations
 
+import os
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -38,11 +40,27 @@ def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
     """
     path = stop_path(run, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(msgspec.json.encode(stop))
+    # Of its own name: two who mark at once must not write into each other's file.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
+        temporary.write_bytes(msgspec.json.encode(stop))
         path.hardlink_to(temporary)
     except FileExistsError:
         return
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
+
+
+class StopMark:
+    """Reads the mark as often as asked, and no more once it is there: it never changes."""
+
+    def __init__(self, run: Path, attempt: int) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._found: Stop | None = None
+
+    def read(self) -> Stop | None:
+        """The mark; None while nothing was stopped."""
+        if self._found is None:
+            self._found = read_stop(self._run, self._attempt)
+        return self._found

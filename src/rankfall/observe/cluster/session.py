@@ -1,0 +1,262 @@
+"""What a feed does while it holds a connection: sees the pods, follows each container's log, writes both down.
+
+A fault of one log is that log's alone: it is tried again and nothing else waits for it. What could not be written (a full disk) is written
+when it can be. Whatever an earlier session or process saw is taken up from the journal: a pod that vanished meanwhile is seen to be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError
+from rankfall.kube.resources import PODS
+from rankfall.kube.watch import watch
+from rankfall.observe.cluster.clocks import ClockFile
+from rankfall.observe.cluster.follower import End, Follower, State
+from rankfall.observe.cluster.instances import Instances
+from rankfall.observe.cluster.journal import JournalWriter, journal_path
+from rankfall.observe.cluster.podfacts import LogState, PodFact, later, pod_fact
+from rankfall.observe.cluster.source import PodSource
+from rankfall.observe.cluster.troubles import Troubles, in_words
+from rankfall.store import RunDir
+
+# Between two tries after an error that the client itself does not repeat (rights, credentials, a full disk), seconds.
+AGAIN_S: Final = 5.0
+# Between two writings of clocks, and of what could not be written before.
+KEEP_S: Final = 1.0
+_CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
+
+
+class Session:
+    """One connection's work.
+
+    Args:
+        kube: an open client.
+        run_dir: where everything goes.
+        attempt, role: of the attempt.
+        source: which pods.
+        troubles: takes difficulties.
+
+    Raises:
+        OSError: the journal cannot be opened.
+    """
+
+    def __init__(
+        self, kube: Kube, *, run_dir: RunDir, attempt: int, role: str, source: PodSource, troubles: Troubles
+    ) -> None:
+        self._kube = kube
+        self._attempt = attempt
+        self._source = source
+        self._troubles = troubles
+        self._journal = JournalWriter(journal_path(run_dir.path, attempt))
+        self._instances = Instances(run_dir, attempt=attempt, role=role, token=source.token)
+        self._clocks = ClockFile(run_dir.path, attempt=attempt)
+        self._pods = {uid: _Pod(fact) for uid, fact in self._journal.pods.items()}
+        self._unwritten: set[str] = set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        keeper = asyncio.create_task(self._keep())
+        try:
+            while True:
+                try:
+                    await self._watch()
+                except KubeError as error:
+                    self._troubles.say("watch", f"pods cannot be watched: {error.message}")
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            tasks = [keeper, *(one.task for pod in self._pods.values() for one in pod.logs.values() if one.task)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._instances.close()
+            self._journal.close()
+
+    # -- pods
+
+    async def _watch(self) -> None:
+        source = self._source
+        unseen: set[str] | None = {uid for uid, pod in self._pods.items() if not pod.fact.gone}
+        events = watch(
+            self._kube,
+            PODS,
+            namespace=source.namespace,
+            labels=source.selector,
+            keep=_name_only,
+            trouble=self._watch_trouble,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.type == "bookmark":
+                    if unseen is not None:
+                        self._troubles.over("watch")
+                        self._vanished(unseen)
+                        unseen = None
+                    continue
+                gone = event.type == "deleted"
+                fact = pod_fact(event.object, container=source.container, seen_ns=time.time_ns(), gone=gone)
+                if unseen is not None:
+                    unseen.discard(fact.uid)
+                if fact.uid in self._pods or (fact.uid and not gone and fact.attempt in {None, self._attempt}):
+                    self._see(fact)
+
+    def _watch_trouble(self, error: KubeError | None) -> None:
+        if error is None:
+            self._troubles.over("watch")
+        else:
+            self._troubles.say("watch", f"pods cannot be watched: {error.message}")
+
+    def _vanished(self, unseen: set[str]) -> None:
+        """These were there when somebody looked last, and are not in the list."""
+        for uid in unseen:
+            self._see(msgspec.structs.replace(self._pods[uid].fact, gone=True, seen_ns=time.time_ns()))
+
+    def _see(self, fact: PodFact) -> None:
+        pod = self._pods.get(fact.uid)
+        if pod is None:
+            pod = self._pods[fact.uid] = _Pod(fact)
+        else:
+            pod.fact = later(pod.fact, fact)
+        if pod.fact.slot is not None:
+            for number in instances_of(pod.fact):
+                if number not in pod.logs:
+                    log = pod.logs[number] = _Log()
+                    log.task = asyncio.create_task(self._follow(pod, log, pod.fact.slot, number))
+        self._write(pod)
+        for one in pod.logs.values():
+            if one.follower is not None:
+                one.follower.look()
+
+    def _write(self, pod: _Pod) -> None:
+        fact = msgspec.structs.replace(pod.fact, log=pod.log_state)
+        try:
+            self._journal.add(fact)
+        except OSError as error:
+            self._unwritten.add(fact.uid)
+            self._full(error)
+
+    # -- logs
+
+    async def _follow(self, pod: _Pod, log: _Log, slot: int, number: int) -> None:
+        uid = pod.fact.uid
+        while log.end is None:
+            try:
+                stored = self._instances.open(slot, uid=uid, number=number)
+                self._clocks.watch(slot, stored)
+                log.follower = Follower(
+                    self._kube,
+                    pod=pod.fact.name,
+                    namespace=self._source.namespace,
+                    container=self._source.container,
+                    log=stored,
+                    state=lambda: instance_state(pod.fact, number),
+                    trouble=self._troubles.say,
+                )
+                log.end = await log.follower.run()
+            except OSError as error:
+                self._full(error)
+            except Exception as error:  # noqa: BLE001 - of one log; the others go on, and its reader must not wait for ever without a word
+                self._troubles.say(
+                    f"log {type(error).__name__}", f"the log of {pod.fact.name} is opened again after {in_words(error)}"
+                )
+            log.follower = None
+            self._instances.drop(slot, uid=uid, number=number)
+            if log.end is None:
+                await asyncio.sleep(AGAIN_S)
+        pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
+        self._write(pod)
+
+    # -- keeping
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            try:
+                self._clocks.write()
+                if not self._unwritten:
+                    continue
+                for uid in tuple(self._unwritten):
+                    self._journal.add(msgspec.structs.replace(self._pods[uid].fact, log=self._pods[uid].log_state))
+                    self._unwritten.discard(uid)
+            except OSError as error:
+                self._full(error)
+            else:
+                self._troubles.over("disk")
+
+    def _full(self, error: OSError) -> None:
+        self._troubles.say(
+            "disk", f"what comes from the cluster cannot be stored: {in_words(error)}; it is tried again"
+        )
+
+
+class _Log:
+    """One container instance: who follows it, and how that ended."""
+
+    __slots__ = ("end", "follower", "task")
+
+    def __init__(self, end: End | None = None) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.follower: Follower | None = None
+        self.end = end
+
+
+class _Pod:
+    """One pod: the newest look at it, and its logs by number of the container's restart.
+
+    Args:
+        fact: as an earlier session or process wrote it down, or the first look.
+    """
+
+    __slots__ = ("fact", "logs")
+
+    def __init__(self, fact: PodFact) -> None:
+        self.fact = fact
+        self.logs: dict[int, _Log] = {}
+        end = _CLOSED.get(fact.log)
+        if end is not None:
+            self.logs = {number: _Log(end) for number in instances_of(fact)}
+
+    @property
+    def log_state(self) -> LogState:
+        """Whether all of its log is stored."""
+        if not self.fact.over:
+            return "open"
+        ends = [log.end for log in self.logs.values()]
+        if not ends:
+            return "none"
+        return "open" if None in ends else "lost" if "lost" in ends else "complete"
+
+
+def instance_state(fact: PodFact, number: int) -> State:
+    """State of one instance of a pod's training container by the newest look at the pod."""
+    main = fact.main
+    if fact.gone or (main is not None and main.restarts > number + 1):
+        return "gone"
+    if main is None or main.restarts < number:
+        return "ended" if fact.over else "waiting"
+    if main.restarts > number:
+        return "replaced"
+    if main.state == "waiting":
+        ended = fact.last is not None and fact.last.restarts == number
+        return "ended" if ended or fact.over else "waiting"
+    return "running" if main.state == "running" and not fact.over else "ended"
+
+
+def instances_of(fact: PodFact) -> tuple[int, ...]:
+    """Instances that have a log, by this look."""
+    found = {
+        one.restarts for one in (fact.last, fact.main) if one is not None and one.state in {"running", "terminated"}
+    }
+    return tuple(sorted(found))
+
+
+def _name_only(item: dict[str, Any]) -> dict[str, Any]:
+    """What the watch remembers of a pod for the day it vanishes unseen; the rest is known here."""
+    meta = item["metadata"]
+    return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}

@@ -1,0 +1,56 @@
+"""Difficulties of a feed, told in words and seldom: one that lasts is told once, one that comes and goes once in a while.
+
+What meets a thousand pods at once (a full disk, a missing right) is one difficulty, so each has a name beside its words.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+# A difficulty that was over and comes again is told again after this, seconds.
+AGAIN_S: Final = 60.0
+# Names remembered; the oldest is forgotten first.
+_MAX: Final = 256
+
+
+class Troubles:
+    """What was told.
+
+    Args:
+        tell: takes the words.
+        clock: monotonic, seconds.
+    """
+
+    def __init__(self, tell: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        # By name: when it was told, and whether it lasts.
+        self._told: dict[str, tuple[float, bool]] = {}
+
+    def say(self, name: str, text: str) -> None:
+        """It is so: told unless that is known."""
+        now = self._clock()
+        told, lasts = self._told.get(name, (None, False))
+        if told is not None and (lasts or now - told < AGAIN_S):
+            return
+        self._told.pop(name, None)
+        self._told[name] = (now, True)
+        while len(self._told) > _MAX:
+            del self._told[next(iter(self._told))]
+        self._tell(text)
+
+    def over(self, name: str) -> None:
+        """It is no longer so."""
+        told = self._told.get(name)
+        if told is not None:
+            self._told[name] = (told[0], False)
+
+
+def in_words(error: BaseException) -> str:
+    """An error as a person may read it; one that nobody foresaw with its type."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    message = getattr(error, "message", None)
+    return message if isinstance(message, str) else f"{type(error).__name__}: {error}"[:500]
