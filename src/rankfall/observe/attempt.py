@@ -19,8 +19,9 @@ from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
 from rankfall.observe import evidence as make
 from rankfall.observe.catalogues import tolerant_catalogue
-from rankfall.observe.cluster.clocks import read_clocks
+from rankfall.observe.cluster.clocks import ClockView
 from rankfall.observe.cluster.pods import PodView
+from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
 from rankfall.observe.life import Life
@@ -33,8 +34,10 @@ from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 
 _SIGKILL: Final = 9
-# So many clocks that disagree are named.
+# So many clocks that disagree are named, and so many gaps.
 _MAX_CLOCKS: Final = 4
+_MAX_GAPS: Final = 16
+_NS: Final = 1_000_000_000
 # torch 2.15, dynamic_rendezvous: a node is dropped whose last heartbeat is older than 3 intervals of 5 s, by the reader's own wall clock.
 KEEP_ALIVE_S: Final = 15.0
 
@@ -91,8 +94,10 @@ class AttemptObserver:
             n: SlotFacts(slot=n, role=spec.role, node=f"node{n}" if here else None, state="expected", launcher=launcher)
             for n in range(nodes)
         }
-        self._facts = Facts(expected)
+        self._facts = Facts(expected, here=here)
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
+        self._clocks = ClockView(run_dir.path, attempt=attempt)
+        self._stop = StopMark(run_dir.path, attempt)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         alone = spare_listing and stands_alone(spec, launcher)
         self._lone = self._lone_slot(launcher) if alone and launcher else None
@@ -102,6 +107,8 @@ class AttemptObserver:
         self._waiting: dict[str, Evidence] = {}
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
+        self._signals: list[Found] = []
+        self._gaps = 0
         self._notes: list[str] = [problem] if problem else []
         self._kernel_note: str | None = None
         self._kernel_done = False
@@ -117,6 +124,7 @@ class AttemptObserver:
         found = self._new_records()
         for item in found:
             self._take_record(item)
+            self._life.saw(min(self._facts.our_time(item.record.slot, item.mtime), now))
         news = self._streams.poll(self._facts, now)
         self._keep(news.evidence)
         self._life.saw(news.output_at)
@@ -224,21 +232,18 @@ class AttemptObserver:
     def _take_record(self, item: Found) -> None:
         record = item.record
         self._facts.add(item)
-        self._life.saw(item.mtime)
         if record.kind == "error":
             self._errors.append(item)
         elif record.kind == "stacks":
             self._stacks.append(item)
         elif record.kind == "gap":
-            self._notes += [f"{item.name}: {note}" for note in record.notes[:4]]
+            self._gaps += 1
+            if self._gaps <= _MAX_GAPS:
+                self._notes += [f"{item.name}: {note}" for note in record.notes[:4]]
         elif record.kind == "slot_end":
             self._notes += [f"slot {record.slot}: {note}" for note in record.notes[:4]]
         elif record.kind == "kill":
-            piece = make.of_slot_signal(
-                record, name=f"records/{item.name}", uncertainty=self._facts.uncertainty(record.slot)
-            )
-            if piece is not None:
-                self._evidence[piece.id] = piece
+            self._signals.append(item)
 
     def _derive(self) -> None:
         """Evidence that depends on facts which may come later than the observation: made anew, under the same identity."""
@@ -262,6 +267,7 @@ class AttemptObserver:
             sheet_round = start.round if start else record.round
             self._evidence[piece.id] = msgspec.structs.replace(piece, round=sheet_round)
         self._errors = waiting
+        self._weigh_signals()
         ranks = self.ranks()
         for facts in ranks:
             end = make.of_rank_end(facts, attempt=self.attempt)
@@ -270,6 +276,27 @@ class AttemptObserver:
         self._keep(oom_evidence(self._facts, self._evidence.values(), attempt=self.attempt))
         stacks = [(item.name, item.record) for item in self._stacks]
         self._keep(stack_evidence(stacks, ranks=ranks, attempt=self.attempt))
+
+    def _weigh_signals(self) -> None:
+        """Signals that somebody sent to a slot's wrapper: evidence of somebody else's, unless it may be our own request that ended the pod."""
+        for item in self._signals:
+            record = item.record
+            piece = make.of_slot_signal(
+                record, name=f"records/{item.name}", uncertainty=self._facts.uncertainty(record.slot)
+            )
+            if piece is None:
+                continue
+            if self._stopped_by_us(record):
+                self._evidence.pop(piece.id, None)
+            else:
+                self._evidence[piece.id] = piece
+
+    def _stopped_by_us(self, record: Record) -> bool:
+        """Whether a pod's signal came after we asked for its end, as far as its clock can tell."""
+        stop = self._stop.read() if self._pods is not None and record.at_ns is not None else None
+        if stop is None or record.at_ns is None:
+            return False
+        return record.at_ns >= stop.at_ns - round(self._facts.slack(record.slot) * _NS)
 
     def _confirm(self) -> None:
         """What is looked for only when a case is made: kernel lines about killed ranks (once), flight-recorder dumps, pods that wait."""
@@ -311,15 +338,18 @@ class AttemptObserver:
         pods = self._pods
         if pods is None:
             return False
+        for slot, delay in self._clocks.poll().items():
+            self._facts.set_clock(slot, -delay)
         changed, found = pods.poll()
-        self._keep(found)
+        # The nodes' own stamps among them are as good as the nodes' clocks.
+        self._keep(
+            msgspec.structs.replace(e, uncertainty=(e.uncertainty or 0.0) + self._facts.uncertainty(e.slot))
+            for e in found
+        )
         self._notes += [problem for problem in pods.problems if problem not in self._notes]
         for facts in tuple(self._facts.slots.values()):
             # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
-            self._facts.set_slot(pods.merged(facts))
-        if changed:
-            for slot, delay in read_clocks(self.run_dir.path, self.attempt).items():
-                self._facts.set_clock(slot, -delay)
+            self._facts.set_slot(pods.merged(facts, slack=self._facts.slack(facts.slot)))
         return changed
 
     def _poll_slots(self) -> None:

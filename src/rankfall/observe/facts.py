@@ -25,10 +25,12 @@ class Facts:
 
     Args:
         slots: the slots of the plan: number -> (node, role, launcher).
+        here: the slots share this machine's file system: times of their files tell how far their clocks are off.
     """
 
-    def __init__(self, slots: dict[int, SlotFacts]) -> None:
+    def __init__(self, slots: dict[int, SlotFacts], *, here: bool = True) -> None:
         self.slots = dict(slots)
+        self._here = here
         self._starts: dict[Process, tuple[Record, str]] = {}
         self._ends: dict[Process, tuple[Record, str]] = {}
         self._errors: dict[Process, Record] = {}
@@ -103,8 +105,16 @@ class Facts:
 
     def uncertainty(self, slot: int | None) -> float:
         """Seconds that a stamp of this slot's own clock may be off from this machine's."""
-        off = abs(self._offsets.get(slot, 0)) / _NS
+        off = self.slack(slot)
         return off if off > GOOD_CLOCK_S else 0.0
+
+    def slack(self, slot: int | None) -> float:
+        """The same, however little it is."""
+        return abs(self._offsets.get(slot, 0)) / _NS
+
+    def our_time(self, slot: int | None, at: int) -> int:
+        """A stamp of this slot's clock by this machine's; as it is where the two agree. Nanoseconds since the epoch."""
+        return at - self._offsets.get(slot, 0) if self.uncertainty(slot) else at
 
     def clocks_off(self) -> dict[int, float]:
         """Slots whose clock disagrees with this machine's, and by how many seconds it is ahead."""
@@ -244,7 +254,7 @@ class Facts:
     def _clock(self, found: Found) -> None:
         """How far this slot's clock is off: our writer stamps a record right before the file system does."""
         record = found.record
-        if record.at_ns is not None and record.kind in {"slot_start", "start"}:
+        if self._here and record.at_ns is not None and record.kind in {"slot_start", "start"}:
             offset = record.at_ns - found.mtime
             if abs(offset) > abs(self._offsets.get(record.slot, 0)):
                 self._offsets[record.slot] = offset

@@ -14,6 +14,8 @@ BUSY_LIMIT_S: Final = 3600.0
 # A rank that works takes at least this share of a core.
 _BUSY_SHARE: Final = 0.3
 _LOOK_S: Final = 2
+# A rank elsewhere that works says so every 10 s (rankfall_inside.pulse.EVERY_S): what it said longer ago says nothing of now.
+_WORD_S: Final = 30.0
 _NS: Final = 1_000_000_000
 
 
@@ -26,7 +28,8 @@ class Life:
 
     def __init__(self, *, here: bool = True) -> None:
         self._here = here
-        self._shares: dict[tuple[int, int], tuple[int, float, bool]] = {}
+        # By slot and process: its newest word (its own clock, CPU seconds), whether it worked since the one before, and when that came.
+        self._shares: dict[tuple[int, int], tuple[int, float, bool, int]] = {}
         self._seen = 0
         self._busy_at = 0
         self._cpu: dict[int, tuple[int, float]] = {}
@@ -75,7 +78,7 @@ class Life:
         before = self._shares.get((slot, step.ordinal))
         if before is None or at > before[0]:
             worked = before is not None and (seconds - before[1]) * _NS >= _BUSY_SHARE * (at - before[0])
-            self._shares[slot, step.ordinal] = (at, seconds, worked)
+            self._shares[slot, step.ordinal] = (at, seconds, worked, step.at)
 
     def _work_elsewhere(self, facts: Facts, now: int) -> None:
         running = [
@@ -86,7 +89,8 @@ class Life:
         shares = [
             self._shares.get((slot, number)) for slot, number in running if slot is not None and number is not None
         ]
-        busy = bool(running) and len(shares) == len(running) and all(share is not None and share[2] for share in shares)
+        busy = bool(running) and len(shares) == len(running)
+        busy = busy and all(share is not None and share[2] and now - share[3] < _WORD_S * _NS for share in shares)
         if busy and now - self._seen < BUSY_LIMIT_S * _NS:
             self._busy_at = now
 

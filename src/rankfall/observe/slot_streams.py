@@ -65,7 +65,9 @@ class SlotStreams:
             stream.finished = final and not stream.tail.behind
             fresh += count
             if count:
-                output_at = max(output_at, stream.tail.last_at or now)
+                # A node's clock that is ahead must not make a silent job look alive for as long.
+                at = facts.our_time(stream.slot, stream.tail.last_at) if stream.tail.last_at else now
+                output_at = max(output_at, min(at, now))
                 ordinal = owners.ordinal(stream)
                 if ordinal is not None and stream.tail.last_at:
                     facts.add_line_time(slot=stream.slot, ordinal=ordinal, at=stream.tail.last_at)
