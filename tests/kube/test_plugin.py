@@ -265,8 +265,13 @@ def test_it_is_ended_when_the_client_is_closed(tmp_path):
     async def story():
         caller = asyncio.create_task(plugin.get())
         await asyncio.to_thread(wait_until, lambda: program.notes, timeout=20, what="the start of the plug-in")
-        await plugin.close()
+        given_up = asyncio.create_task(plugin.get())
+        await asyncio.sleep(0)
+        given_up.cancel()
         with pytest.raises(asyncio.CancelledError):
+            await given_up
+        await plugin.close()
+        with pytest.raises(CredentialsError, match="was ended"):
             await caller
 
     asyncio.run(story())

@@ -8,6 +8,7 @@ import socket
 from datetime import UTC, datetime
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -266,6 +267,30 @@ def test_a_connection_that_is_never_accepted():
                 assert not caught.value.maybe_done
             for each in full:
                 each.close()
+
+    asyncio.run(story())
+
+
+def test_more_streams_than_the_pool_has(tmp_path):
+    async def story():
+        limits = Limits(streams=1, pool=0.2)
+        async with (
+            serving(tmp_path, tls=False) as server,
+            Kube(server.access(), retry=Retry(attempts=1), limits=limits) as kube,
+        ):
+            server.plays(half)
+            async with kube.stream("/1", read_timeout=None):
+                with pytest.raises(Unreachable, match="no connection in time"):
+                    async with kube.stream("/2", read_timeout=None):
+                        pass
+            async with kube.stream("/3", read_timeout=None):
+                pass
+
+    async def half(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.Event().wait()
+        return response
 
     asyncio.run(story())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import stat
 import sys
@@ -15,7 +16,7 @@ from aiohttp import web
 from kube.apiserver import answer, refuse, serving
 from rankfall.kube.access import ExecPlugin, Login
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import CredentialsError, Forbidden, Unauthorized
+from rankfall.kube.errors import CredentialsError, Forbidden, Unauthorized, Unreachable
 from rankfall.kube.kubeconfig import load_access
 from rankfall.kube.resources import JOBS, PODS
 from rankfall.kube.secret import Secret
@@ -182,6 +183,32 @@ def test_a_new_authority_is_trusted_as_soon_as_its_file_has_it(tmp_path):
                 path.write_bytes(second.authority.cert.read_bytes())
                 await kube.get(PODS, "p")
             assert len(first.seen) == 2
+
+    asyncio.run(story())
+
+
+def test_a_new_authority_inside_the_kubeconfig_is_found_when_the_old_one_fails(tmp_path):
+    async def story():
+        async with serving(tmp_path / "a") as first, serving(tmp_path / "b") as second:
+            path = tmp_path / "config"
+
+            def write(authority):
+                document = kubeconfig(path, first, token=OLD)
+                cluster = document["clusters"][0]["cluster"]
+                del cluster["certificate-authority"]
+                cluster["certificate-authority-data"] = base64.b64encode(authority.cert.read_bytes()).decode()
+                path.write_text(yaml.safe_dump(document))
+
+            write(first.authority)
+            access = load_access(kubeconfig=str(path), environ={})
+            first.tls.load_cert_chain(tmp_path / "b/pki/server.crt", tmp_path / "b/pki/server.key")
+            async with Kube(access) as kube:
+                with pytest.raises(Unreachable, match="certificate is refused"):
+                    await kube.get(PODS, "p")
+                assert kube.counters.requests == 1
+                write(second.authority)
+                await asyncio.gather(*(kube.get(PODS, str(number)) for number in range(5)))
+                assert len(first.seen) == 5
 
     asyncio.run(story())
 

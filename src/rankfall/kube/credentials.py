@@ -97,8 +97,21 @@ class Credentials:
         if self._plugin is not None:
             await self._plugin.close()
 
+    async def changed(self, refused: Proof) -> bool:
+        """Whether a new connection would be another one than ``refused`` made: other authorities, or another certificate of ours.
+
+        For a server whose certificate was refused: the kubeconfig of the launch may know its new authority.
+
+        Raises:
+            CredentialsError: a file cannot be read or the plug-in failed.
+            KubeConfigError: the authorities cannot be read.
+        """
+        async with self._lock:
+            await self._reread()
+        return (await self.current()).context is not refused.context
+
     async def _reread(self) -> None:
-        """Take what the kubeconfig says now about the launch's user; as before where it says nothing that can be used."""
+        """Take what the kubeconfig says now about the launch's cluster and user; as before where it says nothing that can be used."""
         try:
             found = await asyncio.to_thread(reread, self._access)
         except KubeConfigError as error:
@@ -107,11 +120,10 @@ class Credentials:
         self.note = ""
         if found.login == self._access.login and found.endpoint == self._access.endpoint:
             return
-        changed = found.login.plugin != self._access.login.plugin or found.endpoint != self._access.endpoint
         self._access = found
         self._files.clear()
-        if changed:
-            self._plugin = self._new_plugin()
+        await self.close()
+        self._plugin = self._new_plugin()
 
     def _new_plugin(self) -> Plugin | None:
         login = self._access.login

@@ -111,7 +111,14 @@ class Plugin:
             self._running = asyncio.create_task(self._once())
             self._running.add_done_callback(self._ended)
         # One caller that gives up must not take the answer from the others.
-        return await asyncio.shield(self._running)
+        running, caller = self._running, asyncio.current_task()
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running.cancelled() and not (caller is not None and caller.cancelling()):
+                # It was ended, not the caller.
+                raise self._error("was ended: the client closes, or its kubeconfig names another one now") from None
+            raise
 
     async def close(self) -> None:
         """End it if it runs."""

@@ -160,6 +160,10 @@ class Transport:
                 await self._renew(failure, proof)
                 renewed = True
                 continue
+            if isinstance(failure, Unreachable) and failure.tls and not renewed:
+                renewed = True
+                if await self._credentials.changed(proof):
+                    continue
             pause = self._pause(request, failure, attempt)
             if pause is None or time.monotonic() - began + pause > self._retry.total_s:
                 raise failure
