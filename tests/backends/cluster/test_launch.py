@@ -12,7 +12,7 @@ from rankfall.backends.cluster.launch import launch
 from rankfall.backends.cluster.launch_errors import NameTaken, StillThere, Vanished
 from rankfall.backends.cluster.names import ANNOTATION_REQUEST, LABEL_RUN
 from rankfall.backends.cluster.ownership import ANNOTATION_OWNER
-from rankfall.kube.errors import Forbidden, Invalid
+from rankfall.kube.errors import Forbidden, Invalid, ServerError
 from rankfall.kube.resources import JOBS
 
 
@@ -283,6 +283,24 @@ def test_one_that_is_deleted_while_it_is_launched_is_not_made_again():
     tell(story)
 
 
+def test_another_one_in_its_place_is_not_released():
+    async def story(api: Api) -> None:
+        def fault(request):
+            if request.method == "PATCH" and api.count_made("jobs") == 1:
+                api._delete("jobs", api.all("jobs")[0], None)
+                api._work()
+                api.put("jobs", old(suspend=True))
+
+        api.fault = fault
+        async with api.kube() as kube:
+            with pytest.raises(Vanished):
+                await launched(kube)
+        [job] = api.all("jobs")
+        assert job["spec"]["suspend"] is True
+
+    tell(story)
+
+
 def test_what_must_be_there_first_is_owned_afterwards():
     async def story(api: Api) -> None:
         runtime = manifest("TrainingRuntime")
@@ -354,5 +372,57 @@ def test_a_workload_without_marks_is_a_mistake_of_the_caller():
             with pytest.raises(ValueError, match=LABEL_RUN):
                 await launch(kube, bare, (), resource=JOBS, request_token=TOKEN, hold=False, say=print)
         assert not api.seen
+
+    tell(story)
+
+
+def test_launch_s12_one_of_the_same_request_that_has_ended_is_left_as_it_is():
+    async def story(api: Api) -> None:
+        before = api.put("jobs", old(request=TOKEN))
+        api.ends("jobs", NAME, "Complete")
+        async with api.kube() as kube:
+            done = await launched(kube, replace=True)
+        assert (done.uid, done.outcome, done.requests) == (before["metadata"]["uid"], "adopted", 2)
+
+    tell(story)
+
+
+def test_what_somebody_else_made_in_the_place_of_a_removed_one_stays():
+    async def story(api: Api) -> None:
+        def fault(request):
+            if request.method == "POST" and api.count_made("jobs") == 1 and not api.all("jobs"):
+                api.put("jobs", old())
+
+        api.put("jobs", old())
+        api.fault = fault
+        async with api.kube() as kube:
+            with pytest.raises(NameTaken, match="somebody else made one of this name meanwhile"):
+                await launched(kube, replace=True)
+        assert api.count_made("jobs") == 2
+        assert len(api.all("jobs")) == 1
+
+    tell(story)
+
+
+def test_launch_s3_a_companion_that_does_not_go_is_named():
+    async def story(api: Api) -> None:
+        made = api.put("configmaps", manifest("ConfigMap"), finalizers=["example.com/hold"])
+        api._delete("configmaps", made, None)
+        async with api.kube() as kube:
+            with pytest.raises(StillThere, match=r"configmap here/\S+ waits for finalizer example\.com/hold"):
+                await launched(kube, wait_s=0.5)
+        assert [kind for kind, _ in api.objects] == ["configmaps"]
+
+    tell(story)
+
+
+def test_an_old_one_that_cannot_be_seen_is_not_taken_for_gone():
+    async def story(api: Api) -> None:
+        api.put("jobs", old())
+        api.fault = lambda request: 503 if request.path.endswith("/pods") else None
+        async with api.kube() as kube:
+            with pytest.raises(ServerError):
+                await launched(kube, replace=True, wait_s=0.5)
+        assert api.count_made("jobs") == 1
 
     tell(story)

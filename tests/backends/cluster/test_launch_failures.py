@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from backends.cluster.launch_server import Api
 from backends.cluster.launch_stories import NAME, launched, manifest, old, tell, whole
+from rankfall.backends.cluster.launch_errors import StillThere
 from rankfall.kube.errors import CredentialsError, KubeError, Unreachable
 
 # Requests of an undisturbed launch: workload, config map, service, release.
@@ -72,6 +73,24 @@ def test_launch_s1_a_launch_over_a_finished_one_takes_so_many_requests():
     tell(story)
 
 
+def test_launch_s1_killed_after_the_delete_the_next_one_still_waits_for_the_pods():
+    async def story(api: Api) -> None:
+        api.put("jobs", old())
+        api.ends("jobs", NAME, "Failed")
+        api.dead_nodes.add("n2")
+        api.faults = {3: "kill after"}
+        await killed(api)
+        async with api.kube() as kube:
+            with pytest.raises(StillThere, match="on node n2"):
+                await launched(kube, wait_s=0.4)
+            assert api.count_made("jobs") == 1
+            api.dead_nodes.clear()
+            await launched(kube)
+        whole(api)
+
+    tell(story)
+
+
 @pytest.mark.parametrize("when", ["kill before", "kill after"])
 @pytest.mark.parametrize("number", range(1, 6))
 def test_launch_s12_killed_beside_a_runtime_and_started_again(number, when):
@@ -103,6 +122,36 @@ def test_launch_s12_a_lost_or_refused_request_is_settled_in_the_same_call(number
         whole(api, uid=done.uid)
         assert [api.count_made(plural) for plural in ("jobs", "configmaps", "services", "pods")] == [1, 1, 1, 2]
         assert api.number <= 8
+
+    tell(story)
+
+
+@pytest.mark.parametrize("fault", ["before", "after", 409, 500])
+@pytest.mark.parametrize("number", range(1, 7))
+def test_launch_s12_a_lost_request_beside_a_runtime_is_settled_in_the_same_call(number, fault):
+    async def story(api: Api) -> None:
+        api.faults = {number: fault}
+        async with api.kube() as kube:
+            done = await launched(kube, kind="TrainJob", companions=(), first=[manifest("TrainingRuntime")])
+        [item] = api.all("trainingruntimes")
+        assert [one["uid"] for one in item["metadata"]["ownerReferences"]] == [done.uid]
+        assert [api.count_made(plural) for plural in ("trainjobs", "trainingruntimes")] == [1, 1]
+
+    tell(story)
+
+
+def test_a_runtime_that_vanishes_while_it_gets_its_owner_is_made_anew():
+    async def story(api: Api) -> None:
+        def fault(request):
+            if request.method == "PATCH" and api.count_made("trainingruntimes") == 1:
+                api._delete("trainingruntimes", api.all("trainingruntimes")[0], None)
+                api._work()
+
+        api.fault = fault
+        async with api.kube() as kube:
+            done = await launched(kube, kind="TrainJob", companions=(), first=[manifest("TrainingRuntime")])
+        [item] = api.all("trainingruntimes")
+        assert [one["uid"] for one in item["metadata"]["ownerReferences"]] == [done.uid]
 
     tell(story)
 

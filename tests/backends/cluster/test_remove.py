@@ -8,6 +8,7 @@ import pytest
 
 from backends.cluster.launch_server import Api, Refusal
 from backends.cluster.launch_stories import COMPANIONS, NAME, Told, launched, manifest, old, removed, tell
+from rankfall.backends.cluster import remove_wait
 from rankfall.backends.cluster.launch_errors import NameTaken
 from rankfall.kube.errors import Forbidden
 
@@ -201,5 +202,117 @@ def test_only_so_many_are_named():
             assert await removed(kube, said, uid=done.uid, wait_s=0) == "going"
         assert said[-1].endswith("is not being deleted yet; 2 more")
         assert "pod here/p0 on no node" in said[-1]
+
+    tell(story)
+
+
+def pod(name: str, **meta: object) -> dict[str, object]:
+    labels = manifest("Job")["metadata"]["labels"]
+    return {"metadata": {"name": name, "labels": labels, **meta}, "spec": {"nodeName": "n1"}}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_pod_with_a_finalizer_on_a_good_node_is_named_without_a_word_against_the_node(known):
+    async def story(api: Api) -> None:
+        if known:
+            ready = {"type": "Ready", "status": "True"}
+            api.put("nodes", {"metadata": {"name": "n1"}, "status": {"conditions": [ready]}})
+        else:
+            api.refusals["GET", "nodes"] = Refusal(403)
+        stamp = "2999-01-01T00:00:00Z"
+        api.put("pods", pod("p", finalizers=["example.com/keep"], deletionTimestamp=stamp))
+        said: list[str] = []
+        async with api.kube() as kube:
+            assert await removed(kube, said, wait_s=0) == "going"
+        assert said[-1].endswith("pod here/p on node n1 is ending, with finalizer example.com/keep")
+
+    tell(story)
+
+
+def test_a_stamp_that_cannot_be_read_is_not_past():
+    async def story(api: Api) -> None:
+        api.put("pods", pod("p", finalizers=["example.com/keep"], deletionTimestamp="soon"))
+        said: list[str] = []
+        async with api.kube() as kube:
+            assert await removed(kube, said, wait_s=0) == "going"
+        assert "is ending" in said[-1]
+
+    tell(story)
+
+
+def test_a_kind_that_is_no_longer_served_has_no_objects():
+    async def story(api: Api) -> None:
+        async with api.kube() as kube:
+            done = await launched(kube, kind="TrainJob", companions=())
+            api.refusals["GET", "jobsets"] = Refusal(404, "the server could not find the requested resource")
+            assert await removed(kube, kind="TrainJob", uid=done.uid) == "gone"
+
+    tell(story)
+
+
+def test_a_server_that_says_nothing_leaves_it_unknown(monkeypatch):
+    monkeypatch.setattr(remove_wait, "_LOOK_S", 0.2)
+
+    async def story(api: Api) -> None:
+        said: list[str] = []
+        async with api.kube() as kube:
+            api.fault = lambda request: "kill before" if request.path.endswith("/pods") else None
+            assert await removed(kube, said, uid="u", wait_s=0) == "unknown"
+        assert "no answer in time" in said[-1]
+
+    tell(story)
+
+
+def test_who_may_list_the_children_and_not_watch_them_goes_on_without():
+    async def story(api: Api) -> None:
+        said: list[str] = []
+        async with api.kube() as kube:
+            done = await launched(kube, kind="JobSet", companions=())
+            api.dead_nodes.add("n2")
+            api.fault = lambda request: 403 if request.query.get("watch") and request.path.endswith("/jobs") else None
+            assert await removed(kube, said, kind="JobSet", uid=done.uid, wait_s=0.5) == "going"
+        assert any("going on without seeing them" in line for line in said)
+
+    tell(story)
+
+
+def test_a_long_wait_is_told_again_and_again(monkeypatch):
+    monkeypatch.setattr(remove_wait, "_TELL_S", 0.05)
+
+    async def story(api: Api) -> None:
+        said: list[str] = []
+        async with api.kube() as kube:
+            done = await launched(kube)
+            api.dead_nodes.add("n2")
+            assert await removed(kube, said, uid=done.uid, wait_s=0.5) == "going"
+        assert len(said) > 3
+
+    tell(story)
+
+
+def test_trouble_on_the_way_passes():
+    async def story(api: Api) -> None:
+        said = Told()
+        async with api.kube() as kube:
+            done = await launched(kube)
+            api.dead_nodes.add("n2")
+            once = []
+
+            def fault(request):
+                if request.query.get("watch") and not once:
+                    once.append(request)
+                    return 503
+                return None
+
+            api.fault = fault
+            async with asyncio.TaskGroup() as group:
+                going = group.create_task(removed(kube, said, uid=done.uid))
+                while not once:
+                    await asyncio.wait([going], timeout=0.05)
+                api.dead_nodes.clear()
+                api._work()
+                await api.wake()
+            assert going.result() == "gone"
+        assert any("trying again" in line for line in said)
 
     tell(story)

@@ -39,6 +39,7 @@ from rankfall.backends.cluster.remove_wait import groups_of, pods_of
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Invalid, KubeError, ObjectNotFound
 from rankfall.kube.resources import Resource
+from rankfall.kube.secret import excerpt
 
 Outcome = Literal["created", "adopted", "recreated"]
 
@@ -201,7 +202,7 @@ class _Launch:
             held = "is held back" if suspended(found) else "runs"
             raise NameTaken(
                 f"cannot launch {self._shown}: one of this name {held} already ({whose})",
-                hint=f"rankfall attach {label(found, LABEL_RUN)} follows it; --replace ends it and starts anew",
+                hint=f"rankfall attach {excerpt(label(found, LABEL_RUN))} follows it; --replace ends it and starts anew",
             )
         if state != "deleting":
             if self._removed:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.cluster.launch_patience import Patience, Say, passes
-from rankfall.backends.cluster.ownership import Object, meta, owners_of, span, uid_of
+from rankfall.backends.cluster.ownership import Object, owners_of, span, uid_of
 from rankfall.backends.cluster.remove_blockers import Left
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
@@ -59,8 +59,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     def counts(self, item: Object) -> bool:
         """Whether an object that the selectors let through is meant."""
-        if self.name is not None and meta(item).get("name") != self.name:
-            return False
         if self.uid is not None:
             return uid_of(item) == self.uid
         return self.owner is None or any(one.get("kind") == self.owner for one in owners_of(item))
