@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 
-from rankfall_inside import causes, launch, procfs, ranks, reap, records, signals, spawn, stacks, streams, termination
 from rankfall_inside import environ as environment
+from rankfall_inside import launch, outcome, procfs, ranks, reap, records, signals, spawn, stacks, streams, termination
 from rankfall_inside.channel import Channel
 from rankfall_inside.commands import Commands
 from rankfall_inside.console import UNKNOWN, Console
@@ -120,7 +120,8 @@ class Wrapper:
                 self._trouble = f"the wrapper met {error!r}"
         self._finish()
         self._flush()
-        return self._exit_code()
+        falls = self._falls if self._options.exit_code == "cause" else None
+        return outcome.exit_code(self._commands, self._orders, refused=self._refused, falls=falls)
 
     # -- start
 
@@ -327,7 +328,7 @@ class Wrapper:
         end = self._files.finish(
             {
                 "pid": self._pid,
-                "exit": self._exit_info(),
+                "exit": outcome.exit_info(self._commands, self._orders, refused=self._refused),
                 "oom_kills": self._files.oom_kills(),
                 "notes": self._all_notes(),
             }
@@ -347,19 +348,6 @@ class Wrapper:
             notes.append(f"{self._channel.lost} records found no room on the log channel")
         return notes
 
-    def _exit_info(self) -> dict[str, Any]:
-        status, asked = self._commands.status, self._orders.asked
-        how = "none" if not self._commands.started else "gone" if status is None else "wait"
-        found: dict[str, Any] = dict(ranks.exit_fields(status), how=how)
-        if self._refused:
-            found.update(code=causes.CODES["startup"], reason=self._refused)
-        elif self._orders.stop_reason is not None:
-            found.update(ours=True, reason=self._orders.stop_reason)
-        elif asked is not None:
-            found.update({name: asked[name] for name in ("sender_pid", "sender", "ours") if name in asked})
-            found["reason"] = f"signal {asked['signal']} from outside"
-        return found
-
     def _hopeless(self) -> bool:
         """Whether the time to end is over, and so the time to wait for whoever reads stdout."""
         if not self._orders.ending:
@@ -372,20 +360,6 @@ class Wrapper:
         """Wait until the reader of stdout has everything; once somebody wants the end, until the time is over."""
         while self._console is not None and not self._console.empty and not self._hopeless():
             self._loop.turn(_SCAN_SLOW_S)
-
-    def _exit_code(self) -> int:
-        status = self._commands.status
-        if self._refused:
-            return causes.CODES["startup"]
-        if not self._commands.started:
-            asked = self._orders.asked
-            return 128 + int(asked["signal"] if asked is not None else signal.SIGTERM)
-        code = 128 + int(signal.SIGKILL)
-        if status is not None:
-            code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        if code and self._options.exit_code == "cause":
-            return self._falls.code() or code
-        return code
 
 
 def _swallow(fd: int) -> bytes:

@@ -24,11 +24,12 @@ HEAD = b"\x1erankfall/1 " + TOKEN.encode() + b" "
 ROW = struct.Struct("<QQqQB7x")
 
 
-def channel(out: bytes) -> list[Record]:
-    """The records among the lines of a wrapper's stdout, in their order."""
+def channel(out: bytes, *, progress: bool = False) -> list[Record]:
+    """The records among the lines of a wrapper's stdout, in their order; those of progress, which come by the clock, only when asked for."""
     lines = [line for line in out.split(b"\n") if line.startswith(HEAD)]
     assert all(len(line) < 8192 for line in lines)
-    return [msgspec.json.decode(base64.urlsafe_b64decode(line[len(HEAD) :]), type=Record) for line in lines]
+    found = [msgspec.json.decode(base64.urlsafe_b64decode(line[len(HEAD) :]), type=Record) for line in lines]
+    return [record for record in found if progress or record.kind != "progress"]
 
 
 def text_lines(out: bytes) -> list[bytes]:

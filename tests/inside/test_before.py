@@ -53,7 +53,7 @@ def test_what_is_waited_for_is_said_on_stderr_and_on_the_channel(pod) -> None:
     line = process.stderr.readline()
     assert line.startswith(b"rankfall: waiting for names to resolve: peer.invalid (")
     out = process.stdout.readline() + process.stdout.readline()
-    waiting = channel(out)[-1]
+    waiting = channel(out, progress=True)[-1]
     assert (waiting.kind, waiting.phase, waiting.slot) == ("progress", "waiting", 1)
     assert NEVER in waiting.notes[0]
     process.terminate()

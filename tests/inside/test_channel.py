@@ -26,15 +26,13 @@ def test_everything_is_on_stdout_and_every_record_is_there_once(pod) -> None:
     assert done.returncode == 1
     assert not pod.stream_dir.exists()
     records = channel(done.stdout)
-    assert [record.kind for record in records if record.kind != "progress"] == [
+    assert [record.kind for record in records] == [
         "slot_start", "start", "error", "end", "slot_end",
     ]  # fmt: skip
     stored = {record.id for record in pod.records()}
-    assert {record.id for record in records if record.kind != "progress"} == stored
+    assert {record.id for record in records} == stored
     assert len({record.id for record in records}) == len(records)
-    assert {(r.run, r.attempt, r.slot, r.node, r.instance) for r in records if r.kind != "progress"} == {
-        ("demo-abc123", 2, 1, "n1", "0")
-    }
+    assert {(r.run, r.attempt, r.slot, r.node, r.instance) for r in records} == {("demo-abc123", 2, 1, "n1", "0")}
     lines = text_lines(done.stdout)
     assert lines[0] == b"before"
     assert {b"[rank 3] hello", b"[rank 3] words", b"[rank 3] ValueError: boom"} <= set(lines)
@@ -123,7 +121,7 @@ def test_errors_s35_the_channel_has_every_record_where_their_folder_cannot_be_wr
     done = pod.rank("print('hello')\nraise ValueError('boom')")
     assert (done.returncode, done.stderr) == (1, b"")
     records = channel(done.stdout)
-    assert [record.kind for record in records if record.kind != "progress"] == [
+    assert [record.kind for record in records] == [
         "slot_start", "start", "error", "end", "slot_end",
     ]  # fmt: skip
     assert not records[-1].notes
@@ -231,13 +229,17 @@ def test_progress_and_processor_time_are_told_so_that_life_is_seen_from_afar(pod
     def told():
         nonlocal out
         out += process.stdout.read() or b""
-        return [record for record in channel(out[: out.rfind(b"\n") + 1]) if record.kind == "progress" and record.step]
+        return [
+            record
+            for record in channel(out[: out.rfind(b"\n") + 1], progress=True)
+            if record.kind == "progress" and record.step
+        ]
 
     found = wait_until(told, timeout=40, what="a progress record with its step")
     assert (found[0].rank, found[0].step, found[0].phase, found[0].writer) == (3, 7, "checkpoint", "wrapper")
     assert found[0].step_ns
     assert found[0].cpu_s is not None
-    times = [r.at_ns for r in channel(out[: out.rfind(b"\n") + 1]) if r.kind == "progress"]
+    times = [r.at_ns for r in channel(out[: out.rfind(b"\n") + 1], progress=True) if r.kind == "progress"]
     assert all(later - sooner >= 9_900_000_000 for sooner, later in itertools.pairwise(times))
     assert not pod.records("progress")
     process.terminate()
