@@ -18,7 +18,7 @@ from testbed.workloads import PYTHON_IMAGE, SCRIPT_FOLDER, script
 
 PROGRAM = "program"
 # Its own pods are spread over the nodes, so that a job is really across two of them.
-TRAIN = '''
+TRAIN = """
 import os, signal, sys, time
 
 rank, attempt = int(os.environ["RANK"]), os.environ["RANKFALL_ATTEMPT"]
@@ -38,10 +38,10 @@ for step in range(4):
         if fall[0] == "exit":
             os._exit(int(fall[3]))
         os.kill(os.getpid(), getattr(signal, fall[0]))
-    time.sleep(0.1)
+    time.sleep(float(os.environ.get("SLOW", "0.1")))
 dist.destroy_process_group()
 print("done", flush=True)
-'''
+"""
 
 # What the product needs in the namespace of its jobs, and nothing else.
 RULES: list[dict[str, Any]] = [

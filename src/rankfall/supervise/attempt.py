@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
-from rankfall.model import Case, Cause, Decisive, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts, Verdict
+from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.open import Feeds
 from rankfall.observe.strategies import diagnose_by
@@ -21,6 +21,7 @@ from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.hang import HangWatch
+from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.news import BadEnd, News, bad_ends
 from rankfall.supervise.settle import SettleWindow, went_on
@@ -28,18 +29,17 @@ from rankfall.supervise.sheets import Sheets
 from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
 from rankfall.supervise.stopping import Stopping
 from rankfall.supervise.success import SuccessWatch
-from rankfall.supervise.suspension import read_suspension
+from rankfall.supervise.suspension import read_suspension, suspended_diagnosis
 
 # Between two looks: while something falls or stops, while ranks start, while the job just runs.
 _FAST_S: Final = 0.02
 _START_S: Final = 0.05
 _SLOW_S: Final = 0.15
-# Between two writings of facts: when something happened, and when there was only output.
-_STORE_S: Final = 0.5
-_STORE_QUIET_S: Final = 3.0
 _STACKS_S: Final = 5.0
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
+# How long the kubelet may take to say how a container ended.
+_LAST_STATE_S: Final = 10.0
 _MAX_TROUBLES: Final = 100
 _MAX_LAST_LOOKS: Final = 100_000
 
@@ -95,6 +95,7 @@ class AttemptWatch:
             trouble=self._troubles.append,
         )
         self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger, role=self._spec.role)
+        self._keeper = Keeper(ledger, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
         self._deadlines = DeadlineWatch(self._spec.deadlines, started=started, total_at=total_at)
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
@@ -103,11 +104,6 @@ class AttemptWatch:
         self._stopping: Stopping | None = None
         self._own_evidence: list[Evidence] = []
         self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
-        self._unstored: dict[str, Evidence] = {}
-        self._stored_at = 0.0
-        self._changed = True
-        self._printed = False
-        self._owners = False
         self._running = False
         self._said_early = False
         self._verdict: Diagnosis | None = None
@@ -129,17 +125,26 @@ class AttemptWatch:
         try:
             while not self._look():
                 if self._control.wish is not None:
-                    self._store(force=True)
+                    self._keeper.store(force=True)
                     return None
                 self._control.wait(self._pause())
-            return self._conclude()
+            found = self._conclude()
+            self._see_pods_off()
+            return found
         finally:
             self._feeds.stop()
 
+    def _see_pods_off(self) -> None:
+        """Wait for the last state of pods: it comes a moment after the wrappers' own last words, and goes with the pods."""
+        deadline = time.monotonic() + _LAST_STATE_S
+        while self._plan.cluster is not None and time.monotonic() < deadline:
+            if not any(self._backend.alive(self._plan, slot.slot) for slot in self._plan.slots):
+                return
+            self._control.wait(_START_S)
+
     def refused(self, evidence: Evidence) -> None:
         """Take in that a slot could not be started: the attempt ends with this as its cause."""
-        self._own_evidence.append(evidence)
-        self._unstored[evidence.id] = evidence
+        self._witness(evidence)
         self.without_the_rest()
         self._stop("a slot could not be started")
 
@@ -164,7 +169,7 @@ class AttemptWatch:
         standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
         self._news.calm = standing == "reached"
         self._take(delta, slots, ranks, now=now)
-        self._store()
+        self._keeper.store()
         bad = frozenset[BadEnd]()
         if standing == "open":
             bad = bad_ends(slots, ranks, launcher=self._plan.launcher) - self._forgiven
@@ -192,12 +197,7 @@ class AttemptWatch:
         return False
 
     def _take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
-        for piece in delta.evidence:
-            self._unstored[piece.id] = piece
-        self._changed = self._changed or delta.changed
-        # A viewer shows a stream's first lines when it is told whose they are: that is not kept waiting.
-        self._owners = self._owners or bool(delta.new_streams) or any(r.kind == "start" for r in delta.records)
-        self._printed = self._printed or bool(delta.bytes)
+        self._keeper.saw(delta)
         self._news.tell(delta, slots, ranks, now=now)
         if not self._running and ranks and self._stopping is None:
             self._running = True
@@ -221,15 +221,7 @@ class AttemptWatch:
         if self._stopping is not None or self._window.opened is not None or self._verdict is not None:
             return
         hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
-        asked = hold.asked(self._started)
-        if asked is None or self._success.reached:
-            return
-        fell = {("slot", s.slot, None): s.ended_at for s in slots} | {
-            ("rank", r.rank, r.pid): r.ended_at for r in ranks
-        }
-        if any((at := fell.get(end)) is not None and at < asked for end in bad):
-            return
-        if all(s.state == "ended" and s.ended_at is not None and s.ended_at < asked for s in slots):
+        if self._success.reached or not hold.stops(self._started, slots, ranks, bad=bad):
             return
         self._suspended = hold.text
         self._stop(self._suspended)
@@ -271,8 +263,7 @@ class AttemptWatch:
                 return
             missing = (*case.missing, *found.verdict.missing)
         own = deadline_evidence(passed, attempt=self._plan.attempt)
-        self._own_evidence.append(own)
-        self._unstored[own.id] = own
+        self._witness(own)
         verdict = deadline_diagnosis(
             passed,
             run=self._run_dir.id,
@@ -285,7 +276,7 @@ class AttemptWatch:
     def _settle(self, found: Diagnosis, *, reason: str) -> None:
         """Store a verdict before the stop: what a supervisor that takes over would never see again is the standing still itself."""
         self._verdict = found
-        self._store(force=True)
+        self._keeper.store(force=True)
         self._ledger.add_verdict(self._plan.attempt, found)
         self._stop(reason)
 
@@ -336,7 +327,7 @@ class AttemptWatch:
             return
         if self._stopping is not None and clock - self._stopping.began >= _PATIENCE_S:
             self._said_early = True
-            self._store(force=True)
+            self._keeper.store(force=True)
             case = msgspec.structs.replace(self._case(), ended=True)
             self._ledger.add_verdict(self._plan.attempt, diagnose_by(self._plan.strategy, case))
 
@@ -351,26 +342,15 @@ class AttemptWatch:
             self._take(delta, self._sheets.slots(), self._observer.ranks(), now=time.time_ns())
             if not delta.bytes and not delta.changed:
                 break
-        self._store(force=True)
-        if self._suspended is not None:
-            return self._as_suspended(self._suspended)
         case = msgspec.structs.replace(self._case(), ended=True)
-        return self._verdict or diagnose_by(self._plan.strategy, case)
-
-    def _as_suspended(self, by: str) -> Diagnosis:
-        """Nothing fell: somebody asked for a pause."""
-        verdict = Verdict(
-            run=self._run_dir.id,
-            attempt=self._plan.attempt,
-            state="suspended",
-            exit_origin="rankfall",
-            cause=Cause.of("cancelled", confidence="proven"),
-            scope="external",
-            role=self._spec.role,
-            decisive=Decisive(source="event", where="suspend request", line=by),
-            retry="no",
-        )
-        return Diagnosis(verdict=verdict, fingerprint="suspended")
+        if self._suspended is not None:
+            found = suspended_diagnosis(
+                self._suspended, run=self._run_dir.id, attempt=self._plan.attempt, role=self._spec.role
+            )
+        else:
+            found = self._verdict or diagnose_by(self._plan.strategy, case)
+        self._keeper.store(force=True)
+        return found
 
     def _blame_the_disk(self) -> None:
         """A wrapper that could not come up where nothing can be written has a reason."""
@@ -379,8 +359,7 @@ class AttemptWatch:
         piece = start_failure(
             "No space left on device: no slot can be started in the run directory", attempt=self._plan.attempt
         )
-        self._own_evidence.append(piece)
-        self._unstored[piece.id] = piece
+        self._witness(piece)
 
     def _case(self, *, hung: bool = False) -> Case:
         # What is done is done: a cancel that came after the success only cut the others' time to finish.
@@ -392,24 +371,12 @@ class AttemptWatch:
             case, slots=slots, evidence=(*case.evidence, *self._own_evidence), succeeded=succeeded and not hung
         )
 
-    # -- keeping
+    def _witness(self, piece: Evidence) -> None:
+        """Keep a piece of evidence that only the supervisor itself can give."""
+        self._own_evidence.append(piece)
+        self._keeper.add(piece)
 
     def _pause(self) -> float:
         if self._stopping is not None or self._window.opened is not None:
             return _FAST_S
         return _SLOW_S if self._running else _START_S
-
-    def _store(self, *, force: bool = False) -> None:
-        if self._unstored:
-            self._ledger.add_evidence(self._plan.attempt, self._unstored.values())
-            self._unstored.clear()
-        clock = time.monotonic()
-        age = clock - self._stored_at
-        if force or self._owners or (self._changed and age >= _STORE_S) or (self._printed and age >= _STORE_QUIET_S):
-            self._stored_at, self._changed, self._printed, self._owners = clock, False, False, False
-            self._ledger.put_facts(
-                self._plan.attempt,
-                slots=self._sheets.slots(),
-                ranks=self._observer.ranks(),
-                streams=self._observer.streams(),
-            )

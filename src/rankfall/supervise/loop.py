@@ -385,7 +385,18 @@ class _Run:
         )
         self._derive()
         self._ledger.flush()
+        if final == "cancelled" and newest:
+            self._remove(newest)
         return outcome
+
+    def _remove(self, number: int) -> None:
+        """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
+        try:
+            self._backend.clear(Plan.of_row(self._attempts[number].plan, self._spec))
+        except InfrastructureError as error:
+            self._ledger.note(error.message)
+            self._events.say("gap", error.message, at=time.time_ns())
+            self._ledger.flush()
 
     def _derive(self) -> None:
         """Files made for reading; the run does not depend on them."""

@@ -1,0 +1,153 @@
+"""Runs on Kubernetes as their user sees them: real pods over two real nodes, the product's own restricted account."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.run_world import RULES, World, job
+from helpers import wait_until
+from testbed import accounts
+from testbed.bed import Bed
+from testbed.client import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+BACKENDS = ("job",)
+
+
+@pytest.fixture
+def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
+    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
+    home = tmp_path / "home"
+    home.mkdir()
+    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_trains_over_two_nodes_and_keeps_every_line(world, backend):
+    word = "two  words, 'quotes', $HOME $(RANKFALL_SLOT) $$x\nand a second line"
+    spec = job(backend=backend, namespace=world.namespace)
+    spec["env"]["WORD"] = word
+    done = world.run(spec)
+    assert done.returncode == 0, done.stderr
+    status = world.document("status", world.only_run().name)
+    assert status["state"] == "succeeded"
+    assert {rank["rank"]: rank["exit"] for rank in status["ranks"]} == {0: "0", 1: "0", 2: "0", 3: "0"}
+    assert {slot["node"] for slot in status["slots"]} == {"n1", "n2"}
+    for rank in range(4):
+        text = world.cli("logs", world.only_run().name, "--rank", str(rank), "--no-prefix").stdout
+        lines = text.splitlines()
+        assert lines == [
+            f"args ['--lr', '1e-3'] rank {rank} word {word!r}",
+            *(f"step {step}" for step in range(4)),
+            "done",
+        ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_jobapi_s16_the_first_rank_is_named_and_its_peers_are_victims(world, backend):
+    done = world.run(job(backend=backend, namespace=world.namespace, fall="exit:3:12:17"))
+    assert done.returncode == 17, done.stderr
+    verdict = world.document("why", world.only_run().name)
+    assert (verdict["rank"], verdict["local_rank"], verdict["slot"]) == (3, 1, 1)
+    assert verdict["node"] in {"n1", "n2"}
+    assert verdict["pod"].startswith(world.only_run().name)
+    assert verdict["cause"]["slug"] == "user_exit"
+    assert {one["rank"] for one in verdict["consequences"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("fall", "rank", "slug", "attempts"),
+    [
+        ("raise:3:1", 3, "user_code_exception", 1),
+        ("SIGKILL:2:1", 2, "killed_unknown", 2),
+        ("SIGSEGV:1:1", 1, "native_crash", 2),
+    ],
+)
+def test_the_verdict_names_the_rank_and_the_decision_follows_it(world, backend, fall, rank, slug, attempts):
+    done = world.run(job(backend=backend, namespace=world.namespace, fall=fall))
+    run = world.only_run().name
+    verdict = world.document("why", run, "--attempt", "1")
+    assert (verdict["cause"]["slug"], verdict["rank"], verdict["pod"].startswith(f"{run}-a1-")) == (slug, rank, True)
+    assert verdict["node"] in {"n1", "n2"}
+    status = world.document("status", run)
+    assert status["attempts"] == attempts
+    expected = 0 if attempts == 2 else 1
+    assert done.returncode == expected, done.stderr
+
+
+def test_jobapi_s17_text_and_state_of_each_attempt_stay_readable_after_the_job_is_gone(world):
+    spec = job(backend="job", namespace=world.namespace, fall="SIGKILL:0:123")
+    spec["policies"]["max_restarts"] = 2
+    done = world.run(spec)
+    run = world.only_run().name
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    world.kubectl("delete", "jobs,pods", "--all", "--namespace", world.namespace, "--grace-period=0", "--force")
+    for attempt in ("1", "2", "3"):
+        text = world.cli("logs", run, "--attempt", attempt, "--rank", "0", "--no-prefix").stdout
+        assert text.splitlines()[-1] == "step 2"
+        pods = [
+            json.loads(line)
+            for line in (world.only_run() / f"kube/attempt-{attempt}/pods.jsonl").read_text().splitlines()
+        ]
+        assert {pod["slot"] for pod in pods if pod.get("main", {}).get("state") == "terminated"} == {0, 1}
+
+
+def test_launch_s12_a_killed_supervisor_is_followed_by_another_without_loss_or_repeat(world):
+    spec = job(backend="job", namespace=world.namespace)
+    spec["env"]["SLOW"] = "1"
+    first = subprocess.Popen(
+        [sys.executable, "-m", "rankfall", "run", "--file", str(world.file(spec))],
+        env=world.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert first.stdout is not None
+    for line in first.stdout:
+        if "step 1" in line:
+            break
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    run = world.only_run().name
+    done = world.cli("attach", run)
+    assert done.returncode == 0, done.stderr
+    for rank in range(4):
+        text = world.cli("logs", run, "--rank", str(rank), "--no-prefix").stdout
+        assert text.splitlines()[1:] == [*(f"step {step}" for step in range(4)), "done"]
+    assert world.document("status", run)["attempts"] == 1
+    assert [name for name in world.objects() if name.startswith("job")] == [f"job.batch/{run}-a1"]
+
+
+def test_a_cancelled_run_leaves_nothing_in_the_cluster(world):
+    spec = job(backend="job", namespace=world.namespace)
+    spec["env"]["SLOW"] = "30"
+    started = world.run(spec, "--detach")
+    assert started.returncode == 0, started.stderr
+    run = world.only_run().name
+    wait_until(lambda: len(world.document("status", run)["ranks"]) == 4, timeout=120, what="four ranks")
+    done = world.cli("cancel", run, "-y")
+    assert done.returncode == 0, done.stderr
+    assert world.cli("wait", run).returncode == 130
+    assert world.objects() == []
+    assert world.document("status", run)["state"] == "cancelled"
+
+
+def test_launch_s9_an_image_that_does_not_exist_is_named_with_its_pod(world):
+    spec = job(backend="job", namespace=world.namespace)
+    spec["kubernetes"]["image"] = "rankfall.test/nothing:1"
+    spec["deadlines"] = {"startup_s": 15}
+    done = world.run(spec)
+    run = world.only_run().name
+    verdict = world.document("why", run)
+    assert verdict["cause"]["slug"] == "image_pull", done.stderr
+    assert "rankfall.test/nothing:1" in verdict["decisive"]["line"]
+    assert verdict["pod"] or verdict["slot"] is not None
