@@ -19,7 +19,7 @@ import msgspec
 from rankfall.backends.cluster.launch_ensure import Ensurer, Made
 from rankfall.backends.cluster.launch_errors import LaunchError, NameTaken, Vanished
 from rankfall.backends.cluster.launch_gone import until_gone
-from rankfall.backends.cluster.launch_patience import Patience, Say, look, passes
+from rankfall.backends.cluster.launch_patience import Patience, Say, after_create, look, passes
 from rankfall.backends.cluster.names import LABEL_RUN
 from rankfall.backends.cluster.ownership import (
     Object,
@@ -177,12 +177,9 @@ class _Launch:
         try:
             new = await self._kube.create(self._resource, self._body, namespace=self._space)
         except KubeError as error:
-            if not passes(error):
-                raise
-            found = await self._look()
-            if found is None:
-                await self._patience.or_raise(error)
-            return found, False
+            return await after_create(
+                error, self._kube, self._resource, self._name, namespace=self._space, patience=self._patience
+            ), False
         self._made.append(Made(self._resource, self._name, uid_of(new)))
         # The answer's kind is trusted to nobody on the way.
         return {**new, "apiVersion": self._resource.api_version, "kind": self._resource.kind}, True

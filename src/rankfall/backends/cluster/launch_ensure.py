@@ -11,7 +11,7 @@ import msgspec
 
 from rankfall.backends.cluster.launch_errors import NameTaken
 from rankfall.backends.cluster.launch_gone import until_gone
-from rankfall.backends.cluster.launch_patience import Patience, Say, look, passes
+from rankfall.backends.cluster.launch_patience import Patience, Say, after_create, look
 from rankfall.backends.cluster.ownership import (
     Object,
     deleting,
@@ -79,7 +79,9 @@ class Ensurer:
         """
         resource, name = resource_of(manifest), meta(manifest)["name"]
         body = marked(manifest, token=self._token, reference=reference)
-        found = await self._look(resource, name) if expected else None
+        found = None
+        if expected:
+            found = await look(self._kube, resource, name, namespace=self._namespace, patience=self._patience)
         while True:
             if found is None:
                 found, new = await self._create(resource, name, body)
@@ -136,17 +138,11 @@ class Ensurer:
         try:
             new = await self._kube.create(resource, body, namespace=self._namespace)
         except KubeError as error:
-            if not passes(error):
-                raise
-            found = await self._look(resource, name)
-            if found is None:
-                await self._patience.or_raise(error)
-            return found, False
+            return await after_create(
+                error, self._kube, resource, name, namespace=self._namespace, patience=self._patience
+            ), False
         self._made(Made(resource, name, uid_of(new)))
         return new, True
-
-    async def _look(self, resource: Resource, name: str) -> Object | None:
-        return await look(self._kube, resource, name, namespace=self._namespace, patience=self._patience)
 
     async def _adopt(self, resource: Resource, found: Object, reference: Object) -> bool:
         """Give an owner to what was made before its owner was; False: it has changed, or whether it worked is not known."""

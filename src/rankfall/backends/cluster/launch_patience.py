@@ -48,7 +48,7 @@ class Patience:
     """
 
     def __init__(self, *, until: float, say: Say, retry: Retry | None = None) -> None:
-        self.until, self._say, self._retry = until, say, retry or Retry()
+        self.until, self.say, self._retry = until, say, retry or Retry()
         self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
         self._tries = 0
 
@@ -66,7 +66,7 @@ class Patience:
         pause = self._retry.pause(self._tries, retry_after=asked, dice=self._dice)
         if pause > self.left:
             return False
-        self._say(f"{error.message}; trying again, for up to {span(self.left)} more")
+        self.say(f"{error.message}; trying again, for up to {span(self.left)} more")
         await asyncio.sleep(pause)
         return True
 
@@ -95,3 +95,21 @@ async def look(kube: Kube, resource: Resource, name: str, *, namespace: str, pat
             await patience.or_raise(error)
         else:
             return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
+
+
+async def after_create(
+    error: KubeError, kube: Kube, resource: Resource, name: str, *, namespace: str, patience: Patience
+) -> Object | None:
+    """What is there after a create that failed; None = nothing, after a pause: it may be sent again.
+
+    Raises:
+        KubeError: the failure does not pass, or patience is over.
+    """
+    if not passes(error):
+        raise error
+    if not (isinstance(error, Conflict) and error.already_exists):
+        patience.say(f"{error.message}; looking whether it was done all the same")
+    found = await look(kube, resource, name, namespace=namespace, patience=patience)
+    if found is None:
+        await patience.or_raise(error)
+    return found
