@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from rankfall.model import StoreError
+from rankfall.model import Cause, Decisive, Diagnosis, RankFacts, SlotFacts, StoreError, Verdict
 from rankfall.supervise.control import who
+
+if TYPE_CHECKING:
+    from rankfall.supervise.news import BadEnd
 
 SUSPEND_NAME: Final = "suspend"
 _MAX_FILE: Final = 1 << 20
@@ -63,6 +67,28 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
         later = [one.at for one in self.requests if one.what == "suspend" and one.at > since]
         return later[0] if later else since if self.suspended else None
 
+    def stops(
+        self, started: int, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd]
+    ) -> bool:
+        """Whether an attempt is to be stopped for a suspension: one was asked for before it was decided how the attempt ends.
+
+        Args:
+            started: when the attempt began, nanoseconds since the epoch.
+            slots: all slots of the attempt.
+            ranks: all its ranks.
+            bad: the ends among them that count as failures.
+        """
+        asked = self.asked(started)
+        if asked is None:
+            return False
+        slots = tuple(slots)
+        ends = {("slot", s.slot, None): s.ended_at for s in slots} | {
+            ("rank", r.rank, r.pid): r.ended_at for r in ranks
+        }
+        if any((at := ends.get(end)) is not None and at < asked for end in bad):
+            return False
+        return not all(s.state == "ended" and s.ended_at is not None and s.ended_at < asked for s in slots)
+
     def paused(self, since: int, until: int) -> int:
         """Nanoseconds between two moments in which the run was suspended."""
         total, state, begun = 0, self.initially, since
@@ -72,6 +98,22 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
                 total += max(0, at - begun)
             state, begun = one.what == "suspend", max(begun, at)
         return total + (max(0, until - begun) if state else 0)
+
+
+def suspended_diagnosis(by: str, *, run: str, attempt: int, role: str) -> Diagnosis:
+    """What is said of an attempt that was stopped for a suspension: nothing fell, somebody asked for a pause."""
+    verdict = Verdict(
+        run=run,
+        attempt=attempt,
+        state="suspended",
+        exit_origin="rankfall",
+        cause=Cause.of("cancelled", confidence="proven"),
+        scope="external",
+        role=role,
+        decisive=Decisive(source="event", where="suspend request", line=by),
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint="suspended")
 
 
 def read_suspension(folder: Path, *, initially: bool) -> Suspension:
