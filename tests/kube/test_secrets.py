@@ -26,7 +26,7 @@ from kube.apiserver import cut, serving, silence
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import CredentialsError, KubeConfigError, KubeError
 from rankfall.kube.kubeconfig import load_access
-from rankfall.kube.plugin import Given
+from rankfall.kube.plugin_protocol import Given
 from rankfall.kube.resources import PODS
 from rankfall.kube.retry import Retry
 from rankfall.kube.secret import Secret, excerpt, masked

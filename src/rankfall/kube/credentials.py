@@ -17,7 +17,8 @@ from rankfall.kube.access import Access, Endpoint, Login
 from rankfall.kube.errors import CredentialsError, KubeConfigError
 from rankfall.kube.files import WatchedFile
 from rankfall.kube.kubeconfig import reread
-from rankfall.kube.plugin import Given, Plugin
+from rankfall.kube.plugin import Plugin
+from rankfall.kube.plugin_protocol import Given
 from rankfall.kube.secret import Secret
 
 _HEADER_CHARS: Final = frozenset(chr(code) for code in range(0x21, 0x7F))

@@ -7,24 +7,20 @@ and is never shown, its stderr is shown escaped and redacted.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Callable
+from typing import Final
 
 from rankfall.kube.access import Access, ExecPlugin
 from rankfall.kube.errors import CredentialsError
 from rankfall.kube.plugin_pipes import LARGEST, Words, both, bounded, end, to_stderr
-from rankfall.kube.secret import Secret, excerpt
+from rankfall.kube.plugin_protocol import INFO, Given, Misspoken, told, understood
+from rankfall.kube.secret import excerpt
 
-INFO: Final = "KUBERNETES_EXEC_INFO"
 _TIMEOUT_S: Final = 60.0
 # A person who logs in with a browser needs longer.
 _INTERACTIVE_TIMEOUT_S: Final = 300.0
@@ -33,26 +29,6 @@ _EARLY: Final = 0.1
 _EARLY_S: Final = 10.0
 # However short the life it claims (or however wrong a clock is), the plug-in is not started for every request.
 _LEAST_S: Final = 5.0
-
-
-class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plug-in gave.
-
-    Attributes:
-        token: for the header.
-        certificate: of the client, as PEM, with
-        key: its key; PEM, bytes read as Latin-1 (as in ``Login.key_data``).
-        expires: seconds since the epoch; None = only a 401 ends it.
-    """
-
-    token: Secret | None = None
-    certificate: bytes | None = None
-    key: Secret | None = None
-    expires: float | None = None
-
-    def __repr__(self) -> str:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
-        return f"Given({', '.join(given)})"
 
 
 class Plugin:
@@ -134,7 +110,17 @@ class Plugin:
 
     async def _once(self) -> Given:
         asked = self._clock()
-        self._given = given = self._understood(await self._output())
+        output = await self._output()
+        try:
+            given = understood(output, self._plugin, secrets=self._secrets())
+        except Misspoken as error:
+            refusal = self._error(str(error))
+        else:
+            return self._keep(given, asked)
+        raise refusal
+
+    def _keep(self, given: Given, asked: float) -> Given:
+        self._given = given
         self._renew_at = None
         if given.expires is not None:
             early = min(_EARLY_S, _EARLY * max(0.0, given.expires - asked))
@@ -145,7 +131,9 @@ class Plugin:
         plugin = self._plugin
         interactive = self._interactive()
         limit = self._timeout or (_INTERACTIVE_TIMEOUT_S if interactive else _TIMEOUT_S)
-        environ = {**os.environ, **{name: value.reveal() for name, value in plugin.env}, INFO: self._info(interactive)}
+        authorities = self._authorities() if plugin.tell_cluster else None
+        info = told(plugin, self._access.endpoint, authorities=authorities, interactive=interactive)
+        environ = {**os.environ, **{name: value.reveal() for name, value in plugin.env}, INFO: info}
         program = shutil.which(plugin.command, path=environ.get("PATH"))
         if program is None:
             hint = excerpt(plugin.install_hint or "", limit=1000)
@@ -198,72 +186,6 @@ class Plugin:
                 "must ask at a terminal, and there is none", hint="log in from a terminal first, or use another user"
             )
         return terminal
-
-    def _info(self, interactive: bool) -> str:  # noqa: FBT001 - one of two fields of the protocol
-        spec: dict[str, Any] = {"interactive": interactive}
-        if self._plugin.tell_cluster:
-            spec["cluster"] = self._cluster()
-        return msgspec.json.encode(
-            {"kind": "ExecCredential", "apiVersion": self._plugin.version, "spec": spec}
-        ).decode()
-
-    def _cluster(self) -> dict[str, Any]:
-        endpoint = self._access.endpoint
-        authorities = self._authorities()
-        found: dict[str, Any] = {"server": endpoint.server}
-        if endpoint.tls_server_name:
-            found["tls-server-name"] = endpoint.tls_server_name
-        if endpoint.insecure:
-            found["insecure-skip-tls-verify"] = True
-        if authorities is not None:
-            found["certificate-authority-data"] = base64.b64encode(authorities).decode("ascii")
-        if endpoint.proxy is not None:
-            found["proxy-url"] = endpoint.proxy.reveal()
-        if self._plugin.cluster_config is not None:
-            found["config"] = msgspec.Raw(self._plugin.cluster_config.reveal().encode())
-        return found
-
-    def _understood(self, output: bytes) -> Given:
-        """The credentials in an ExecCredential."""
-        try:
-            document = msgspec.json.decode(output)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            document = None
-        if not isinstance(document, Mapping):
-            raise self._error("printed no JSON object")
-        kind, version = document.get("kind"), document.get("apiVersion")
-        if kind != "ExecCredential" or version != self._plugin.version:
-            shown = excerpt(f"{kind} {version}", secrets=self._secrets(), limit=100)
-            raise self._error(f"printed {shown}, not ExecCredential {self._plugin.version}")
-        status = document.get("status")
-        if not isinstance(status, Mapping):
-            raise self._error("gave no status")
-        names = ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
-        values = [status.get(name) or None for name in names]
-        if not all(value is None or isinstance(value, str) for value in values):
-            raise self._error("gave a status with fields of the wrong type")
-        token, certificate, key, expires = values
-        if (certificate is None) != (key is None):
-            raise self._error("gave a certificate without its key, or a key without its certificate")
-        if token is None and certificate is None:
-            raise self._error("gave neither a token nor a certificate")
-        return Given(
-            token=None if token is None else Secret(token),
-            certificate=None if certificate is None else certificate.encode(),
-            key=None if key is None else Secret(key.encode().decode("latin-1")),
-            expires=None if expires is None else self._moment(expires),
-        )
-
-    def _moment(self, text: str) -> float:
-        try:
-            found = datetime.fromisoformat(text)
-        except ValueError:
-            found = None
-        if found is None:
-            raise self._error(
-                f"gave an expirationTimestamp that is no time: {excerpt(text, secrets=self._secrets(), limit=60)}"
-            )
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
     def _secrets(self) -> list[str]:
         """What must not show in its words: its own arguments and variables may hold secrets."""
