@@ -32,22 +32,19 @@ from rankfall.model.times import rfc3339
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
 from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.control import Control, read_cancel, signals_to
-from rankfall.supervise.deadlines import total_end
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.history import past_attempts
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.root import root_facts
 from rankfall.supervise.starting import start_failure
-from rankfall.supervise.suspension import Suspension, read_suspension
+from rankfall.supervise.turn import Turns
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
 # For a wrapper to write its end and leave, on a busy disk.
 _LEAVE_S: Final = 5.0
 _LEAVE_STEP_S: Final = 0.01
-# Between two looks for the end of a suspension.
-_HELD_S: Final = 0.2
 _RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
@@ -121,6 +118,9 @@ class _Run:
         self._planned: set[int] = set()
         self._refusal = ""
         self._decisions: dict[int, DecisionRow] = {row.attempt: row for row in writer.decisions()}
+        self._turns = Turns(
+            run_dir, ledger=self._ledger, events=self._events, control=control, wished=lambda: self._wish() is not None
+        )
 
     def to_end(self) -> Outcome:
         try:
@@ -196,11 +196,10 @@ class _Run:
             events=self._events,
             control=self._control,
             started=row.started or time.time_ns(),
-            total_at=self._total_at(time.time_ns()),
+            total_at=self._turns.total_at(self._first()),
         )
         settled = self._writer.diagnosis(number)
-        hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
-        asked = read_cancel(self._run_dir.path) is not None or hold.suspended
+        asked = read_cancel(self._run_dir.path) is not None or self._turns.hold().suspended
         if number not in self._planned:
             self._backend.adopt(plan)
         if settled is None and not asked:
@@ -220,11 +219,12 @@ class _Run:
             verdict = msgspec.structs.replace(verdict, version=version)
             diagnosis = msgspec.structs.replace(diagnosis, verdict=verdict)
             where = (
-                "all ranks" if verdict.scope == "all" else f"rank {verdict.rank}" if verdict.rank is not None else "?"
+                "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
             )
+            place = f" on {verdict.node}" if verdict.node else ""
             self._events.say(
                 "verdict",
-                f"{verdict.cause.slug} ({verdict.cause.confidence}), {where} on {verdict.node}",
+                f"{verdict.cause.slug} ({verdict.cause.confidence}), {where}{place}",
                 at=time.time_ns(),
                 attempt=number,
                 slug=verdict.cause.slug,
@@ -233,7 +233,8 @@ class _Run:
                 node=verdict.node,
                 version=version,
             )
-        self._verdicts[number] = diagnosis
+        if verdict.state != "suspended":
+            self._verdicts[number] = diagnosis
         now = time.time_ns()
         self._ledger.end_attempt(number, at=now, state=verdict.state)
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)
@@ -266,7 +267,7 @@ class _Run:
     def _decide(self, number: int, diagnosis: Diagnosis) -> DecisionRow:
         past = past_attempts(self._writer, before=number, decisions=self._decisions, verdicts=self._verdicts)
         facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
-        total_at = self._total_at(time.time_ns())
+        total_at = self._turns.total_at(self._first())
         left = (total_at - time.time_ns()) / _NS if total_at is not None else None
         decision = decide(diagnosis, spec=self._spec, history=past, facts=facts, time_left=left)
         if decision.delay_s:
@@ -302,43 +303,15 @@ class _Run:
                 self._decisions[row.attempt] = msgspec.structs.replace(row, done_at=now)
 
     def _wait_for_turn(self, after: int) -> Literal["now", "wished", "late"]:
-        """Wait out a suspension and the back-off behind an attempt, until it may begin, something is wished, or the total is over."""
-        row, ended = self._decisions.get(after), 0
-        if after:
-            ended = self._attempts[after].ended or time.time_ns()
+        """Wait until the attempt behind ``after`` may begin."""
+        row = self._decisions.get(after)
+        ended = (self._attempts[after].ended or time.time_ns()) if after else 0
         due = ended + (round(row.decision.delay_s * _NS) if row else 0)
-        shown: str | None = None
-        while self._wish() is None:
-            for number in self._control.take_signals():
-                self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
-            now = time.time_ns()
-            hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
-            total_at = self._total_at(now, hold)
-            if hold.suspended:
-                if shown != "suspended":
-                    self._ledger.set_run("suspended", reason=hold.text, at=now)
-                    text = f"{hold.text}; rankfall resume {self._run_dir.id} goes on"
-                    self._events.say("suspended", text, at=now)
-                shown = "suspended"
-                self._control.wait(_HELD_S)
-            elif total_at is not None and now >= total_at:
-                return "late"
-            elif now >= due:
-                return "now"
-            else:
-                if shown != "restarting":
-                    self._ledger.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=now)
-                shown = "restarting"
-                self._control.wait(min(0.1, (due - now) / _NS))
-        return "wished"
+        return self._turns.wait(after + 1, due=due, first=self._first())
 
-    def _total_at(self, now: int, hold: Suspension | None = None) -> int | None:
-        """When the total deadline is over, nanoseconds since the epoch, as far as the suspensions until now tell; None without one."""
-        first = min((row.started for row in self._attempts.values() if row.started is not None), default=None)
-        if first is None or self._spec.deadlines.total_s is None:
-            return None
-        hold = hold or read_suspension(self._run_dir.path, initially=self._spec.suspend)
-        return total_end(self._spec.deadlines, first=first, paused=hold.paused(first, now))
+    def _first(self) -> int | None:
+        """When the first attempt began, nanoseconds since the epoch."""
+        return min((row.started for row in self._attempts.values() if row.started is not None), default=None)
 
     def _wish(self) -> str | None:
         if self._control.wish is not None:
