@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -237,6 +238,61 @@ def test_only_one_of_many_processes_writes_at_a_time(run_dir: RunDir, kind: str)
     processes = [subprocess.Popen([sys.executable, "-c", COUNT, run_dir.path, kind]) for _ in range(3)]
     assert [process.wait(timeout=50) for process in processes] == [0, 0, 0]
     assert (run_dir.path / "count").read_text() == "45"
+
+
+@pytest.fixture
+def orphaned(run_dir: RunDir) -> Iterator[Path]:
+    """A lease whose holder was killed while it started a slot, and whose child has not come to its exec: it hangs on opening this pipe."""
+    pipe = run_dir.path / "pipe"
+    os.mkfifo(pipe)
+    text = """
+import os, sys
+from pathlib import Path
+from rankfall.store import RunDir
+with RunDir(Path(sys.argv[1])).lease():
+    print("held", flush=True)
+    os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[2], os.O_RDONLY, 0)])
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", text, str(run_dir.path), str(pipe)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        # Not killed before the child is there: only then does it have the file.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: children.read_text().split(), timeout=20, what="the child")
+        process.kill()
+    yield pipe
+    # Whoever still waits for a writer gets one.
+    os.close(os.open(pipe, os.O_RDWR))
+
+
+def test_a_lock_that_only_the_child_of_a_killed_holder_keeps_is_waited_for(
+    run_dir: RunDir, orphaned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            os.close(os.open(orphaned, os.O_WRONLY))
+        real(seconds)
+
+    real = time.sleep
+    monkeypatch.setattr(lease.time, "sleep", sleep)
+    with run_dir.lease():
+        assert len(slept) >= 3
+        holder = run_dir.lease_holder()
+        assert holder is not None
+        assert holder.pid == os.getpid()
+
+
+def test_a_lock_that_such_a_child_never_gives_back_is_refused_in_the_end(
+    run_dir: RunDir, orphaned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_ORPHANED_S", 0.2)
+    with pytest.raises(LockHeld), run_dir.lease():
+        pass
 
 
 def test_a_second_lease_in_the_same_process_is_refused_too(run_dir: RunDir, kind: str) -> None:
