@@ -119,6 +119,10 @@ class Cursor:
         """Whether lines that were taken before may still come again."""
         return bool(self._expected)
 
+    def expects(self, line: bytes) -> bool:
+        """Whether this line may come again."""
+        return zlib.crc32(line) in self._expected
+
     def repeats(self, line: bytes) -> bool:
         """Whether this line of the reopened log was taken before. Asked once for each line, in order, while ``expecting``.
 

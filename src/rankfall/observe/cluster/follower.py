@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Literal
 
 from rankfall.kube.client import Kube
@@ -50,6 +50,7 @@ class Follower:
         pod, namespace, container: whose log.
         log: where it goes.
         state: the instance's state by the newest look at its pod; ``look`` is to be called when that may have changed.
+        refresh: looks at the pod now, where that can be done.
         trouble: told of difficulties: name of the kind, words.
     """
 
@@ -62,6 +63,7 @@ class Follower:
         container: str,
         log: InstanceLog,
         state: Callable[[], State],
+        refresh: Callable[[], Awaitable[None]],
         trouble: Callable[[str, str], None],
     ) -> None:
         self._kube = kube
@@ -70,9 +72,11 @@ class Follower:
         self._container = container
         self._log = log
         self._state = state
+        self._refresh = refresh
         self._trouble = trouble
         self._news = asyncio.Event()
         self._drain: asyncio.Timeout | None = None
+        self._again = False
         self._failures = 0
         self._asked = 0.0
         self._in_order = False
@@ -164,7 +168,7 @@ class Follower:
             read_timeout=SILENCE_S * random.uniform(0.75, 1.25) if follow else READING_S,  # noqa: S311 - guards nothing
         ) as chunks:
             self._log.opened()
-            whole = await (self._followed(chunks) if follow else self._taken(chunks, live=False))
+            whole = await (self._followed(chunks) if follow else self._taken(chunks, state))
         self._hopeless = False
         if not whole:
             self._failures += 1
@@ -180,13 +184,13 @@ class Follower:
         return False
 
     async def _followed(self, chunks: AsyncIterator[bytes]) -> bool:
-        """Take a followed stream; False when its container has ended and nothing comes, not even the stream's end."""
+        """Take a followed stream; False also when its container has ended and nothing comes, not even the stream's end."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
                 self._drain = scope
                 self._limit()
-                return await self._taken(chunks, live=True)
+                return await self._taken(chunks, "running")
         except TimeoutError:
             if not scope.expired():
                 # Of a file system, not of ours.
@@ -195,10 +199,19 @@ class Follower:
         finally:
             self._drain = None
 
-    async def _taken(self, chunks: AsyncIterator[bytes], *, live: bool) -> bool:
+    async def _taken(self, chunks: AsyncIterator[bytes], state: State) -> bool:
+        """Take a stream; False when it may be the log of the container that took this one's place."""
         opened = _clock()
+        unsure, self._again = self._again, True
         async for chunk in chunks:
-            self._log.live = live and _clock() - opened > LIVE_S
+            if unsure:
+                known = self._log.continues(chunk)
+                if known is False:
+                    await self._refresh()
+                    if self._state() != state:
+                        return False
+                unsure = known is None
+            self._log.live = state == "running" and _clock() - opened > LIVE_S
             self._log.feed(chunk)
             self._limit()
         return True

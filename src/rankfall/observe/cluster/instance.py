@@ -97,6 +97,15 @@ class InstanceLog:
             self._store_part(self._rest)
             self._rest = b""
 
+    def continues(self, data: bytes) -> bool | None:
+        """Whether the log that was opened anew begins with a line that was taken before. Asked before these bytes are fed.
+
+        Returns:
+            None while no whole line has come.
+        """
+        line, newline, _ = (self._rest + data).partition(b"\n")
+        return self.cursor.expects(line) if newline else None
+
     def finish(self) -> Complaint | None:
         """Nothing more comes of this stream: a last line without newline is stored as it is.
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
 if TYPE_CHECKING:
     from rankfall.observe.cluster.feed import PodFeed
+
+# Nearly all requests of a feed open logs, which an API server does not count against anybody's share: a thousand in half a minute.
+_RATE: Final = 50.0
+_BURST: Final = 100
 
 
 class Feeds:
@@ -18,7 +22,7 @@ class Feeds:
     Args:
         run_dir: where they write.
         attempt, role: of the attempt.
-        sources: which pods.
+        sources: which pods; those of one attempt are one source, because their journal has one writer.
         trouble: told of difficulties in words, from another thread.
     """
 
@@ -47,7 +51,8 @@ class Feeds:
         from rankfall.observe.cluster.feed import PodFeed  # noqa: PLC0415 - as above
 
         def connect(source: PodSource) -> Kube:
-            return Kube(load_access(kubeconfig=source.kubeconfig, context=source.context, namespace=source.namespace))
+            access = load_access(kubeconfig=source.kubeconfig, context=source.context, namespace=source.namespace)
+            return Kube(access, rate=_RATE, burst=_BURST)
 
         for source in self._sources:
             feed = PodFeed(

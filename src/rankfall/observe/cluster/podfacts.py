@@ -21,7 +21,6 @@ _OVER: Final = frozenset({"Succeeded", "Failed"})
 _STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
 # Not a number of the API: it has no index, code or count that is larger.
 _MOST: Final = 1 << 31
-_PROGRESS: Final[dict[str, int]] = {"unknown": 0, "waiting": 1, "running": 2, "terminated": 3}
 
 LogState = Literal["open", "complete", "lost", "none"]
 ContainerState = Literal["waiting", "running", "terminated", "unknown"]
@@ -139,20 +138,26 @@ def pod_fact(pod: Mapping[str, Any], *, container: str, seen_ns: int, gone: bool
 
 
 def later(held: PodFact, fact: PodFact) -> PodFact:
-    """What is known of a pod after one more look at it: what was seen of its container and its place stays, where the API says less by now.
+    """What is known of a pod after one more look at it: what was seen of its container and its place stays, where this look says less.
 
-    The last words about a pod that was deleted may be an old state, or its name alone.
+    Two ways of looking may overtake each other, and the last words about a pod that was deleted may be its name alone.
     """
-    main = fact.main or held.main
-    if fact.gone and held.main is not None and main is not None:
-        main = max(held.main, main, key=lambda one: (one.restarts, _PROGRESS[one.state]))
+    main, last = fact.main or held.main, fact.last or held.last
+    if _goes_back(held.main, main):
+        main, last = held.main, held.last
     if fact.gone:
         return msgspec.structs.replace(
-            held, seen_ns=fact.seen_ns, gone=True, main=main, deleting=fact.deleting or held.deleting
+            held, seen_ns=fact.seen_ns, gone=True, main=main, last=last, deleting=fact.deleting or held.deleting
         )
-    return msgspec.structs.replace(
-        fact, main=main, last=fact.last or held.last, node=fact.node or held.node, slot=_first(fact.slot, held.slot)
-    )
+    slot = fact.slot if fact.slot is not None else held.slot
+    return msgspec.structs.replace(fact, main=main, last=last, node=fact.node or held.node, slot=slot)
+
+
+def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
+    """Whether a container is shown as it was before."""
+    if held is None or main is None or main.restarts != held.restarts:
+        return held is not None and main is not None and main.restarts < held.restarts
+    return held.state == "terminated" and main.state == "running"
 
 
 def stamp_ns(text: str | None) -> int | None:

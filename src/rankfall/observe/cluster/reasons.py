@@ -66,7 +66,7 @@ def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
 
 def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     """Why a pod does not start. True only while it waits, so it is asked for when a verdict is made."""
-    if fact.gone or fact.phase != "Pending":
+    if fact.phase != "Pending":
         return []
     found = []
     if fact.main is not None and fact.main.state == "waiting" and fact.main.reason:

@@ -30,6 +30,8 @@ from rankfall.store import RunDir
 AGAIN_S: Final = 5.0
 # Between two writings of clocks, and of what could not be written before.
 KEEP_S: Final = 1.0
+# A connection that breaks and stands again at once is no difficulty.
+_WORTH_TELLING: Final = 3
 _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 
 
@@ -59,6 +61,7 @@ class Session:
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: _Pod(fact) for uid, fact in self._journal.pods.items()}
         self._unwritten: set[str] = set()
+        self._watch_failures = 0
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -68,7 +71,7 @@ class Session:
                 try:
                     await self._watch()
                 except KubeError as error:
-                    self._troubles.say("watch", f"pods cannot be watched: {error.message}")
+                    self._troubles.say("watch refused", f"pods cannot be watched: {error.message}")
                 await asyncio.sleep(AGAIN_S)
         finally:
             tasks = [keeper, *(one.task for pod in self._pods.values() for one in pod.logs.values() if one.task)]
@@ -95,7 +98,7 @@ class Session:
             async for event in events:
                 if event.type == "bookmark":
                     if unseen is not None:
-                        self._troubles.over("watch")
+                        self._troubles.over("watch refused")
                         self._vanished(unseen)
                         unseen = None
                     continue
@@ -107,9 +110,10 @@ class Session:
                     self._see(fact)
 
     def _watch_trouble(self, error: KubeError | None) -> None:
+        self._watch_failures = self._watch_failures + 1 if error is not None else 0
         if error is None:
             self._troubles.over("watch")
-        else:
+        elif self._watch_failures >= _WORTH_TELLING:
             self._troubles.say("watch", f"pods cannot be watched: {error.message}")
 
     def _vanished(self, unseen: set[str]) -> None:
@@ -156,6 +160,7 @@ class Session:
                     container=self._source.container,
                     log=stored,
                     state=lambda: instance_state(pod.fact, number),
+                    refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                 )
                 log.end = await log.follower.run()
@@ -171,6 +176,14 @@ class Session:
                 await asyncio.sleep(AGAIN_S)
         pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
         self._write(pod)
+
+    async def _refresh(self, pod: _Pod) -> None:
+        """Look at a pod now: the watch may be behind, or broken."""
+        with contextlib.suppress(KubeError):
+            found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
+            fact = pod_fact(found, container=self._source.container, seen_ns=time.time_ns())
+            if fact.uid == pod.fact.uid:
+                self._see(fact)
 
     # -- keeping
 

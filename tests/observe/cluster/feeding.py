@@ -1,0 +1,112 @@
+"""A feed on the small server: started and stopped as a test likes, and what it stored."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from observe.cluster.kubemodel import Pod, World
+from rankfall.kube.client import Kube
+from rankfall.model import JobSpec
+from rankfall.observe.cluster import follower, session
+from rankfall.observe.cluster.feed import PodFeed
+from rankfall.observe.cluster.journal import JournalReader, journal_path
+from rankfall.observe.cluster.podfacts import PodFact
+from rankfall.observe.cluster.source import PodSource
+from rankfall.store import RunDir
+
+TOKEN = "t0k3n"
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that only spare a server are as short as they can be."""
+    for name in ("_FIRST_S", "_MOST_S", "_SELDOM_S", "SETTLE_S"):
+        monkeypatch.setattr(follower, name, 0.002)
+    for name in ("SILENCE_S", "READING_S", "DRAIN_S"):
+        monkeypatch.setattr(follower, name, 0.05)
+    for name in ("AGAIN_S", "KEEP_S"):
+        monkeypatch.setattr(session, name, 0.01)
+    monkeypatch.setattr("rankfall.observe.cluster.feed.AGAIN_S", 0.01)
+
+
+def record_line(
+    run: str, slot: int, number: int, *, token: str = TOKEN, kind: str = "start", **fields: object
+) -> bytes:
+    data = {"schema": "rankfall.record/1", "id": f"{slot:08d}-{number:08d}", "kind": kind, "run": run, "attempt": 1}
+    text = json.dumps(data | {"slot": slot, "role": "worker"} | fields).encode()
+    return b"\x1erankfall/1 " + token.encode() + b" " + base64.urlsafe_b64encode(text)
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    """Look until it is so."""
+    try:
+        async with asyncio.timeout(20):
+            while not true():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        pytest.fail(f"never came: {what}")
+
+
+class Fed:
+    """The run directory, and the feed that writes it."""
+
+    def __init__(self, home: Path, world: World, *, nnodes: int = 2) -> None:
+        self.run = RunDir.create(JobSpec(name="job", command=("train.py",), nnodes=nnodes), home=home)
+        self.world = world
+        self.troubles: list[str] = []
+        self.journal = JournalReader(journal_path(self.run.path, 1))
+        self.connect: Callable[[], Kube] = lambda: Kube(world.access(), rate=10_000, burst=10_000)
+        self.feed: PodFeed | None = None
+
+    def start(self) -> None:
+        self.feed = PodFeed(
+            self.run,
+            attempt=1,
+            role="worker",
+            source=PodSource(
+                context="c", kubeconfig=None, namespace="here", selector="a=b", container="main", token=TOKEN
+            ),
+            connect=lambda: self.connect(),
+            trouble=self.troubles.append,
+        )
+        self.feed.start()
+
+    async def stop(self) -> None:
+        if self.feed is not None:
+            await asyncio.to_thread(self.feed.stop)
+            assert not self.feed._thread.is_alive()
+            self.feed = None
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.start()
+
+    def fact(self, pod: Pod) -> PodFact | None:
+        self.journal.poll()
+        return self.journal.pods.get(pod.uid)
+
+    async def closed(self, pod: Pod) -> PodFact:
+        """Until the journal says that nothing more will come of this pod's log."""
+        await until(lambda: (fact := self.fact(pod)) is not None and fact.log != "open", f"the end of {pod.name}'s log")
+        found = self.fact(pod)
+        assert found is not None
+        return found
+
+    async def holds(self, pod: Pod, text: bytes, *, stream: str = "slot.out", instance: int = 0) -> None:
+        await until(lambda: text in self.stream(pod, stream, instance=instance), f"{text!r} of {pod.name}")
+
+    def stream(self, pod: Pod, name: str = "slot.out", *, instance: int = 0) -> bytes:
+        path = self.run.stream_dir(1, "worker", pod.slot, instance) / f"{name}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def streams(self, pod: Pod, *, instance: int = 0) -> dict[str, bytes]:
+        folder = self.run.stream_dir(1, "worker", pod.slot, instance)
+        return {path.name.removesuffix(".log"): text for path in folder.glob("*.log") if (text := path.read_bytes())}
+
+    def records(self, pattern: str = "*.json") -> list[str]:
+        return sorted(path.name for path in self.run.records_dir.glob(pattern))

@@ -1,0 +1,491 @@
+"""A feed on a small server: every line once, every record once, and an end that is told, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from observe.cluster.feeding import Fed, quicken, record_line, until
+from observe.cluster.kubemodel import NS, Pod, World, world
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeConfigError
+from rankfall.observe.cluster import follower
+from rankfall.observe.cluster.session import Session
+from rankfall.store import append
+
+Story = Callable[[World, Fed], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    quicken(monkeypatch)
+
+
+def play(home: Path, story: Story, *, tls: Path | None = None) -> Fed:
+    async def all_of_it() -> Fed:
+        async with world(tls) as made:
+            fed = Fed(home, made)
+            try:
+                async with asyncio.timeout(45):
+                    await story(made, fed)
+            finally:
+                await fed.stop()
+            return fed
+
+    return asyncio.run(all_of_it())
+
+
+# -- any schedule
+
+FAULTS = ("500", "503", "429", "404", "half", "complaint", "end")
+steps = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 1), st.integers(1, 6)),
+    st.tuples(st.just("fault"), st.integers(0, 1), st.sampled_from(FAULTS)),
+    st.tuples(st.just("cut"), st.integers(0, 1), st.none()),
+    st.tuples(st.just("freeze"), st.integers(0, 1), st.none()),
+    st.tuples(st.just("sync"), st.integers(0, 1), st.none()),
+    st.tuples(st.just("end"), st.integers(0, 1), st.sampled_from([0, 1, 137])),
+    st.tuples(st.just("delete"), st.integers(0, 1), st.none()),
+    st.tuples(st.just("watch"), st.none(), st.none()),
+    st.tuples(st.just("restart"), st.none(), st.none()),
+)
+
+
+class Printer:
+    """Prints lines of every kind, and knows what must be stored of them."""
+
+    def __init__(self, made: World, fed: Fed, pod: Pod) -> None:
+        self.world, self.fed, self.pod = made, fed, pod
+        self.count = 0
+        self.expected: dict[str, bytes] = {}
+        self.records = 0
+
+    def write(self, lines: int) -> None:
+        for _ in range(lines):
+            n = self.count = self.count + 1
+            # Many share a second, some share a stamp, now and then a second goes by.
+            step = (0, 7, NS // 3, 2 * NS)[n % 4]
+            if n % 5 == 0:
+                self.records += 1
+                self.world.write(self.pod, record_line(self.fed.run.id, self.pod.slot, n, pid=n), step=step)
+                continue
+            name, mark = (("slot.out", b""), ("r0.out", b"[rank 0] "), ("r1.out", b"[rank 1] "))[n % 3]
+            text = b"same" if n % 7 == 0 else b"line %d" % n
+            self.world.write(self.pod, mark + text, step=step)
+            self.expected[name] = self.expected.get(name, b"") + text + b"\n"
+
+    async def stored(self) -> None:
+        await until(lambda: self.fed.streams(self.pod) == self.expected, f"all lines of {self.pod.name}")
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(schedule=st.lists(steps, max_size=14))
+def test_any_schedule_every_line_once_and_an_end(schedule, tmp_path_factory):
+    async def story(made: World, fed: Fed) -> None:
+        printers = [Printer(made, fed, made.add(slot)) for slot in range(2)]
+        fed.start()
+        for what, slot, extra in schedule:
+            if what == "watch":
+                made.cut_watches()
+                continue
+            if what == "restart":
+                await fed.restart()
+                continue
+            printer = printers[slot]
+            pod = printer.pod
+            assert pod.container is not None
+            if what == "delete" and pod.container.ended and pod.name in made.pods:
+                assert (await fed.closed(pod)).log == "complete"
+                made.delete(pod)
+            elif what == "sync":
+                await printer.stored()
+            elif what == "cut":
+                made.cut(pod)
+            elif what == "freeze":
+                made.freeze(pod)
+            elif what == "fault":
+                pod.faults.append(extra)
+            elif not pod.container.ended and what == "write":
+                printer.write(extra)
+            elif not pod.container.ended and what == "end":
+                printer.write(2)
+                made.end(pod, extra)
+        for printer in printers:
+            if printer.pod.container is not None and not printer.pod.container.ended:
+                printer.write(1)
+                made.end(printer.pod)
+            fact = await fed.closed(printer.pod)
+            assert (fact.log, fact.main.state if fact.main else None) == ("complete", "terminated")
+            assert fed.streams(printer.pod) == printer.expected
+            assert len(fed.records(f"start-a1-worker-{printer.pod.slot}-*.json")) == printer.records
+            if printer.pod.name in made.pods:
+                made.delete(printer.pod)
+            await until(lambda pod=printer.pod: (found := fed.fact(pod)) and found.gone, "its deletion")
+            gone = fed.fact(printer.pod)
+            assert gone is not None
+            assert (gone.log, gone.main) == ("complete", fact.main)
+        assert fed.records("gap-*.json") == []
+
+    play(tmp_path_factory.mktemp("run"), story)
+
+
+# -- one by one
+
+
+def test_over_tls_lines_records_and_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "SILENCE_S", 60.0)
+    monkeypatch.setattr(follower, "SETTLE_S", 10.0)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"hello", b"[rank 3] step 1", record_line(fed.run.id, 0, 1, rank=3, pid=7))
+        await fed.holds(pod, b"step 1\n", stream="r3.out")
+        made.end(pod, 1, reason="Error")
+        fact = await fed.closed(pod)
+        assert (fact.log, fact.main.exit_code if fact.main else None, fact.node) == ("complete", 1, "n0")
+        assert fed.stream(pod) == b"hello\n"
+        assert fed.records() == ["start-a1-worker-0-00000000-00000001.json"]
+        # One stream to follow it, one for its end.
+        assert [query.get("follow") for query in pod.requests] == ["true", None]
+
+    assert play(tmp_path / "home", story, tls=tmp_path).troubles == []
+
+
+def test_launch_s28_a_late_pod_is_followed_from_its_first_line_and_the_others_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "SILENCE_S", 60.0)
+
+    async def story(made: World, fed: Fed) -> None:
+        first, late = made.add(0), made.add(1, start=False)
+        fed.start()
+        made.write(first, b"one")
+        await fed.holds(first, b"one\n")
+        await until(lambda: fed.fact(late), "the late pod in the journal")
+        made.start(late)
+        made.write(late, b"begin")
+        await fed.holds(late, b"begin\n")
+        assert len(first.requests) == 1
+
+    play(tmp_path, story)
+
+
+def test_a_container_that_is_replaced_in_place_is_read_to_its_end_first_launch_s26(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        # The connection breaks at once with its end; when it is opened anew another instance has begun.
+        pod.faults += ["500"] * 3
+        made.cut(pod)
+        await until(lambda: len(pod.requests) >= 2, "another try")
+        made.write(pod, b"last words")
+        made.end(pod, 1, told=False)
+        made.start(pod)
+        made.write(pod, b"second")
+        await fed.holds(pod, b"second\n", instance=1)
+        await fed.holds(pod, b"last words\n")
+        made.end(pod)
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.streams(pod) == {"slot.out": b"first\nlast words\n"}
+        assert fed.streams(pod, instance=1) == {"slot.out": b"second\n"}
+        assert fed.records("gap-*.json") == []
+
+    play(tmp_path, story)
+
+
+def test_two_restarts_between_two_looks_lose_an_instance_and_say_so(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        made.pods_refused = 403
+        made.wake()
+        await until(lambda: fed.troubles, "that pods cannot be watched")
+        pod.faults += ["500"] * 10_000
+        made.cut(pod)
+        for code in (1, 2):
+            made.end(pod, code, told=False)
+            made.start(pod)
+        made.write(pod, b"third")
+        pod.faults.clear()
+        made.pods_refused = None
+        made.wake()
+        await until(lambda: b"third\n" in fed.stream(pod, instance=1) + fed.stream(pod, instance=2), "the third one")
+        await until(lambda: fed.records("gap-*.json"), "a gap")
+        assert fed.streams(pod) == {"slot.out": b"first\n"}
+
+    play(tmp_path, story)
+
+
+def test_launch_s27_a_pod_that_is_deleted_at_once_keeps_what_came_and_its_gap_is_recorded(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        made.freeze(pod)
+        made.write(pod, b"never seen")
+        made.end(pod, 137)
+        made.delete(pod)
+        fact = await fed.closed(pod)
+        await until(lambda: (found := fed.fact(pod)) and found.gone, "its deletion")
+        assert (fact.log, fact.main.exit_code if fact.main else None) == ("lost", 137)
+        assert fed.stream(pod) == b"first\n"
+        assert len(fed.records("gap-*.json")) == 1
+
+    play(tmp_path, story)
+
+
+def test_a_stream_that_ended_by_itself_is_complete_without_another_reading_when_the_pod_is_gone(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        # The API says only that it was deleted; its stream ended in order before, and then there is no such pod.
+        pod.faults += ["404"] * 1000
+        made.write(pod, b"last")
+        made.end(pod, 0, told=False)
+        await until(lambda: len(pod.requests) >= 3, "tries after the end")
+        made.delete(pod)
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod) == b"first\nlast\n"
+
+    play(tmp_path, story)
+
+
+def test_a_pod_that_vanished_while_nobody_looked_is_gone_for_the_next_feed(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod, other = made.add(0), made.add(1)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        await until(lambda: fed.fact(other), "the other pod")
+        await fed.stop()
+        made.delete(pod)
+        fed.start()
+        fact = await fed.closed(pod)
+        assert (fact.gone, fact.log, fact.main.state if fact.main else None) == (True, "lost", "running")
+        found = fed.fact(other)
+        assert found is not None
+        assert not found.gone
+
+    play(tmp_path, story)
+
+
+def test_a_refused_pod_and_one_that_never_started_have_no_log(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        refused, waiting = made.add(0, start=False), made.add(1, start=False)
+        fed.start()
+        await until(lambda: fed.fact(refused) and fed.fact(waiting), "both pods")
+        refused.phase, refused.status = "Failed", {"reason": "OutOfcpu", "message": "no"}
+        made.tell("MODIFIED", refused)
+        assert (await fed.closed(refused)).log == "none"
+        made.delete(waiting)
+        fact = await fed.closed(waiting)
+        assert (fact.log, fact.gone) == ("none", True)
+
+    play(tmp_path, story)
+
+
+def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        pod.faults += ["502"] * 10_000
+        made.freeze(pod)
+        # As the collector of pods leaves it: failed, and its container still shown as running.
+        pod.phase = "Failed"
+        made.tell("MODIFIED", pod)
+        fact = await fed.closed(pod)
+        assert (fact.log, fact.phase, fact.main.state if fact.main else None) == ("lost", "Failed", "running")
+        assert any("502" in text for text in fed.troubles)
+
+    play(tmp_path, story)
+
+
+def test_launch_s31_what_the_kubelet_says_of_a_log_that_is_gone_is_no_line(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        made.write(pod, b"never had")
+        made.end(pod)
+        assert pod.container is not None
+        pod.container.log_gone = True
+        fed.start()
+        assert (await fed.closed(pod)).log == "lost"
+        assert fed.streams(pod) == {}
+        assert len(fed.records("gap-*.json")) == 1
+        assert any("unable to retrieve" in text for text in fed.troubles)
+
+    play(tmp_path, story)
+
+
+def test_without_the_right_to_read_logs_it_is_said_and_pods_are_watched_on(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod, other = made.add(0), made.add(1)
+        made.logs_refused = 403
+        fed.start()
+        await until(lambda: fed.troubles, "that logs are refused")
+        assert "403" in fed.troubles[0] or "forbidden" in fed.troubles[0].lower()
+        made.end(other, 1)
+        assert (await fed.closed(other)).log == "lost"
+        made.logs_refused = None
+        made.write(pod, b"now")
+        await fed.holds(pod, b"now\n")
+        assert len(fed.troubles) == 1
+
+    play(tmp_path, story)
+
+
+def test_without_the_right_to_watch_pods_it_is_said_and_logs_go_on(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"one")
+        await fed.holds(pod, b"one\n")
+        made.pods_refused = 403
+        made.wake()
+        await until(lambda: fed.troubles, "that pods are refused")
+        assert "403" in fed.troubles[0]
+        made.cut(pod)
+        made.write(pod, b"two")
+        await fed.holds(pod, b"two\n")
+        made.end(pod, told=False)
+        made.pods_refused = None
+        made.tell("MODIFIED", pod)
+        assert (await fed.closed(pod)).log == "complete"
+        assert len(fed.troubles) == 1
+
+    play(tmp_path, story)
+
+
+def test_a_crash_is_told_and_the_work_taken_up_again(tmp_path, monkeypatch):
+    seen = Session._see
+    crashes = iter([True, True])
+
+    def see(self, fact):
+        if next(crashes, False):
+            raise RuntimeError("a fault of ours")
+        seen(self, fact)
+
+    monkeypatch.setattr(Session, "_see", see)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"one")
+        await fed.holds(pod, b"one\n")
+        assert len(fed.troubles) == 1
+        assert "RuntimeError: a fault of ours" in fed.troubles[0]
+
+    play(tmp_path, story)
+
+
+def test_a_crash_of_one_log_is_told_and_the_log_opened_again(tmp_path, monkeypatch):
+    run = follower.Follower.run
+    crashes = iter([True])
+
+    async def crash(self):
+        if next(crashes, False):
+            raise RuntimeError("a fault of ours")
+        return await run(self)
+
+    monkeypatch.setattr(follower.Follower, "run", crash)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"one")
+        await fed.holds(pod, b"one\n")
+        assert ["fault of ours" in text for text in fed.troubles] == [True]
+        assert made.watches == 1
+
+    play(tmp_path, story)
+
+
+def test_a_cluster_that_cannot_be_reached_yet_is_tried_again(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        reach, pod = fed.connect, made.add(0)
+        tries = iter(range(3))
+
+        def connect() -> Kube:
+            if next(tries, None) is not None:
+                raise KubeConfigError("no such context")
+            return reach()
+
+        fed.connect = connect
+        fed.start()
+        made.write(pod, b"one")
+        await fed.holds(pod, b"one\n")
+        assert len(fed.troubles) == 1
+        assert "no such context" in fed.troubles[0]
+
+    play(tmp_path, story)
+
+
+def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path, monkeypatch):
+    full = False
+    write, real = append._all, os.write
+
+    def append_all(fd: int, data: bytes) -> int:
+        if full:
+            write(fd, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    def to_journal(fd: int, data: bytes) -> int:
+        if full and b'"uid"' in bytes(data[:200]):
+            return real(fd, data[: len(data) // 2])
+        return real(fd, data)
+
+    monkeypatch.setattr(append, "_all", append_all)
+    monkeypatch.setattr("rankfall.observe.cluster.journal.os.write", to_journal)
+
+    async def story(made: World, fed: Fed) -> None:
+        nonlocal full
+        pods = [made.add(slot) for slot in range(2)]
+        fed.start()
+        for pod in pods:
+            made.write(pod, b"one", b"[rank 0] two")
+            await fed.holds(pod, b"two\n", stream="r0.out")
+        full = True
+        for pod in pods:
+            made.write(pod, b"three", b"[rank 0] four")
+            made.end(pod)
+        await until(lambda: all(len(pod.requests) >= 4 for pod in pods), "tries on a full disk")
+        assert len(fed.troubles) == 1
+        assert "No space left" in fed.troubles[0]
+        full = False
+        for pod in pods:
+            assert (await fed.closed(pod)).log == "complete"
+            assert fed.streams(pod) == {"slot.out": b"one\nthree\n", "r0.out": b"two\nfour\n"}
+        assert fed.journal.problems == []
+
+    play(tmp_path, story)
+
+
+def test_feeds_can_be_stopped_at_any_moment(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        made.add(0)
+        for _ in range(5):
+            fed.start()
+            await fed.stop()
+        fed.start()
+        assert fed.feed is not None
+        await asyncio.to_thread(fed.feed.stop)
+        await asyncio.to_thread(fed.feed.stop)
+
+    play(tmp_path, story)
