@@ -117,3 +117,24 @@ def test_a_dead_data_worker_is_that_of_the_rank_that_says_so():
     verdict = diagnose(case(ranks, evidence)).verdict
     assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (2, "dataloader_died", "likely")
     assert sorted(c.rank for c in verdict.consequences) == [0, 1, 3]
+
+
+def waits(slot: int, slug: str = "image_pull"):
+    return piece(
+        slug, None, slot=slot, seconds=1 + slot, source="pod", trust="platform", specificity=80, fingerprint=f"{slug}:x"
+    )
+
+
+def not_begun(*evidence):
+    return case([], list(evidence), hung=True, ended=False, slots=slots(state="expected"), nnodes=2, world_size=4)
+
+
+def test_jobapi_s30_what_keeps_all_slots_from_beginning_is_one_fault_of_no_place():
+    verdict = diagnose(not_begun(waits(0), waits(1))).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.scope) == ("image_pull", "proven", "all")
+    assert (verdict.rank, verdict.slot, verdict.node, verdict.node_action) == (None, None, None, "none")
+
+
+def test_launch_s9_what_keeps_one_slot_from_beginning_names_its_place():
+    verdict = diagnose(not_begun(waits(1))).verdict
+    assert (verdict.cause.slug, verdict.scope, verdict.slot) == ("image_pull", "slot", 1)

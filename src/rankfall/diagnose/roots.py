@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, candidate_of
-from rankfall.diagnose.rules import NEAREST
+from rankfall.diagnose.rules import NEAREST, NEVER_BEGAN
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.diagnose.together import MISMATCH, accused, only_silent
 from rankfall.model import Case, Evidence, RankFacts
@@ -133,7 +133,7 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
     """One candidate a fingerprint: the same fault on many ranks is one fault."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        mergeable = candidate.tier in {EXPLICIT, HANG} or candidate.slug == "user_exit"
+        mergeable = candidate.tier in {EXPLICIT, HANG} or candidate.slug == "user_exit" or candidate.slug in NEVER_BEGAN
         key = candidate.fingerprint if mergeable else f"{candidate.fingerprint}\0{candidate.subject.key}"
         groups[key].append(candidate)
     merged = []
@@ -169,6 +169,9 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
     if not chosen.same:
         return False
     struck = {s.key for s in (chosen.subject, *chosen.same)}
+    if chosen.slug in NEVER_BEGAN:
+        # There are no ranks yet to ask; of a slot that is only late nothing is known.
+        return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
         return not any(
             s.key not in struck and any(e.role == "secondary" and e.source != "exit" for e in s.evidence)

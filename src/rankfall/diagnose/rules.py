@@ -97,6 +97,9 @@ EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_no
 # Ends that a process brings on itself, whatever else was going on: as good as a message.
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 31})
 
+# Why a slot does not begin. What keeps several of them from it in the same words is one fault.
+NEVER_BEGAN: Final = frozenset({"image_pull", "container_config", "unschedulable", "admission_rejected"})
+
 # Sources that a job cannot forge.
 TRUSTED: Final = frozenset({"kernel", "platform", "wrapper", "supervisor"})
 
