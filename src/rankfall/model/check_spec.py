@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -143,22 +144,23 @@ def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
 
 @cache
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The allowed values of every field that has a list of them, by path; list positions stand as ``[]``."""
+    """The allowed values of every field that has a list of them, by path, in the order of the model; list positions stand as ``[]``."""
     found: dict[str, tuple[str, ...]] = {}
 
-    def walk(kind: msgspec.inspect.Type, path: str) -> None:
-        if isinstance(kind, msgspec.inspect.UnionType):
-            for one in kind.types:
+    def walk(kind: Any, path: str) -> None:
+        origin = get_origin(kind)
+        if origin is Literal:
+            found[path] = tuple(map(str, get_args(kind)))
+        elif origin in {Union, UnionType}:
+            for one in get_args(kind):
                 walk(one, path)
-        elif isinstance(kind, msgspec.inspect.LiteralType):
-            found[path] = tuple(map(str, kind.values))
-        elif isinstance(kind, msgspec.inspect.StructType):
-            for field in kind.fields:
-                walk(field.type, f"{path}.{field.encode_name}")
-        elif isinstance(kind, msgspec.inspect.VarTupleType):
-            walk(kind.item_type, f"{path}[]")
+        elif origin is tuple:
+            walk(get_args(kind)[0], f"{path}[]")
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            for name, hint in get_type_hints(kind).items():
+                walk(hint, f"{path}.{name}")
 
-    walk(msgspec.inspect.type_info(JobSpec), "$")
+    walk(JobSpec, "$")
     return found
 
 

@@ -47,8 +47,9 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the newest round; ``exit`` as people write it (``0``, ``1``, ``SIGKILL``); ``line_age_s`` seconds since its last line;
-    ``note`` as of a slot.
+    """One rank of the newest round.
+
+    ``exit`` is as people write it (``0``, ``1``, ``SIGKILL``), ``line_age_s`` seconds since its last line, ``note`` as of a slot.
     """
 
     rank: int
