@@ -57,10 +57,10 @@ def template(request: Request, start: Start, *, container: str) -> Object:
                 **_optional("workingDir", spec.cwd),
                 "env": env,
                 **_optional("resources", resources(section.resources)),
-                "volumeMounts": mounts(spec),
+                **_optional("volumeMounts", mounts(spec)),
             }
         ],
-        "volumes": volumes(request),
+        **_optional("volumes", volumes(request)),
         **_optional("serviceAccountName", section.service_account),
         **_optional("priorityClassName", section.priority_class),
         **_optional("imagePullSecrets", [{"name": name} for name in section.image_pull_secrets]),

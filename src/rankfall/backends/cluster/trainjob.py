@@ -94,10 +94,11 @@ def _trainer(request: Request, start: Start) -> Object:
 
 def _overrides(request: Request) -> Object:
     section = request.spec.kubernetes
-    pod: Object = {
-        "volumes": volumes(request),
-        "containers": [{"name": TRAINER_ROLE, "volumeMounts": mounts(request.spec)}],
-    }
+    pod: Object = {}
+    if held := volumes(request):
+        pod["volumes"] = held
+    if mounted := mounts(request.spec):
+        pod["containers"] = [{"name": TRAINER_ROLE, "volumeMounts": mounted}]
     if section.service_account:
         pod["serviceAccountName"] = section.service_account
     if section.tolerations:
