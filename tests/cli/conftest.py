@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from helpers import MEASURED
+
 TRAIN = """
 import os, sys, time
 rank, attempt = int(os.environ["RANK"]), os.environ["RANKFALL_ATTEMPT"]
@@ -35,6 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANKFALL_HOME", str(path))
     for name in ("NO_COLOR", "RANKFALL_DEBUG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in MEASURED.items():
+        monkeypatch.setenv(name, value)
     return path
 
 

@@ -14,10 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from helpers import MEASURED
 from testbed import bed as beds
 from testbed.__main__ import assemble
 from testbed.client import Kubectl
 from testbed.layout import Layout
+
+
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in MEASURED.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")
