@@ -6,11 +6,14 @@ import itertools
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from rankfall.model import Deadlines, FailureRule, StatusDocument, Success
+from rankfall.model import Case, Deadlines, Diagnosis, Evidence, FailureRule, StatusDocument, Success
+from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.root import root_facts
 
 from .conftest import Bench
 
@@ -214,3 +217,51 @@ def test_a_failure_that_was_being_looked_at_stands_when_the_time_is_over(bench: 
     assert (outcome.state, outcome.code) == ("failed", 8)
     assert outcome.verdict is not None
     assert outcome.verdict.rank == 0
+
+
+def test_jobapi_s30_what_is_proven_to_keep_the_ranks_away_is_the_cause_and_not_the_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod's word is put in as the cluster's feed would; no pod is needed to see who wins."""
+    said = Evidence(
+        id="pod:0",
+        source="pod",
+        slug="image_pull",
+        role="primary",
+        trust="platform",
+        slot=0,
+        at=time.time_ns(),
+        line="ImagePullBackOff: no such image",
+        specificity=90,
+        detail="reason=ImagePullBackOff",
+    )
+
+    def diagnosed(strategy: str | None, case: Case) -> Diagnosis:
+        return diagnose_by(strategy, msgspec.structs.replace(case, evidence=(*case.evidence, said)))
+
+    monkeypatch.setattr("rankfall.supervise.attempt.diagnose_by", diagnosed)
+    _, outcome = bench.run(
+        STAY, nnodes=1, launcher="exec", inside="off", policies=FAST, deadlines=Deadlines(startup_s=0.8)
+    )
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.cause.confidence) == ("image_pull", "proven")
+    assert outcome.verdict.decisive is not None
+    assert "ImagePullBackOff" in outcome.verdict.decisive.line
+
+
+def test_reasons_and_conditions_are_taken_from_what_a_job_cannot_forge(bench: Bench) -> None:
+    run, _ = bench.run("sys.exit(9)", nnodes=1, policies=FAST | {"max_restarts": 0})
+    with run.reader() as reader:
+        found = reader.diagnosis(1)
+    assert found is not None
+    words = "reason=Evicted condition=DisruptionTarget other=x reason="
+    true = Evidence(id="a", source="pod", slug="pod_evicted", role="primary", trust="platform", slot=0, detail=words)
+    forged = msgspec.structs.replace(true, id="b", trust="job", detail="reason=Forged")
+    elsewhere = msgspec.structs.replace(true, id="c", slot=1, detail="reason=Elsewhere")
+    with run.lease() as writer:
+        writer.add_evidence(1, [true, forged, elsewhere])
+        facts = root_facts(writer, attempt=1, diagnosis=found)
+    assert (facts.code, facts.signal, facts.role) == (9, None, "worker")
+    assert facts.reasons == {"Evicted"}
+    assert facts.conditions == {"DisruptionTarget"}
