@@ -20,7 +20,7 @@ from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
-TOKEN = "t0k3n"
+CHANNEL = "t0k3n"
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,18 +35,18 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record_line(
-    run: str, slot: int, number: int, *, token: str = TOKEN, kind: str = "start", **fields: object
+    run: str, slot: int, number: int, *, word: str = CHANNEL, kind: str = "start", **fields: object
 ) -> bytes:
     data = {"schema": "rankfall.record/1", "id": f"{slot:08d}-{number:08d}", "kind": kind, "run": run, "attempt": 1}
     text = json.dumps(data | {"slot": slot, "role": "worker"} | fields).encode()
-    return b"\x1erankfall/1 " + token.encode() + b" " + base64.urlsafe_b64encode(text)
+    return b"\x1erankfall/1 " + word.encode() + b" " + base64.urlsafe_b64encode(text)
 
 
 async def until(true: Callable[[], object], what: str) -> None:
     """Look until it is so."""
     try:
         async with asyncio.timeout(20):
-            while not true():
+            while not true():  # noqa: ASYNC110 - it happens in another thread, which tells nobody
                 await asyncio.sleep(0.002)
     except TimeoutError:
         pytest.fail(f"never came: {what}")
@@ -69,9 +69,9 @@ class Fed:
             attempt=1,
             role="worker",
             source=PodSource(
-                context="c", kubeconfig=None, namespace="here", selector="a=b", container="main", token=TOKEN
+                context="c", kubeconfig=None, namespace="here", selector="a=b", container="main", token=CHANNEL
             ),
-            connect=lambda: self.connect(),
+            connect=self.connect,
             trouble=self.troubles.append,
         )
         self.feed.start()

@@ -41,6 +41,7 @@ class Container:
     lines: list[tuple[int, bytes]] = field(default_factory=list)
     code: int | None = None
     reason: str | None = None
+    finished: int = START
     log_gone: bool = False
 
     @property
@@ -116,6 +117,7 @@ class World:
         """Its container ends; ``told``: the API says so at once."""
         assert pod.container is not None
         pod.container.code, pod.container.reason = code, reason or ("Error" if code else "Completed")
+        pod.container.finished = self._clock
         pod.phase = "Failed" if code else "Succeeded"
         if told:
             self.tell("MODIFIED", pod)
@@ -199,7 +201,7 @@ class World:
             "reason": one.reason,
             "containerID": f"containerd://{one.number}",
             "startedAt": rfc3339(START, digits=0),
-            "finishedAt": rfc3339(self._clock, digits=0),
+            "finishedAt": rfc3339(one.finished, digits=0),
         }
 
     # -- the server

@@ -90,11 +90,6 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     others: tuple[str, ...] = ()
 
     @property
-    def instance(self) -> int:
-        """Number of starts of the training container before the present one."""
-        return self.main.restarts if self.main else 0
-
-    @property
     def over(self) -> bool:
         """Whether no instance of the training container runs or will run again, by this look."""
         ended = self.main is not None and self.main.state == "terminated"
@@ -130,7 +125,10 @@ def pod_fact(pod: Mapping[str, Any], *, container: str, seen_ns: int, gone: bool
         gone=gone,
         created=_word(meta.get("creationTimestamp")),
         deleting=_word(meta.get("deletionTimestamp")),
-        conditions=tuple(_conditions(status))[:_MAX_CONDITIONS],
+        # Those that a verdict may need first: anybody may add others.
+        conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
+            :_MAX_CONDITIONS
+        ],
         main=_container(own, "state"),
         last=_container(own, "lastState"),
         others=tuple(_others(status, container))[:_MAX_CONDITIONS],

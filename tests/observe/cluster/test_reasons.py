@@ -1,0 +1,110 @@
+"""The platform's reasons: each row makes evidence of the platform, and nothing else does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rankfall.model.causes import catalogue
+from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
+from rankfall.observe.cluster.reasons import Reason, ending_evidence, table, waiting_evidence
+
+DAY = "2026-11-21T16:00:00Z"
+DAY_NS = 1_795_276_800_000_000_000
+
+
+def pod(**fields: object) -> PodFact:
+    base = PodFact(seen_ns=77, name="job-3-x", uid="u", slot=3, node="n3", phase="Failed")
+    return msgspec.structs.replace(base, **fields)
+
+
+def ended(reason: str, *, code: int | None = 137) -> ContainerFact:
+    return ContainerFact(state="terminated", exit_code=code, reason=reason, finished=DAY)
+
+
+def shown(row: Reason) -> PodFact:
+    """A pod that bears this reason in its place."""
+    if row.where == "pod":
+        return pod(reason=row.reason, message="words")
+    if row.where == "terminated":
+        return pod(main=ended(row.reason))
+    if row.where == "disruption":
+        return pod(conditions=(Condition(type="DisruptionTarget", status="True", reason=row.reason, at=DAY),))
+    if row.where == "waiting":
+        return pod(phase="Pending", main=ContainerFact(state="waiting", reason=row.reason, message="words"))
+    return pod(phase="Pending", conditions=(Condition(type="PodScheduled", status="False", reason=row.reason, at=DAY),))
+
+
+@pytest.mark.parametrize("row", table().values(), ids=lambda row: f"{row.where}-{row.reason}")
+def test_every_row_makes_evidence_of_the_platform(row):
+    look = waiting_evidence if row.where in {"waiting", "scheduled"} else ending_evidence
+    (piece,) = look(shown(row), attempt=2)
+    assert (piece.slug, piece.specificity, piece.role, piece.trust) == (
+        row.slug,
+        row.specificity,
+        "primary",
+        "platform",
+    )
+    assert (piece.source, piece.slot, piece.node, piece.attempt, piece.rank) == ("pod", 3, "n3", 2, None)
+    assert piece.where == "pod/job-3-x"
+    assert piece.line.startswith(row.reason)
+    timed = row.where in {"terminated", "disruption", "scheduled"}
+    assert (piece.at, piece.uncertainty) == ((DAY_NS, 1.0) if timed else (77, 5.0))
+    assert row.slug in catalogue()
+    # The other question is not answered by it.
+    other = ending_evidence if look is waiting_evidence else waiting_evidence
+    assert other(shown(row), attempt=2) == []
+
+
+def test_the_table_holds_the_five_disruptions_of_the_platform():
+    assert {reason for where, reason in table() if where == "disruption"} == {
+        "PreemptionByScheduler",
+        "DeletionByTaintManager",
+        "EvictionByEvictionAPI",
+        "DeletionByPodGC",
+        "TerminationByKubelet",
+    }
+
+
+@pytest.mark.parametrize("where", ["waiting", "terminated", "pod", "disruption", "scheduled"])
+@pytest.mark.parametrize("reason", ["Error", "Completed", "CrashLoopBackOff", "PodInitializing", "Xid 79", ""])
+def test_a_reason_that_is_not_in_the_table_makes_nothing(where, reason):
+    made = shown(Reason(where=where, reason=reason, slug="unknown", specificity=1))
+    assert ending_evidence(made, attempt=1) == waiting_evidence(made, attempt=1) == []
+
+
+def test_the_same_reason_in_another_place_makes_nothing():
+    made = shown(Reason(where="pod", reason="OOMKilled", slug="host_oom", specificity=1))
+    assert ending_evidence(made, attempt=1) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "role"), [(137, "primary"), (1, "context"), (None, "context"), (143, None), (0, None)]
+)
+def test_errors_m5_m7_the_label_of_a_kill_for_memory_proves_only_a_sigkill(code, role):
+    found = ending_evidence(pod(main=ended("OOMKilled", code=code)), attempt=1)
+    assert [piece.role for piece in found] == ([] if role is None else [role])
+
+
+def test_a_disruption_that_is_not_true_says_nothing():
+    for status in ("False", "Unknown"):
+        condition = Condition(type="DisruptionTarget", status=status, reason="PreemptionByScheduler")
+        assert ending_evidence(pod(conditions=(condition,)), attempt=1) == []
+
+
+def test_a_pod_waits_only_while_it_is_pending():
+    waiting = ContainerFact(state="waiting", reason="ImagePullBackOff")
+    assert waiting_evidence(pod(phase="Pending", main=waiting), attempt=1)
+    assert waiting_evidence(pod(phase="Running", main=waiting), attempt=1) == []
+
+
+def test_the_same_thing_seen_twice_is_one_piece_and_of_another_pod_another():
+    one = pod(reason="Evicted")
+    again, other = msgspec.structs.replace(one, seen_ns=99), msgspec.structs.replace(one, uid="v")
+    ids = [ending_evidence(fact, attempt=1)[0].id for fact in (one, again, other)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_long_messages_are_cut():
+    (piece,) = ending_evidence(pod(reason="Evicted", message="x" * 4096), attempt=1)
+    assert len(piece.line) == 1000
