@@ -36,7 +36,8 @@ class Facts:
         self._errors: dict[Process, Record] = {}
         self._rounds: dict[tuple[int | None, int], list[Process]] = defaultdict(list)
         self._agent_stopped: set[Process] = set()
-        self._signalled: set[int | None] = set()
+        # When a signal from outside first came to a slot, by the slot's own clock; 0 = it does not say.
+        self._signalled: dict[int | None, int] = {}
         self._reported: dict[Process, tuple[Reported, str]] = {}
         self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
         self._offsets: dict[int | None, int] = {}
@@ -61,7 +62,8 @@ class Facts:
         elif record.kind == "error":
             self._errors[key] = record
         elif record.kind == "kill" and record.exit is not None and record.exit.how == "received":
-            self._signalled.add(record.slot)
+            at = record.at_ns or 0
+            self._signalled[record.slot] = min(at, self._signalled.get(record.slot, at))
         elif record.kind in {"slot_start", "slot_end"} and record.slot is not None:
             self._slot(record, found.name)
 
@@ -219,9 +221,16 @@ class Facts:
             return None
         if info.ours:
             return "wrapper"
-        if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or key[0] in self._signalled):
+        if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or self._was_signalled(key)):
             return "agent"  # its launcher stopped it, of its own accord or because it was told to
         return "foreign"
+
+    def _was_signalled(self, key: Process) -> bool:
+        """Whether its slot had got a signal from outside before it ended: who ended earlier did not end of that."""
+        at = self._signalled.get(key[0])
+        end = self._ends.get(key)
+        ended = end[0].at_ns if end is not None else None
+        return at is not None and (ended is None or ended >= at)
 
     def _slot(self, record: Record, name: str) -> None:
         slot = record.slot if record.slot is not None else -1

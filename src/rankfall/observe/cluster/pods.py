@@ -85,7 +85,7 @@ class PodView:
         started = held.started_at or (stamp_ns(fact.main.started) if fact.main else None)
         held = msgspec.structs.replace(held, node=fact.node or held.node, pod=fact.name, started_at=started)
         if held.state == "ended":
-            return held
+            return self._ours(held, slack=slack)
         if fact.log != "open" and fact.over:
             end = fact.main
             if end is None or end.state != "terminated" or end.reason == _NOT_FOUND:
@@ -94,6 +94,14 @@ class PodView:
             return self._ended(held, fact, end, slack=slack)
         begun = fact.main is not None and fact.main.state in {"running", "terminated"}
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
+
+    def _ours(self, held: SlotFacts, *, slack: float) -> SlotFacts:
+        """An end that the wrapper recorded. Of a signal that the kubelet passed on it cannot know that we had asked for it."""
+        stop = self._stop.read()
+        if stop is None or held.killed_by != "foreign" or held.signal not in _OUR_SIGNALS or held.ended_at is None:
+            return held
+        after = held.ended_at + round(slack * _NS) >= stop.at_ns
+        return msgspec.structs.replace(held, killed_by="wrapper") if after else held
 
     def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, slack: float) -> SlotFacts:
         """The container's end, where the wrapper could not record one: it was killed, or there was none."""

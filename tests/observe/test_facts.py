@@ -1,0 +1,56 @@
+"""Facts of ranks and slots out of records: who ended of what, where several signals were about."""
+
+from __future__ import annotations
+
+from rankfall.model import ExitInfo, Record, SlotFacts
+from rankfall.observe.cluster.journal import JournalWriter, journal_path
+from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
+from rankfall.observe.cluster.pods import PodView
+from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.observe.facts import Facts
+from rankfall.observe.records import Found
+
+NS = 1_000_000_000
+
+
+def found(kind, *, at, **fields):
+    record = Record(id=f"{kind}-{at}", kind=kind, slot=0, at_ns=at * NS, **fields)
+    return Found(record=record, name=f"{kind}.json", mtime=at * NS)
+
+
+def killers(died_at: int, signalled_at: int) -> str | None:
+    facts = Facts({0: SlotFacts(slot=0)})
+    facts.add(found("start", at=1, rank=0, pid=10, ordinal=0))
+    facts.add(found("end", at=died_at, rank=0, pid=10, exit=ExitInfo(signal=9, how="proc")))
+    facts.add(found("kill", at=signalled_at, exit=ExitInfo(signal=15, how="received", sender_pid=0)))
+    (sheet,) = facts.ranks()
+    return sheet.killed_by
+
+
+def test_who_died_before_its_slot_was_told_to_stop_did_not_die_of_that():
+    assert killers(died_at=5, signalled_at=6) == "foreign"
+    assert killers(died_at=7, signalled_at=6) == "agent"
+
+
+def slot_after_stop(tmp_path, *, ended: int, signal: int = 15) -> SlotFacts:
+    journal = JournalWriter(journal_path(tmp_path, 1))
+    main = ContainerFact(state="terminated", exit_code=128 + signal)
+    journal.add(PodFact(seen_ns=20 * NS, name="p", uid="u", slot=0, node="n1", main=main))
+    journal.close()
+    mark_stop(tmp_path, 1, Stop(at_ns=10 * NS, reason="another part of the job failed"))
+    view = PodView(tmp_path, attempt=1)
+    view.poll()
+    held = SlotFacts(slot=0, state="ended", signal=signal, killed_by="foreign", ended_at=ended * NS, where="records/x")
+    return view.merged(held, slack=1.0)
+
+
+def test_a_slot_that_ended_of_our_own_stop_was_killed_by_us_although_its_wrapper_cannot_know(tmp_path):
+    assert slot_after_stop(tmp_path, ended=12).killed_by == "wrapper"
+
+
+def test_a_slot_that_ended_before_our_stop_was_not_killed_by_us(tmp_path):
+    assert slot_after_stop(tmp_path, ended=8).killed_by == "foreign"
+
+
+def test_a_slot_that_crashed_after_our_stop_crashed_by_itself(tmp_path):
+    assert slot_after_stop(tmp_path, ended=12, signal=11).killed_by == "foreign"
