@@ -245,7 +245,7 @@ def test_nobody_writes_to_a_command_that_has_ended(run):
         server.plays(says(b"\x02gone", failed(9)))
         async with open_exec(kube, "p", ["x"], container="main", stdin=True, timeout=20) as session:
             assert [chunk async for chunk in session.output()] == [("stderr", b"gone")]
-            with pytest.raises(ExecLost, match="the connection ended"):
+            with pytest.raises(ExecLost, match="the command has ended"):
                 await session.write(b"x")
             with pytest.raises(ExecLost):
                 await session.close_stdin()
@@ -421,18 +421,37 @@ def test_more_output_than_wanted_is_refused(run):
     run(story)
 
 
-def test_a_server_that_does_not_close_after_the_status_is_not_waited_for(run, monkeypatch):
+async def told_and_stuck(socket: web.WebSocketResponse) -> None:
+    """As a server whose command ended while it waits for somebody to read its stdin."""
+    await socket.send_bytes(b"\x01enough")
+    await socket.send_bytes(failed(3))
+    await reads_nothing(socket)
+
+
+@pytest.mark.parametrize("stdin", [None, bytes(64 << 20)])
+def test_a_server_that_does_not_close_after_the_status_is_not_waited_for(run, stdin):
+    async def story(server, kube):
+        server.plays(program(told_and_stuck))
+        return await go(kube, stdin=stdin)
+
+    began = time.monotonic()
+    assert run(story).code == 3
+    assert time.monotonic() - began < 5
+
+
+def test_half_a_status_is_not_waited_for_without_end(run, monkeypatch):
     monkeypatch.setattr(exec_session, "LAST_S", 0.1)
 
     async def play(socket: web.WebSocketResponse) -> None:
-        await socket.send_bytes(failed(3))
+        await socket.send_bytes(success()[:10])
         await socket.receive()
 
     async def story(server, kube):
         server.plays(program(play))
-        return await go(kube)
+        with pytest.raises(ExecLost, match="no JSON"):
+            await go(kube)
 
-    assert run(story).code == 3
+    run(story)
 
 
 def test_it_is_never_started_twice(run):

@@ -96,8 +96,7 @@ async def open_exec(
             try:
                 yield session
             finally:
-                if session.code is None:
-                    session.abandon()
+                session.abandon()
     except TimeoutError:
         if not limit.expired():
             raise

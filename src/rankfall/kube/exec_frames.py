@@ -89,6 +89,15 @@ def longer_status(so_far: bytes, data: bytes) -> bytes:
     return so_far + data
 
 
+def is_whole(status: bytes) -> bool:
+    """Whether nothing of a status is missing; one that cannot become JSON any more is not whole either."""
+    try:
+        msgspec.json.decode(status, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
 def read_status(data: bytes) -> Ended | NotRun:
     """What the status channel says, all of its data together.
 

@@ -6,6 +6,7 @@ It refuses to pretend that stdin can be ended where the server does not know how
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -17,7 +18,7 @@ from rankfall.kube.exec_frames import Output
 
 # Of stdin in one message. Servers read a message whole before they pass it on.
 _PIECE: Final = 64 << 10
-# Seconds between the status and the end of the connection; servers close at once.
+# Seconds that the rest of a status is waited for; servers write it at once.
 LAST_S: Final = 5.0
 _NAMES: Final[dict[int, Output]] = {frames.STDOUT: "stdout", frames.STDERR: "stderr"}
 
@@ -84,7 +85,8 @@ class Exec:
     def abandon(self) -> None:
         """End the connection at once; :meth:`output` ends with ``ExecLost``.
 
-        A server that waits for the command to read takes no good-bye, and the library would wait for it without end.
+        A server that waits for the command to read, or no longer reads because the command has ended, takes no good-bye; the library would
+        wait for that without end.
         """
         connection = self._socket._response.connection  # noqa: SLF001 - there is no public way to the transport
         if connection is not None and connection.transport is not None:
@@ -97,15 +99,17 @@ class Exec:
             ExecFailed: the command did not run.
             ExecLost: the connection ended, and nobody knows how the command did, or whether it has.
         """
-        status = b""
+        status, end = b"", None
         try:
-            while message := await self._receive(LAST_S if status else None):
+            while end is None and (message := await self._receive(LAST_S if status else None)):
                 channel, data = frames.split(message)
                 if channel == frames.STATUS:
+                    # The last word: nothing of the command comes after it, and the server's good-bye is not waited for.
                     status = frames.longer_status(status, data)
+                    end = frames.read_status(status) if frames.is_whole(status) else None
                 elif data and channel in _NAMES:
                     yield _NAMES[channel], data
-            end = frames.read_status(status) if status else None
+            end = end or (frames.read_status(status) if status else None)
         except frames.BadFrame as error:
             raise ExecLost(f"cannot {self._what}: the server sent {error}", hint=ExecLost.advice) from None
         if end is None:
@@ -129,10 +133,13 @@ class Exec:
         return b""
 
     async def _send(self, message: bytes) -> None:
-        try:
-            await self._socket.send_bytes(message)
-        except (aiohttp.ClientError, ConnectionError):
-            lost = ExecLost(f"cannot {self._what}: the connection ended", hint=ExecLost.advice)
-        else:
-            return
-        raise lost
+        ended = self.code is not None
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+            if not ended:
+                await self._socket.send_bytes(message)
+                return
+        # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
+        raise ExecLost(
+            f"cannot {self._what}: {'the command has' if ended else 'the connection'} ended",
+            hint="its exit code is known" if ended else ExecLost.advice,
+        )
