@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.programs import TORCH
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster.compile import compile_job
 from rankfall.backends.cluster.objects import Compiled, ServedFacts
 from rankfall.model import spec_from
-from testbed import process
+from testbed import images, process, workloads
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -282,3 +283,45 @@ def test_unattended_a_permanent_code_ends_the_job_by_the_native_rule(kubectl, na
     (failed,) = [item for item in conditions if item["type"] == "Failed"]
     assert failed["reason"] in {"PodFailurePolicy", "FailJobSetFailurePolicyAction"}
     assert len(kubectl.get("pods", "-n", namespace, "-l", made.selector)["items"]) == 1
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("job", {}),
+        ("job", {"nnodes_max": 3}),
+        ("jobset", {"rdzv": "c10d", "launcher": "torchrun"}),
+        ("trainjob", {}),
+    ],
+    ids=["job", "job-elastic", "jobset-c10d", "trainjob"],
+)
+def test_torchrun_finds_its_peers_by_the_names_of_slots(kubectl, namespace, backend, fields):
+    kubectl.apply([workloads.script("program", namespace=namespace, text=TORCH)])
+    folders = [str(path) for path in images.torch_mounts()]
+    volumes = [{"name": f"torch{place}", "hostPath": {"path": path}} for place, path in enumerate(folders)]
+    mounts = [{"name": f"torch{place}", "mountPath": path, "readOnly": True} for place, path in enumerate(folders)]
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"rankfall.dev/attempt": "1"}}}
+    section = {
+        "volumes": [*volumes, {"name": "program", "configMap": {"name": "program"}}],
+        "volume_mounts": [*mounts, {"name": "program", "mountPath": "/job"}],
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+    }
+    made = compiled(
+        namespace,
+        backend=backend,
+        command=["/job/train.py"],
+        python=str(images.torch_python()),
+        nnodes=2,
+        env={"OMP_NUM_THREADS": "1", "NODE_NAME": "x"},
+        kubernetes=section,
+        **fields,
+    )
+    launch(kubectl, made)
+    # Of MIN:MAX the third slot finds no room here before the others have ended, and they do not wait for it.
+    ended = [pod for pod in finished(kubectl, made, count=2) if pod["status"]["phase"] == "Succeeded"]
+    assert len(ended) == 2
+    texts = [kubectl("logs", "-n", namespace, pod["metadata"]["name"], "-c", made.container) for pod in ended]
+    assert len({pod["spec"]["nodeName"] for pod in ended}) == 2
+    told = sorted(line for text in texts for line in re.findall(r"rank \d of 2 on x: sum 3", text))
+    assert told == ["rank 0 of 2 on x: sum 3", "rank 1 of 2 on x: sum 3"]
