@@ -7,7 +7,19 @@ import asyncio
 import pytest
 
 from backends.cluster.launch_server import Api, Refusal
-from backends.cluster.launch_stories import COMPANIONS, NAME, RUN, TOKEN, Told, launched, manifest, old, tell, whole
+from backends.cluster.launch_stories import (
+    COMPANIONS,
+    NAME,
+    RUN,
+    TOKEN,
+    Told,
+    launched,
+    manifest,
+    old,
+    removed,
+    tell,
+    whole,
+)
 from rankfall.backends.cluster.launch import launch
 from rankfall.backends.cluster.launch_errors import NameTaken, StillThere, Vanished
 from rankfall.backends.cluster.names import ANNOTATION_REQUEST, LABEL_RUN
@@ -326,6 +338,35 @@ def test_what_must_be_there_first_goes_with_a_finished_workload_and_is_made_anew
         assert done.outcome == "recreated"
         [item] = api.all("trainingruntimes")
         assert [one["uid"] for one in item["metadata"]["ownerReferences"]] == [done.uid]
+
+    tell(story)
+
+
+def test_launch_s1_the_set_of_a_trainjob_that_is_gone_is_waited_for():
+    async def story(api: Api) -> None:
+        owner = {"kind": "TrainJob", "uid": "gone"}
+        child = old("JobSet", suspend=True)
+        api.put("jobsets", child, ownerReferences=[owner], finalizers=["example.com/hold"])
+        async with api.kube() as kube:
+            with pytest.raises(StillThere, match=r"jobset here/\S+ waits for finalizer example\.com/hold"):
+                await launched(kube, kind="TrainJob", companions=(), wait_s=0.4)
+            assert api.count_made("trainjobs") == 0
+            api.change("jobsets", NAME, finalizers=[])
+            done = await launched(kube, kind="TrainJob", companions=())
+        assert done.outcome == "created"
+        assert not api.all("jobsets")
+
+    tell(story)
+
+
+def test_a_trainjob_is_never_held_by_its_own_deletion():
+    async def story(api: Api) -> None:
+        api.put("trainjobs", old("TrainJob"), finalizers=["example.com/hold"])
+        async with api.kube() as kube:
+            with pytest.raises(StillThere):
+                await launched(kube, kind="TrainJob", companions=(), replace=True, wait_s=0.4)
+            assert await removed(kube, kind="TrainJob", wait_s=0) == "going"
+        assert api.get("trainjobs", NAME)["metadata"]["finalizers"] == ["example.com/hold"]
 
     tell(story)
 

@@ -38,7 +38,7 @@ from rankfall.backends.cluster.remove import order_delete
 from rankfall.backends.cluster.remove_wait import groups_of, pods_of
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Invalid, KubeError, ObjectNotFound
-from rankfall.kube.resources import Resource
+from rankfall.kube.resources import TRAINJOBS, Resource
 from rankfall.kube.secret import excerpt
 
 Outcome = Literal["created", "adopted", "recreated"]
@@ -156,6 +156,9 @@ class _Launch:
         """The workload, suspended and ours."""
         # What comes first must not be made beside an old workload, whose own it could be.
         found = await self._look() if first else None
+        if found is None and self._resource == TRAINJOBS:
+            # One that was removed by a client that was killed then: it is gone before its children are.
+            await self._gone(None)
         while True:
             if found is None:
                 for manifest in first:
@@ -209,21 +212,24 @@ class _Launch:
                     hint="two clients launch the same run: stop one of them",
                 )
             self._say(f"removing {self._shown}, which {_ended(found)} ({whose})")
-            # In the foreground: until everything below it is gone the object stays and says so, also to a client that was killed here and
-            # asks again.
+            # In the foreground the object stays until everything below it is gone, and says so, also to a client that was killed here and
+            # asks again. A TrainJob cannot (see remove).
             await order_delete(
                 self._kube,
                 self._resource,
                 self._name,
                 namespace=self._space,
                 uid=uid_of(found),
-                propagation="Foreground",
+                propagation="Background" if self._resource == TRAINJOBS else "Foreground",
                 patience=self._patience,
             )
             self._removed = True
+        await self._gone(uid_of(found))
+
+    async def _gone(self, uid: str | None) -> None:
         await until_gone(
             self._kube,
-            groups_of(self._resource, self._name, uid=uid_of(found), pods=pods_of(self._resource, self._name)),
+            groups_of(self._resource, self._name, uid=uid, pods=pods_of(self._resource, self._name)),
             namespace=self._space,
             shown=self._shown,
             patience=self._patience,

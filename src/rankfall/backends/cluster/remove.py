@@ -18,12 +18,13 @@ from rankfall.backends.cluster.remove_blockers import Left, blocked
 from rankfall.backends.cluster.remove_wait import Tell, groups_of, wait_gone
 from rankfall.kube.client import Kube, Propagation
 from rankfall.kube.errors import Conflict, KubeError, ObjectNotFound
-from rankfall.kube.resources import JOBSETS, TRAINJOBS, Resource
+from rankfall.kube.resources import JOBSETS, Resource
 
 Removed = Literal["gone", "going", "unknown"]
 
-# A set that is gone before its jobs would leave jobs that still make pods, until the garbage collector gets to them.
-_IN_ORDER: Final = (JOBSETS, TRAINJOBS)
+# A set that is gone before its jobs would leave jobs that still make pods, until the garbage collector gets to them. A TrainJob cannot stay
+# until the last: its runtime goes with it, and without that Trainer's webhook refuses every change, the removal of the finalizer too.
+_IN_ORDER: Final = (JOBSETS,)
 
 
 async def remove(
