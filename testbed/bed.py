@@ -21,6 +21,7 @@ from testbed.controllers import Controllers
 from testbed.errors import TestbedError, UnsupportedError
 from testbed.layout import Layout
 from testbed.node import Node
+from testbed.together import together
 
 Say = Callable[[str], None]
 _NODES_READY_S = 60.0
@@ -95,23 +96,37 @@ class Bed:
             self._control = None
             self.layout.folder.mkdir(parents=True)
             network.up(self.layout)
-            self._step("control plane", self.control.start)
-            self._step("definitions and webhooks", self.controllers.install)
-            self._step("JobSet", self.controllers.start_jobset)
-            self._step("Kubeflow Trainer", self.controllers.start_trainer)
-            self._step("DNS", lambda: dns.start(self.control))
-            for index in range(1, nodes + 1):
-                self._step(f"node {self.layout.node_name(index)}", self.node(index).start)
-            self.kubectl.apply(storage.objects(self.layout, node=self.layout.node_name(1)))
+            self._start(nodes)
             self._await_nodes(nodes)
             state = {"nodes": nodes, "up_s": round(time.monotonic() - began, 1)}
             (self.layout.folder / "up.json").write_text(json.dumps(state))
             self.say(f"ready in {state['up_s']} s: export KUBECONFIG={self.layout.kubeconfig()}")
 
-    def _step(self, what: str, work: Callable[[], None]) -> None:
-        began = time.monotonic()
-        work()
-        self.say(f"{what}: {time.monotonic() - began:.1f} s")
+    def _start(self, nodes: int) -> None:
+        control, controllers = self.control, self.controllers
+        machines = [self.node(index) for index in range(1, nodes + 1)]
+        for node in machines:
+            # One by one: each gets routes to those before it.
+            node.attach()
+        together(
+            self._step("API server", control.start_store),
+            *(self._step(f"node {node.name}", node.prepare) for node in machines),
+        )
+        together(
+            self._step("controllers and scheduler", control.start_others),
+            self._step("JobSet and Kubeflow Trainer", controllers.start),
+            self._step("DNS", lambda: dns.start(control)),
+            *(self._step(f"kubelet of {node.name}", node.start_kubelet) for node in machines),
+            lambda: self.kubectl.apply(storage.objects(self.layout, node=self.layout.node_name(1))),
+        )
+
+    def _step(self, what: str, work: Callable[[], None]) -> Callable[[], None]:
+        def step() -> None:
+            began = time.monotonic()
+            work()
+            self.say(f"{what}: {time.monotonic() - began:.1f} s")
+
+        return step
 
     def _await_nodes(self, count: int) -> None:
         names = {self.layout.node_name(index) for index in range(1, count + 1)}

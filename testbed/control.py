@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from testbed import kubeconfig, process
+from testbed import kubeconfig, process, server
+from testbed.answers import answers
 from testbed.layout import Layout
 from testbed.pki import Authority, Pair, signing_keys
+from testbed.together import together
 
-# Waits for readiness; far above what a quiet machine needs (etcd 1 s, API server 10 s).
-_ETCD_S, _SERVER_S, _OTHERS_S = 60.0, 180.0, 90.0
-_DOMAIN = "cluster.local"
+# Wait for readiness; far above what a quiet machine needs.
+_OTHERS_S = 90.0
+ETCD = server.Etcd(name="etcd", client=2379, peer=2380, metrics=2381)
 
 
 class ControlPlane:
@@ -37,85 +37,69 @@ class ControlPlane:
         path = self.layout.kubeconfig(name)
         return kubeconfig.write(path, server=self.server, authority=self.authority.cert, user=user, pair=pair)
 
-    def start(self) -> None:
-        """All parts, each when what it needs answers."""
+    def start_store(self) -> None:
+        """The API server with its etcd, and the administrator's kubeconfig."""
         self.kubeconfig("admin", user="kubernetes-admin", groups=("system:masters",))
         self.start_etcd()
         self.start_apiserver()
-        self.start_controller_manager()
-        self.start_scheduler()
+
+    def start_others(self) -> None:
+        """What works on the API server's objects."""
+        together(self.start_controller_manager, self.start_scheduler)
 
     def start_etcd(self) -> None:
         """The store; it loses its data when the machine falls, and nobody minds."""
-        daemon = self._run(
-            "etcd",
-            "--data-dir",
-            str(self.layout.folder / "etcd"),
-            "--listen-client-urls=http://127.0.0.1:2379",
-            "--advertise-client-urls=http://127.0.0.1:2379",
-            "--listen-peer-urls=http://127.0.0.1:2380",
-            "--initial-advertise-peer-urls=http://127.0.0.1:2380",
-            "--initial-cluster=default=http://127.0.0.1:2380",
-            f"--listen-metrics-urls=http://{self.layout.control_address}:2381",
-            "--unsafe-no-fsync",
-            "--log-level=warn",
-        )
-        process.await_ready(daemon, lambda: answers(str(self.layout.control_address), 2381, "/health"), limit_s=_ETCD_S)
+        server.start_etcd(self.layout, self.binaries["etcd"], ETCD)
 
     def start_apiserver(self) -> None:
         """The API server, on the first address of the services' network."""
         layout, authority = self.layout, self.authority
-        serving = authority.issue(
-            "apiserver",
-            user="kube-apiserver",
-            hosts=(
-                str(layout.api_address),
-                str(layout.control_address),
-                str(layout.host_address),
-                "127.0.0.1",
-                "localhost",
-                "kubernetes",
-                "kubernetes.default",
-                "kubernetes.default.svc",
-                f"kubernetes.default.svc.{_DOMAIN}",
-            ),
-        )
         to_kubelet = authority.issue("apiserver-kubelet", user="apiserver-kubelet", groups=("system:masters",))
         front = self.front.issue("front-proxy-client", user="front-proxy-client")
-        keys = signing_keys(layout.pki)
-        daemon = self._run(
-            "kube-apiserver",
-            "--etcd-servers=http://127.0.0.1:2379",
-            f"--bind-address={layout.api_address}",
-            "--secure-port=443",
-            f"--advertise-address={layout.api_address}",
-            f"--service-cluster-ip-range={layout.services}",
-            *_files("tls", serving),
-            f"--client-ca-file={authority.cert}",
-            f"--kubelet-certificate-authority={authority.cert}",
-            f"--kubelet-client-certificate={to_kubelet.cert}",
-            f"--kubelet-client-key={to_kubelet.key}",
-            # Otherwise logs and exec try to resolve the nodes' names.
-            "--kubelet-preferred-address-types=InternalIP",
-            # Webhooks of type service then go to the EndpointSlice's address: no kube-proxy is needed.
-            "--enable-aggregator-routing=true",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction,Priority,PodTolerationRestriction",
-            f"--requestheader-client-ca-file={self.front.cert}",
-            "--requestheader-allowed-names=front-proxy-client",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-username-headers=X-Remote-User",
-            f"--proxy-client-cert-file={front.cert}",
-            f"--proxy-client-key-file={front.key}",
-            f"--service-account-key-file={keys.cert}",
-            f"--service-account-signing-key-file={keys.key}",
-            f"--service-account-issuer=https://kubernetes.default.svc.{_DOMAIN}",
-            "--allow-privileged=true",
-            "--event-ttl=24h",
-            "--v=1",
+        server.start_apiserver(
+            layout,
+            self.binaries["kube-apiserver"],
+            authority,
+            server.ApiServer(
+                name="kube-apiserver",
+                address=layout.api_address,
+                port=443,
+                etcd=ETCD,
+                admin=self._admin,
+                hosts=(
+                    str(layout.control_address),
+                    str(layout.host_address),
+                    "127.0.0.1",
+                    "localhost",
+                    "kubernetes",
+                    "kubernetes.default",
+                    "kubernetes.default.svc",
+                    f"kubernetes.default.svc.{server.DOMAIN}",
+                ),
+                more=(
+                    f"--advertise-address={layout.api_address}",
+                    f"--kubelet-certificate-authority={authority.cert}",
+                    f"--kubelet-client-certificate={to_kubelet.cert}",
+                    f"--kubelet-client-key={to_kubelet.key}",
+                    # Otherwise logs and exec try to resolve the nodes' names.
+                    "--kubelet-preferred-address-types=InternalIP",
+                    # Webhooks of type service then go to the EndpointSlice's address: no kube-proxy is needed.
+                    "--enable-aggregator-routing=true",
+                    "--authorization-mode=Node,RBAC",
+                    "--enable-admission-plugins=NodeRestriction,Priority,PodTolerationRestriction",
+                    f"--requestheader-client-ca-file={self.front.cert}",
+                    "--requestheader-allowed-names=front-proxy-client",
+                    "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                    "--requestheader-group-headers=X-Remote-Group",
+                    "--requestheader-username-headers=X-Remote-User",
+                    f"--proxy-client-cert-file={front.cert}",
+                    f"--proxy-client-key-file={front.key}",
+                    "--allow-privileged=true",
+                    "--event-ttl=24h",
+                    "--v=1",
+                ),
+            ),
         )
-        process.await_ready(daemon, self.healthy, limit_s=_SERVER_S)
 
     def start_controller_manager(self) -> None:
         """The controllers; a node's failure is noticed sooner than by default, so that tests need not wait minutes."""
@@ -158,8 +142,11 @@ class ControlPlane:
 
     def healthy(self) -> bool:
         """Whether the API server is ready for everything."""
-        admin = Pair(self.layout.pki / "admin.crt", self.layout.pki / "admin.key")
-        return answers(str(self.layout.api_address), 443, "/readyz", authority=self.authority.cert, client=admin)
+        return answers(str(self.layout.api_address), 443, "/readyz", authority=self.authority.cert, client=self._admin)
+
+    @property
+    def _admin(self) -> Pair:
+        return Pair(self.layout.pki / "admin.crt", self.layout.pki / "admin.key")
 
     def _await_healthz(self, daemon: process.Daemon, port: int) -> None:
         address = str(self.layout.control_address)
@@ -173,41 +160,3 @@ class ControlPlane:
             [str(self.binaries[name]), *arguments],
             namespace=self.layout.control_namespace,
         )
-
-
-def _files(kind: str, pair: Pair) -> tuple[str, str]:
-    return f"--{kind}-cert-file={pair.cert}", f"--{kind}-private-key-file={pair.key}"
-
-
-def answers(
-    host: str, port: int, path: str, *, authority: Path | None = None, client: Pair | None = None, anybody: bool = False
-) -> bool:
-    """Whether a GET is answered with 200.
-
-    Args:
-        host: name or address.
-        port: of it.
-        path: of the request.
-        authority: the server is checked against this certificate; none = plain HTTP.
-        client: certificate that is shown.
-        anybody: TLS, and no check of the server.
-    """
-    try:
-        connection: http.client.HTTPConnection
-        if authority is None and not anybody:
-            connection = http.client.HTTPConnection(host, port, timeout=5)
-        else:
-            context = ssl.create_default_context(cafile=str(authority) if authority else None)
-            if anybody:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            if client is not None:
-                context.load_cert_chain(client.cert, client.key)
-            connection = http.client.HTTPSConnection(host, port, timeout=5, context=context)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-    except (OSError, http.client.HTTPException):
-        return False
-    return answer.status == http.HTTPStatus.OK

@@ -12,9 +12,11 @@ from pathlib import Path
 import yaml
 
 from testbed import process
+from testbed.answers import answers
 from testbed.client import Kubectl, Object, load
-from testbed.control import ControlPlane, answers
+from testbed.control import ControlPlane
 from testbed.errors import StartError
+from testbed.together import together
 
 JOBSET_PORT, TRAINER_PORT = 9443, 9444
 _JOBSET_HEALTH, _TRAINER_HEALTH = 8081, 8082
@@ -38,6 +40,11 @@ class Controllers:
         self.control = control
         self.kubectl = kubectl
         self.files = files
+
+    def start(self) -> None:
+        """Everything of both."""
+        self.install()
+        together(self.start_jobset, self.start_trainer)
 
     def install(self) -> None:
         """Definitions, webhooks and namespaces of both; the controllers may start in any order afterwards."""

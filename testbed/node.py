@@ -56,13 +56,21 @@ class Node:
         Args:
             kubelet: fields of the kubelet's configuration that differ.
         """
+        self.attach()
+        self.prepare()
+        self.start_kubelet(**kubelet)
+
+    def attach(self) -> None:
+        """Its folder, cable, routes and control group."""
         self.folder.mkdir(parents=True, exist_ok=True)
         network.add_node(self.layout, self.index)
         cgroups.make(self.group)
+
+    def prepare(self) -> None:
+        """The machine, with containerd and its images; needs no control plane."""
         self.start_machine()
         self.start_containerd()
         self.import_images()
-        self.start_kubelet(**kubelet)
 
     def start_machine(self) -> None:
         """The namespaces, with their process 1."""

@@ -9,18 +9,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from testbed import builds, kubeconfig, process
+from testbed import builds, kubeconfig, process, server
 from testbed.bed import Bed
 from testbed.client import Kubectl, load
-from testbed.control import answers
 from testbed.errors import TestbedError
-from testbed.pki import Pair, signing_keys
 
 # Version -> ports of its etcd (two) and of its API server, in the control plane's network namespace.
 _PORTS = {"2.1": (2391, 2392, 6441), "2.2": (2393, 2394, 6442)}
-_ETCD_S, _SERVER_S = 60.0, 180.0
 
 
 @contextmanager
@@ -43,77 +39,34 @@ def trainer(bed: Bed, version: str) -> Iterator[Kubectl]:
     if process.find(bed.layout, f"{name}-apiserver"):
         raise TestbedError(f"the definitions of Trainer {version} are served already", hint="end the other use first")
     crds = sorted((builds.files(name, say=bed.say) / "manifests/base/crds").glob("trainer*.yaml"))
-    folder = bed.layout.folder / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    control, layout = bed.control, bed.layout
+    etcd_port, peer_port, port = _PORTS[version]
+    etcd = server.Etcd(name=f"{name}-etcd", client=etcd_port, peer=peer_port, metrics=etcd_port + 1000)
+    admin = control.authority.issue(f"{name}-admin", user=name, groups=("system:masters",))
+    one = server.ApiServer(
+        name=f"{name}-apiserver",
+        address=layout.control_address,
+        port=port,
+        etcd=etcd,
+        admin=admin,
+        more=("--authorization-mode=RBAC",),
+    )
     try:
-        _start_etcd(bed, name, folder, *_PORTS[version][:2])
-        admin = bed.control.authority.issue(f"{name}-admin", user=name, groups=("system:masters",))
-        server = _start_apiserver(bed, name, admin, etcd=_PORTS[version][0], port=_PORTS[version][2])
+        server.start_etcd(layout, bed.binaries["etcd"], etcd)
+        server.start_apiserver(layout, bed.binaries["kube-apiserver"], control.authority, one)
         login = kubeconfig.write(
-            folder / "kubeconfig", server=server, authority=bed.control.authority.cert, user=name, pair=admin
+            layout.kubeconfig(name),
+            server=f"https://{one.address}:{one.port}",
+            authority=control.authority.cert,
+            user=name,
+            pair=admin,
         )
         kubectl = Kubectl(bed.binaries["kubectl"], login)
         kubectl.define(load(*crds))
         yield kubectl
     finally:
-        for part in ("apiserver", "etcd"):
+        for part in (one.name, etcd.name):
             # Nothing of it is kept, so nothing is worth the patience of an orderly end.
-            process.stop(bed.layout, f"{name}-{part}", patience_s=1.0)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_etcd(bed: Bed, name: str, folder: Path, client: int, peer: int) -> None:
-    address, layout = f"http://127.0.0.1:{peer}", bed.layout
-    metrics = client + 1000
-    daemon = process.start(
-        layout,
-        f"{name}-etcd",
-        [
-            str(bed.binaries["etcd"]),
-            f"--data-dir={folder / 'etcd'}",
-            f"--listen-client-urls=http://127.0.0.1:{client}",
-            f"--advertise-client-urls=http://127.0.0.1:{client}",
-            f"--listen-peer-urls={address}",
-            f"--initial-advertise-peer-urls={address}",
-            f"--initial-cluster=default={address}",
-            # The other ports are of the namespace's loopback, where nobody outside sees whether they answer.
-            f"--listen-metrics-urls=http://{layout.control_address}:{metrics}",
-            "--unsafe-no-fsync",
-            "--log-level=warn",
-        ],
-        namespace=layout.control_namespace,
-    )
-    process.await_ready(daemon, lambda: answers(str(layout.control_address), metrics, "/health"), limit_s=_ETCD_S)
-
-
-def _start_apiserver(bed: Bed, name: str, admin: Pair, *, etcd: int, port: int) -> str:
-    layout, authority = bed.layout, bed.control.authority
-    address = str(layout.control_address)
-    serving = authority.issue(f"{name}-serving", user=name, hosts=(address,))
-    keys = signing_keys(layout.pki)
-    daemon = process.start(
-        layout,
-        f"{name}-apiserver",
-        [
-            str(bed.binaries["kube-apiserver"]),
-            f"--etcd-servers=http://127.0.0.1:{etcd}",
-            f"--bind-address={address}",
-            f"--secure-port={port}",
-            f"--service-cluster-ip-range={layout.services}",
-            f"--tls-cert-file={serving.cert}",
-            f"--tls-private-key-file={serving.key}",
-            f"--client-ca-file={authority.cert}",
-            "--authorization-mode=RBAC",
-            f"--service-account-key-file={keys.cert}",
-            f"--service-account-signing-key-file={keys.key}",
-            "--service-account-issuer=https://kubernetes.default.svc",
-        ],
-        namespace=layout.control_namespace,
-    )
-
-    def ready() -> bool:
-        return answers(address, port, "/readyz", authority=authority.cert, client=admin)
-
-    process.await_ready(daemon, ready, limit_s=_SERVER_S)
-    return f"https://{address}:{port}"
+            process.stop(layout, part, patience_s=1.0)
+        shutil.rmtree(layout.folder / etcd.name, ignore_errors=True)
+        layout.kubeconfig(name).unlink(missing_ok=True)

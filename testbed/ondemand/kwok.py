@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed import builds, limits, process
+from testbed.answers import answers
 from testbed.bed import Bed
 from testbed.client import Object, load
-from testbed.control import answers
 from testbed.errors import TestbedError
 from testbed.ondemand.fake import Fleet
 

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from testbed import builds, process
+from testbed.answers import answers
 from testbed.bed import Bed
-from testbed.control import answers
 from testbed.errors import TestbedError
 
 _PORT, _INNER_PORT = 3100, 9096

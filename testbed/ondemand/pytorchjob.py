@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from testbed import builds, process, workloads
+from testbed.answers import answers
 from testbed.bed import Bed
 from testbed.client import Object, load
-from testbed.control import answers
 from testbed.controllers import TRAINER_NAMESPACE, hand_certificate, service_at
 from testbed.errors import TestbedError
 

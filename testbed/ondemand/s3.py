@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from testbed import process
+from testbed.answers import answers
 from testbed.bed import Bed
-from testbed.control import answers
 from testbed.errors import TestbedError
 
 _PORT = 9000

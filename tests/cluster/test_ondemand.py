@@ -332,4 +332,4 @@ def test_a_field_of_a_later_trainer_is_taken_there_and_refused_by_the_beds_own(b
         assert later.get("nodes")["items"] == []
     assert process.find(bed.layout, f"trainer-{version}-apiserver") is None
     assert process.find(bed.layout, f"trainer-{version}-etcd") is None
-    assert not (bed.layout.folder / f"trainer-{version}").exists()
+    assert not (bed.layout.folder / f"trainer-{version}-etcd").exists()
