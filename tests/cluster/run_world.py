@@ -46,6 +46,16 @@ print("done", flush=True)
 # What the product needs in the namespace of its jobs, and nothing else.
 RULES: list[dict[str, Any]] = [
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "list", "watch", "patch", "delete"]},
+    {
+        "apiGroups": ["jobset.x-k8s.io"],
+        "resources": ["jobsets"],
+        "verbs": ["create", "get", "list", "watch", "patch", "delete"],
+    },
+    {
+        "apiGroups": ["trainer.kubeflow.org"],
+        "resources": ["trainjobs", "trainingruntimes"],
+        "verbs": ["create", "get", "list", "watch", "patch", "delete"],
+    },
     {"apiGroups": [""], "resources": ["configmaps", "services"], "verbs": ["create", "get", "list", "patch", "delete"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},

@@ -28,13 +28,22 @@ class LocalBackend:
     """The embedded backend. One object serves one run's attempts, one after the other."""
 
     strategy = CAUSAL.name
+    avoids_nodes = False
 
     def __init__(self) -> None:
         self._port: Reservation | None = None
         self._children: dict[int, Path] = {}
         self._exits: dict[Path, int] = {}
 
-    def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
+    def plan(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        attempt: int,
+        *,
+        nnodes: int | None = None,
+        exclude: Collection[str] = (),
+    ) -> Plan:
         """What would be started. Creates nothing; a port is kept until the next plan or :meth:`release`.
 
         Args:
@@ -42,6 +51,7 @@ class LocalBackend:
             run_dir: where it would live; need not exist.
             attempt: counted from 1.
             nnodes: another number of nodes than the spec's.
+            exclude: all nodes are this machine, so none can be avoided.
 
         Raises:
             SpecError: something the job needs is missing, or its flags contradict the job.
@@ -49,6 +59,7 @@ class LocalBackend:
             InfrastructureError: no port is free.
         """
         notes = unused(spec)
+        del exclude
         cwd = _folder(spec)
         python = find_interpreter(spec, cwd=cwd)
         command = read_command(spec, cwd=cwd)

@@ -138,12 +138,22 @@ class Backend(Protocol):
 
     Attributes:
         strategy: how a root is chosen in jobs that name no strategy themselves.
+        avoids_nodes: whether ``plan`` can keep slots off a node; this machine alone cannot.
     """
 
     strategy: str
+    avoids_nodes: bool
 
-    def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
-        """What would be started; refuses what cannot work."""
+    def plan(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        attempt: int,
+        *,
+        nnodes: int | None = None,
+        exclude: Collection[str] = (),
+    ) -> Plan:
+        """What would be started, on other nodes than those of ``exclude``; refuses what cannot work."""
         ...
 
     def submit(self, plan: Plan) -> tuple[int, ...]:

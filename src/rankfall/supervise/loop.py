@@ -162,7 +162,7 @@ class _Run:
         try:
             if (before := self._attempts.get(number - 1)) is not None:
                 self._backend.clear(Plan.of_row(before.plan, self._spec))
-            plan = self._backend.plan(self._spec, self._run_dir, number)
+            plan = self._backend.plan(self._spec, self._run_dir, number, exclude=self._avoided())
         except RankfallError as error:
             self._refusal = error.message
             return False
@@ -184,6 +184,15 @@ class _Run:
         for note in plan.notes:
             self._events.say("launcher", note, at=now, attempt=number, launcher=plan.launcher)
         return True
+
+    def _avoided(self) -> frozenset[str]:
+        """Nodes that a decision of this run keeps the next attempts off."""
+        found = set()
+        for number, row in self._decisions.items():
+            diagnosis = self._diagnosis(number)
+            if row.decision.action == "retry_elsewhere" and diagnosis is not None and diagnosis.verdict.node:
+                found.add(diagnosis.verdict.node)
+        return frozenset(found)
 
     def _watch(self, number: int) -> Diagnosis | None:
         row = self._attempts[number]
@@ -269,7 +278,14 @@ class _Run:
         facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
         total_at = self._turns.total_at(self._first())
         left = (total_at - time.time_ns()) / _NS if total_at is not None else None
-        decision = decide(diagnosis, spec=self._spec, history=past, facts=facts, time_left=left)
+        decision = decide(
+            diagnosis,
+            spec=self._spec,
+            history=past,
+            facts=facts,
+            other_nodes=self._backend.avoids_nodes,
+            time_left=left,
+        )
         if decision.delay_s:
             jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
             decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)

@@ -54,6 +54,7 @@ class ClusterBackend:
     """Backend of one run's attempts on Kubernetes, one after the other."""
 
     strategy = CAUSAL.name
+    avoids_nodes = True
 
     def __init__(self) -> None:
         self._portal: Portal | None = None
@@ -61,7 +62,15 @@ class ClusterBackend:
         self._views: dict[int, PodView] = {}
         self._waits: list[str] = []
 
-    def plan(self, spec: JobSpec, run_dir: RunDir, attempt: int, *, nnodes: int | None = None) -> Plan:
+    def plan(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        attempt: int,
+        *,
+        nnodes: int | None = None,
+        exclude: Collection[str] = (),
+    ) -> Plan:
         """What would be created. Asks the server what it offers; creates nothing.
 
         Raises:
@@ -80,6 +89,7 @@ class ClusterBackend:
             selector="",
             container="",
             token=token,
+            excluded=tuple(sorted(exclude)),
         )
         compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
         cluster = msgspec.structs.replace(

@@ -109,5 +109,12 @@ def _evidence(
         line=f"{reason}: {message}"[:_LINE] if message else reason,
         specificity=row.specificity,
         fingerprint=f"{row.slug}:{where}:{reason}",
+        detail=_words(where, reason),
         attempt=attempt,
     )
+
+
+def _words(where: Place, reason: str) -> str:
+    """As failure rules match them: ``reason=...`` and, of a condition, ``condition=...``."""
+    condition = {"disruption": "condition=DisruptionTarget ", "scheduled": "condition=PodScheduled "}.get(where, "")
+    return f"{condition}reason={reason}"
