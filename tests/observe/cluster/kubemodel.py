@@ -42,6 +42,7 @@ class Container:
     code: int | None = None
     reason: str | None = None
     finished: int = START
+    message: str = ""
     log_gone: bool = False
 
     @property
@@ -199,6 +200,7 @@ class World:
         return {
             "exitCode": one.code,
             "reason": one.reason,
+            "message": one.message,
             "containerID": f"containerd://{one.number}",
             "startedAt": rfc3339(START, digits=0),
             "finishedAt": rfc3339(one.finished, digits=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -313,6 +314,29 @@ def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypa
         fact = await fed.closed(pod)
         assert (fact.log, fact.phase, fact.main.state if fact.main else None) == ("lost", "Failed", "running")
         assert any("502" in text for text in fed.troubles)
+
+    play(tmp_path, story)
+
+
+def test_what_a_container_left_in_its_status_stands_in_for_the_records_of_a_lost_log(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, record_line(fed.run.id, 0, 1, kind="error", rank=0))
+        await until(fed.records, "the first record")
+        made.logs_refused = 403
+        made.cut(pod)
+        one = pod.container
+        assert one is not None
+        shown = {"run": fed.run.id, "attempt": 1, "slot": 0, "id": "00000000-00000001", "kind": "error"}
+        rows = [shown, shown | {"id": "e" * 8, "kind": "slot_end", "exit": {"code": 1}}, shown | {"slot": 1}, "odd"]
+        one.message = "\n".join(json.dumps(row) for row in rows)
+        made.end(pod, 1)
+        assert (await fed.closed(pod)).log == "lost"
+        names = [name for name in fed.records() if not name.startswith("gap-")]
+        assert names == ["error-a1-worker-0-00000000-00000001.json", "slot_end-a1-worker-0-eeeeeeee.json"]
+        # The one that came as a line says more, and stands.
+        assert b'"rank":0' in (fed.run.records_dir / names[0]).read_bytes()
 
     play(tmp_path, story)
 

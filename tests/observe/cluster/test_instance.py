@@ -142,6 +142,21 @@ def test_a_long_line_is_bounded_in_memory(tmp_path):
     assert (tmp_path / "r2.out.log").read_bytes() == b"y" * 65536 * 64
 
 
+def test_the_rest_of_a_line_that_the_api_cuts_at_a_second_is_no_line(tmp_path):
+    # One line in two pieces, the second of which was written in the next second: each piece has a stamp in the file.
+    second = START + 1
+    lines = [(second * NS + n, b"[rank 0] line %d" % n) for n in range(3)]
+    log = opened(tmp_path)
+    log.opened()
+    log.feed(stamp(START * NS) + b" [rank 0] " + b"x" * 40_000 + b"\n" + Server(lines).body(None))
+    log.opened()
+    lines.append((second * NS + 9, b"[rank 0] new"))
+    log.feed(stamp(second * NS) + b" " + b"x" * 20_000 + b"\n" + Server(lines).body(second))
+    log.close()
+    text = b"x" * 40_000 + b"\nline 0\nline 1\nline 2\nnew\n"
+    assert (stored(tmp_path), log.cursor.gaps) == ({"r0.out": text}, 0)
+
+
 def test_identical_lines_with_identical_stamps_are_told_apart_by_their_number(tmp_path):
     lines = [(START * NS + 1, b"same")] * 5
     log = opened(tmp_path)

@@ -144,6 +144,22 @@ def test_a_record_that_cannot_be_stored_leaves_nothing_behind(scene, monkeypatch
     assert scene.names == []
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
+def test_no_message_of_another_program_raises(tmp_path_factory, text):
+    scene = Scene(tmp_path_factory.mktemp("records"))
+    assert scene.intake.take_message(text) == 0
+    assert scene.names == []
+
+
+def test_a_message_holds_an_error_and_an_end_and_no_more(scene):
+    own = {"run": "job-1", "attempt": 1, "slot": 0, "at_ns": AT}
+    kinds = ["start", "error", "slot_end", "error", "error"]
+    rows = [own | {"kind": kind, "id": f"{n:08d}"} for n, kind in enumerate(kinds)]
+    assert scene.intake.take_message("\n".join(json.dumps(row) for row in rows) + "\n{cut") == 2
+    found = RecordFolder(scene.folder, run="job-1", attempt=1).poll()
+    assert [(item.record.kind, item.mtime) for item in found] == [("error", AT), ("slot_end", AT)]
+
+
 def test_the_same_gap_is_one_record():
     place: dict[str, Any] = {"run": "job-1", "attempt": 1, "role": "worker", "slot": 4, "uid": "u", "number": 2}
     one, again = (gap_record(**place, after=AT, before=None) for _ in range(2))

@@ -25,7 +25,8 @@ MAX_LINE: Final = 16 << 10
 # Records of one container instance; a job that found the token must not fill the disk with them.
 MAX_RECORDS: Final = 20_000
 _ID: Final = re.compile(r"[0-9a-zA-Z-]{8,64}")
-_NS: Final = 1_000_000_000
+# What rankfall_inside.termination writes.
+_LAST_WORDS: Final = frozenset({"error", "slot_end"})
 
 
 class RecordIntake:
@@ -81,11 +82,36 @@ class RecordIntake:
         self.keep(record, at)
         return True
 
+    def take_message(self, text: str) -> int:
+        """Take the records of a container's termination message: its first error and its end, where the log that held them is lost.
+
+        Args:
+            text: of the container's status; another program's message holds none.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            OSError: one could not be written.
+        """
+        found = [record for line in text.encode().split(b"\n") if (record := self._read(line)) is not None]
+        found = [record for record in found if record.kind in _LAST_WORDS][: len(_LAST_WORDS)]
+        for record in found:
+            self.keep(record, record.at_ns)
+        return len(found)
+
     def _decode(self, line: bytes) -> Record | None:
         try:
             data = base64.b64decode(line[len(self._head) :], altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        return self._read(data)
+
+    def _read(self, data: bytes) -> Record | None:
+        """A record of this slot, with what it left out about its place."""
+        try:
             record = self._decoder.decode(data)
-        except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
+        except (ValueError, msgspec.DecodeError, RecursionError):
             return None
         if (
             not _ID.fullmatch(record.id)

@@ -69,10 +69,13 @@ class InstanceLog:
         self._stamps = StampParser()
         self._rest = b""
         self._part: _Part | None = None
+        # Of the newest stream no whole line has come yet.
+        self._fresh = False
 
     def opened(self) -> None:
         """The log was opened anew from the cursor; an unfinished line of before comes again as a whole."""
         self._rest = b""
+        self._fresh = True
         self.at_end = False
         self.live = False
         if self._part is not None:
@@ -171,6 +174,9 @@ class InstanceLog:
             first[name] = newest = part.stamp if part.stamp is not None else newest
             cursor.lines += 1
             taken.append(((newest or 0) // _NS, zlib.crc32(lines[0], part.sum)))
+        if self._begins_torn(lines):
+            begin = 1
+            cursor.repeated += 1
         for line in lines[begin:]:
             name = None
             if cursor.expecting:
@@ -203,6 +209,12 @@ class InstanceLog:
         cursor.last = newest
         cursor.take(taken)
         cursor.commit(sizes)
+
+    def _begins_torn(self, lines: list[bytes]) -> bool:
+        """Whether a newly opened log begins with the rest of a line that was taken: the API cuts at a second, also between a line's pieces."""
+        fresh, self._fresh = self._fresh, False
+        expects = self.cursor.expects
+        return fresh and len(lines) > 1 and expects(lines[1]) and not expects(lines[0])
 
     def _route(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:
         """Stream of a line and where its own bytes begin; None for a record."""

@@ -53,17 +53,7 @@ class Instances:
         if held is not None:
             return held
         folder = self._folder(slot, _Identity(uid=uid, number=number))
-        slot_dir = self._run_dir.slot_dir(self._attempt, self._role, slot)
-        self._run_dir.records_dir.mkdir(parents=True, exist_ok=True)
-        intake = RecordIntake(
-            self._run_dir.records_dir,
-            token=self._token,
-            run=self._run_dir.id,
-            attempt=self._attempt,
-            role=self._role,
-            slot=slot,
-            on_progress=lambda record: write_progress(slot_dir / "progress", record),
-        )
+        intake = self._intake(slot)
 
         def on_gap(after: int | None, before: int | None) -> None:
             record = gap_record(
@@ -81,6 +71,14 @@ class Instances:
         log = self._open[key] = InstanceLog(folder, on_record=intake.take, now=time.time_ns, on_gap=on_gap)
         return log
 
+    def take_message(self, slot: int, text: str) -> int:
+        """Take the records of a container's termination message, as ``RecordIntake.take_message``.
+
+        Raises:
+            OSError: one could not be written.
+        """
+        return self._intake(slot).take_message(text)
+
     def drop(self, slot: int, *, uid: str, number: int) -> None:
         """Close one."""
         held = self._open.pop((slot, uid, number), None)
@@ -92,6 +90,19 @@ class Instances:
         for log in self._open.values():
             log.close()
         self._open.clear()
+
+    def _intake(self, slot: int) -> RecordIntake:
+        slot_dir = self._run_dir.slot_dir(self._attempt, self._role, slot)
+        self._run_dir.records_dir.mkdir(parents=True, exist_ok=True)
+        return RecordIntake(
+            self._run_dir.records_dir,
+            token=self._token,
+            run=self._run_dir.id,
+            attempt=self._attempt,
+            role=self._role,
+            slot=slot,
+            on_progress=lambda record: write_progress(slot_dir / "progress", record),
+        )
 
     def _folder(self, slot: int, identity: _Identity) -> Path:
         parent = self._run_dir.stream_dir(self._attempt, self._role, slot).parent

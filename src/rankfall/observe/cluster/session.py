@@ -163,7 +163,10 @@ class Session:
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                 )
-                log.end = await log.follower.run()
+                end = await log.follower.run()
+                if end == "lost":
+                    self._last_words(pod.fact, slot, number)
+                log.end = end
             except OSError as error:
                 self._full(error)
             except Exception as error:  # noqa: BLE001 - of one log; the others go on, and its reader must not wait for ever without a word
@@ -176,6 +179,12 @@ class Session:
                 await asyncio.sleep(AGAIN_S)
         pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
         self._write(pod)
+
+    def _last_words(self, fact: PodFact, slot: int, number: int) -> None:
+        """What an instance left in its status is all there is of what its log did not give."""
+        for one in (fact.last, fact.main):
+            if one is not None and one.restarts == number and one.message:
+                self._instances.take_message(slot, one.message)
 
     async def _refresh(self, pod: _Pod) -> None:
         """Look at a pod now: the watch may be behind, or broken."""
