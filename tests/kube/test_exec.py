@@ -240,6 +240,21 @@ def test_a_command_that_does_not_read_its_stdin_makes_the_writer_wait_and_may_en
     assert (found.stdout, found.code) == (b"enough", 141)
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_connection_that_breaks_stops_an_endless_source(tmp_path, tls):
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(100_000)
+
+    async def story() -> None:
+        async with serving(tmp_path, tls=tls) as server, Kube(server.access()) as kube, asyncio.timeout(20):
+            server.plays(program(breaks_off))
+            with pytest.raises(ExecLost):
+                await go(kube, stdin=endless())
+
+    asyncio.run(story())
+
+
 def test_nobody_writes_to_a_command_that_has_ended(run):
     async def story(server, kube):
         server.plays(says(b"\x02gone", failed(9)))

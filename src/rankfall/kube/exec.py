@@ -125,7 +125,8 @@ async def execute(
         argv: program and arguments, as they are.
         container: its name.
         namespace: None = the client's.
-        stdin: sent while output is read; a command that ends before it has read all is no error.
+        stdin: sent while output is read. A command that ends before it has read all is no error; where megabytes are left unread, though, the
+            kubelet may never tell that it has ended (seen with 1.34 and containerd, as with kubectl), and the time-out is all that helps.
         stdin_ends: the command reads stdin to its end; False = it knows how much to read, so that servers before 1.30 will do.
         timeout: seconds for all of it.
         max_output: bytes of stdout and stderr together.

@@ -6,6 +6,7 @@ It refuses to pretend that stdin can be ended where the server does not know how
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Final
@@ -71,6 +72,8 @@ class Exec:
         view = memoryview(data)
         for at in range(0, len(view), _PIECE):
             await self._send(frames.data_message(frames.STDIN, view[at : at + _PIECE]))
+            # Sending does not wait while there is room, nor on a connection that broke a moment ago: the loop has to get a chance to notice.
+            await asyncio.sleep(0)
 
     async def close_stdin(self) -> None:
         """End stdin; the command reads its end.
