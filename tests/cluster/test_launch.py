@@ -207,6 +207,23 @@ def test_launch_s1_killed_at_each_request_of_a_removal_and_started_again(client,
         assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods} <= {done["uid"]}
 
 
+@MOMENTS
+def test_launch_s12_a_trainjob_killed_at_each_change_and_started_again(client, kubectl, namespace, when):
+    # After five looks: the runtime, the TrainJob, the runtime's owner (look and change), the config map, the release.
+    for number in range(6, 12):
+        made = compiled(namespace, backend="trainjob")
+        client.killed(made, number, when)
+        done = client.done(made)
+        mine = f"-l{LABEL_RUN}={made.names.run}"
+        found = kubectl.get("trainjobs,trainingruntimes,configmaps", "-n", namespace, mine)["items"]
+        assert sorted(item["kind"] for item in found) == ["ConfigMap", "TrainJob", "TrainingRuntime"]
+        for item in found:
+            if item["kind"] == "TrainJob":
+                assert (item["metadata"]["uid"], item["spec"]["suspend"]) == (done["uid"], False)
+            else:
+                assert [one["uid"] for one in item["metadata"]["ownerReferences"]] == [done["uid"]]
+
+
 FAULTS = {
     "401": Answer(status=401),
     "409": Answer(status=409),
@@ -239,10 +256,10 @@ def test_launch_s12_a_fault_at_each_request_leaves_one_of_everything(proxy, conf
 
 def test_launch_s12_many_faults_at_once_leave_one_of_everything(proxy, config, kubectl, namespace):
     async def story() -> None:
-        for seed in range(3):
+        for seed in range(5):
             made = compiled(namespace)
             for place, (name, action) in enumerate(FAULTS.items()):
-                proxy.add(name, action, Match(user_agent=OURS, probability=0.06, seed=100 * seed + place))
+                proxy.add(name, action, Match(user_agent=OURS, probability=0.08, seed=100 * seed + place))
             for _ in range(20):
                 try:
                     async with connect(config) as kube:
@@ -394,5 +411,42 @@ def test_launch_s42_launched_again_and_removed_on_every_backend(config, kubectl,
             timeout=30,
             what="the garbage collector",
         )
+
+    asyncio.run(story())
+
+
+def test_launch_s42_a_pod_that_cannot_end_is_named_and_a_later_removal_ends(bed, config, kubectl, namespace):
+    async def story() -> None:
+        made = compiled(namespace, node_selector={"kubernetes.io/hostname": bed.layout.node_name(2)})
+        selector = f"-l{made.selector}"
+
+        async def removed(uid: str | None, wait_s: float) -> tuple[str, list[str]]:
+            said: list[str] = []
+            answer = await remove(
+                kube,
+                resource=resource_of(made.objects[made.workload]),
+                name=made.names.object,
+                namespace=namespace,
+                uid=uid,
+                pods_selector=made.selector,
+                wait_s=wait_s,
+                say=said.append,
+            )
+            return answer, said
+
+        async with connect(config) as kube:
+            done = await carry_out(kube, order(made), [])
+            running = ("get", "pods", "-n", namespace, selector, "--field-selector=status.phase=Running", "-o", "name")
+            assert kubectl.wait_until(*running, limit_s=60)
+            with faults.kubelet_down(bed, 2):
+                answer, said = await removed(done.uid, 4.0)
+                assert answer == "going"
+                assert f"pod {namespace}/{made.names.object}-0-" in said[-1]
+                assert "on node n2 should have ended" in said[-1]
+                with faults.part_down(bed, "kube-apiserver"):
+                    answer, said = await removed(done.uid, 2.0)
+                    assert (answer, "is not known" in said[-1]) == ("unknown", True)
+            answer, said = await removed(None, 60.0)
+        assert answer == "gone"
 
     asyncio.run(story())
