@@ -17,14 +17,15 @@ from typing import Any, Literal
 import msgspec
 
 from rankfall.backends.cluster.launch_ensure import Ensurer, Made
-from rankfall.backends.cluster.launch_errors import LaunchError, NameTaken, Vanished
+from rankfall.backends.cluster.launch_errors import LaunchError, Vanished
 from rankfall.backends.cluster.launch_gone import until_gone
+from rankfall.backends.cluster.launch_name import check_may_go, going
 from rankfall.backends.cluster.launch_patience import Patience, Say, after_create, look, passes
 from rankfall.backends.cluster.names import LABEL_RUN
 from rankfall.backends.cluster.ownership import (
     Object,
+    Standing,
     deleting,
-    described,
     finished,
     label,
     marked,
@@ -39,7 +40,6 @@ from rankfall.backends.cluster.remove_wait import groups_of, pods_of
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Invalid, KubeError, ObjectNotFound
 from rankfall.kube.resources import TRAINJOBS, Resource
-from rankfall.kube.secret import excerpt
 
 Outcome = Literal["created", "adopted", "recreated"]
 
@@ -190,28 +190,11 @@ class _Launch:
     async def _look(self) -> Object | None:
         return await look(self._kube, self._resource, self._name, namespace=self._space, patience=self._patience)
 
-    async def _clear(self, found: Object, state: str) -> None:
+    async def _clear(self, found: Object, state: Standing) -> None:
         """Get an object out of the way, or refuse."""
-        whose = described(found)
-        if state == "foreign":
-            raise NameTaken(
-                f"cannot launch {self._shown}: an object of this name is there and not of this run ({whose})",
-                hint="it was left alone; give the job another name",
-            )
-        if state == "alive" and not self._replace:
-            held = "is held back" if suspended(found) else "runs"
-            raise NameTaken(
-                f"cannot launch {self._shown}: one of this name {held} already ({whose})",
-                hint=f"rankfall attach {excerpt(label(found, LABEL_RUN))} follows it; --replace ends it and starts anew",
-            )
         if state != "deleting":
-            if self._removed:
-                # Removed once already: this one was made meanwhile by somebody who wants it.
-                raise NameTaken(
-                    f"cannot launch {self._shown}: somebody else made one of this name meanwhile ({whose})",
-                    hint="two clients launch the same run: stop one of them",
-                )
-            self._say(f"removing {self._shown}, which {_ended(found)} ({whose})")
+            check_may_go(found, state, shown=self._shown, replace=self._replace, removed=self._removed)
+            self._say(f"removing {self._shown}, {going(found)}")
             # In the foreground the object stays until everything below it is gone, and says so, also to a client that was killed here and
             # asks again. A TrainJob cannot (see remove).
             await order_delete(
@@ -276,8 +259,3 @@ class _Launch:
                 )
             except KubeError as error:
                 self._say(f"{error.message}; {made.resource.shown(made.name, self._space)} is left behind")
-
-
-def _ended(found: Object) -> str:
-    condition = finished(found)
-    return f"has ended ({condition})" if condition else "is to be replaced"
