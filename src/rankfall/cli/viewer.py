@@ -22,7 +22,19 @@ from rankfall.store.lines import Follower, LineQuery
 from rankfall.supervise.events import Event, read_events
 
 _TOLD: Final = frozenset(
-    {"resumed", "attempt", "launcher", "failure", "hang", "deadline", "success", "suspended", "stopping", "gap"}
+    {
+        "resumed",
+        "attempt",
+        "launcher",
+        "waiting",
+        "failure",
+        "hang",
+        "deadline",
+        "success",
+        "suspended",
+        "stopping",
+        "gap",
+    }
 )
 _TEXT: Final = 400
 # Shorter than for `logs`: who watches wants to see it now, and ranks that print within a twentieth of a second print together.

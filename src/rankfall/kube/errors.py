@@ -48,6 +48,7 @@ class Unreachable(KubeError):  # noqa: N818 - reads as the answer that it is
         super().__init__(message, hint=hint)
         self.maybe_done = maybe_done
         self.tls = tls
+        self.passing = not tls
 
 
 class ApiError(KubeError):
@@ -114,9 +115,13 @@ class Invalid(ApiError):  # noqa: N818 - Kubernetes's own word
 class TooManyRequests(ApiError):  # noqa: N818 - Kubernetes's own word
     """429: the server is busy, or an eviction would break a disruption budget."""
 
+    passing = True
+
 
 class ServerError(ApiError):
     """5xx: the server, or something on the way to it, failed."""
+
+    passing = True
 
 
 _BY_STATUS: Final[dict[int, type[ApiError]]] = {

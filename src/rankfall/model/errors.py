@@ -26,6 +26,8 @@ class RankfallError(Exception):
     """
 
     exit_code: ClassVar[int] = 74
+    # The same may succeed later without anybody doing anything: a server that does not answer, or is busy.
+    passing: bool = False
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

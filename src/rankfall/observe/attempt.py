@@ -27,6 +27,7 @@ from rankfall.observe.facts import Facts
 from rankfall.observe.life import Life
 from rankfall.observe.lone import PATIENCE_S, LoneSlot, stands_alone
 from rankfall.observe.records import Found, RecordFolder, read_end
+from rankfall.observe.signals import Signals
 from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.stacks import stack_evidence
@@ -37,7 +38,6 @@ _SIGKILL: Final = 9
 # So many clocks that disagree are named, and so many gaps.
 _MAX_CLOCKS: Final = 4
 _MAX_GAPS: Final = 16
-_NS: Final = 1_000_000_000
 # torch 2.15, dynamic_rendezvous: a node is dropped whose last heartbeat is older than 3 intervals of 5 s, by the reader's own wall clock.
 KEEP_ALIVE_S: Final = 15.0
 
@@ -97,7 +97,6 @@ class AttemptObserver:
         self._facts = Facts(expected, here=here)
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
         self._clocks = ClockView(run_dir.path, attempt=attempt)
-        self._stop = StopMark(run_dir.path, attempt)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         alone = spare_listing and stands_alone(spec, launcher)
         self._lone = self._lone_slot(launcher) if alone and launcher else None
@@ -107,7 +106,7 @@ class AttemptObserver:
         self._waiting: dict[str, Evidence] = {}
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
-        self._signals: list[Found] = []
+        self._signals = Signals(None if here else StopMark(run_dir.path, attempt))
         self._gaps = 0
         self._notes: list[str] = [problem] if problem else []
         self._kernel_note: str | None = None
@@ -156,6 +155,16 @@ class AttemptObserver:
     def slots(self) -> tuple[SlotFacts, ...]:
         """Fact sheets of the slots."""
         return tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
+
+    def waits(self) -> str | None:
+        """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
+        waiting = self._pods.waiting() if self._pods is not None else []
+        if not waiting:
+            return None
+        first = waiting[0]
+        others = len({piece.slot for piece in waiting}) - 1
+        more = f" (and {others} more)" if others else ""
+        return f"slot {first.slot}{more} waits: {first.line}"[:500]
 
     def streams(self) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
@@ -243,7 +252,7 @@ class AttemptObserver:
         elif record.kind == "slot_end":
             self._notes += [f"slot {record.slot}: {note}" for note in record.notes[:4]]
         elif record.kind == "kill":
-            self._signals.append(item)
+            self._signals.add(item)
 
     def _derive(self) -> None:
         """Evidence that depends on facts which may come later than the observation: made anew, under the same identity."""
@@ -267,7 +276,10 @@ class AttemptObserver:
             sheet_round = start.round if start else record.round
             self._evidence[piece.id] = msgspec.structs.replace(piece, round=sheet_round)
         self._errors = waiting
-        self._weigh_signals()
+        theirs, ours = self._signals.weigh(self._facts)
+        self._keep(theirs)
+        for piece in ours:
+            self._evidence.pop(piece.id, None)
         ranks = self.ranks()
         for facts in ranks:
             end = make.of_rank_end(facts, attempt=self.attempt)
@@ -276,27 +288,6 @@ class AttemptObserver:
         self._keep(oom_evidence(self._facts, self._evidence.values(), attempt=self.attempt))
         stacks = [(item.name, item.record) for item in self._stacks]
         self._keep(stack_evidence(stacks, ranks=ranks, attempt=self.attempt))
-
-    def _weigh_signals(self) -> None:
-        """Signals that somebody sent to a slot's wrapper: evidence of somebody else's, unless it may be our own request that ended the pod."""
-        for item in self._signals:
-            record = item.record
-            piece = make.of_slot_signal(
-                record, name=f"records/{item.name}", uncertainty=self._facts.uncertainty(record.slot)
-            )
-            if piece is None:
-                continue
-            if self._stopped_by_us(record):
-                self._evidence.pop(piece.id, None)
-            else:
-                self._evidence[piece.id] = piece
-
-    def _stopped_by_us(self, record: Record) -> bool:
-        """Whether a pod's signal came after we asked for its end, as far as its clock can tell."""
-        stop = self._stop.read() if self._pods is not None and record.at_ns is not None else None
-        if stop is None or record.at_ns is None:
-            return False
-        return record.at_ns >= stop.at_ns - round(self._facts.slack(record.slot) * _NS)
 
     def _confirm(self) -> None:
         """What is looked for only when a case is made: kernel lines about killed ranks (once), flight-recorder dumps, pods that wait."""

@@ -40,6 +40,9 @@ _STACKS_S: Final = 5.0
 _PATIENCE_S: Final = 0.7
 # How long the kubelet may take to say how a container ended.
 _LAST_STATE_S: Final = 10.0
+_WAIT_FIRST_NS: Final = 5_000_000_000
+_WAIT_LOOK_NS: Final = 2_000_000_000
+_WAIT_AGAIN_NS: Final = 60_000_000_000
 _MAX_TROUBLES: Final = 100
 _MAX_LAST_LOOKS: Final = 100_000
 
@@ -105,6 +108,10 @@ class AttemptWatch:
         self._own_evidence: list[Evidence] = []
         self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
         self._running = False
+        self._waits: str | None = None
+        # The first pods of any job wait for a moment; that is no news.
+        self._waits_due = started + _WAIT_FIRST_NS
+        self._waits_again = 0
         self._said_early = False
         self._verdict: Diagnosis | None = None
         self._cancelled: str | None = None
@@ -152,6 +159,18 @@ class AttemptWatch:
         """Slots that were not started until now will not be any more: they count as lost."""
         self._sheets.without_the_rest()
 
+    def _tell_waits(self, now: int) -> None:
+        """Why the attempt does not begin, with how long it has waited: the first time, when the reason changes, and every minute."""
+        if self._running or self._stopping is not None or now < self._waits_due:
+            return
+        text = self._observer.waits()
+        age = (now - self._started) / 1e9
+        if text is not None and (text != self._waits or now >= self._waits_again):
+            self._waits, self._waits_again = text, now + _WAIT_AGAIN_NS
+            self._events.say("waiting", f"{text} (for {age:.0f} s)", at=now, attempt=self._plan.attempt)
+            self._ledger.set_run("starting", reason=text, at=now)
+        self._waits_due = now + _WAIT_LOOK_NS
+
     def _tell_troubles(self) -> None:
         """What the feeds had to say; they run in threads of their own."""
         while self._troubles:
@@ -164,6 +183,7 @@ class AttemptWatch:
         now, clock = time.time_ns(), time.monotonic()
         self._tell_troubles()
         delta = self._observer.poll(now)
+        self._tell_waits(now)
         slots, ranks = self._sheets.slots(), self._observer.ranks()
         judged = self._stopping is None and self._window.opened is None and self._verdict is None
         standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"

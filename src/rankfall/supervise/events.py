@@ -13,6 +13,7 @@ EventKind = Literal[
     "resumed",
     "attempt",
     "launcher",
+    "waiting",
     "rank",
     "failure",
     "hang",

@@ -42,6 +42,8 @@ from rankfall.supervise.turn import Turns
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
+# Between two tries to plan an attempt while the cluster does not answer, seconds.
+_AGAIN_S: Final = 5.0
 # For a wrapper to write its end and leave, on a busy disk.
 _LEAVE_S: Final = 5.0
 _LEAVE_STEP_S: Final = 0.01
@@ -145,6 +147,8 @@ class _Run:
                 if turn == "wished":
                     return self._stopped_between()
                 if not self._begin(number):
+                    if self._wish() is not None:
+                        return self._stopped_between()
                     return self._end("failed", f"attempt {number} could not be planned: {self._refusal}")
             elif row.ended is not None:
                 return self._finish(number)
@@ -158,13 +162,8 @@ class _Run:
 
     def _begin(self, number: int) -> bool:
         """Plan an attempt and write it down; nothing runs yet."""
-        self._refusal = ""
-        try:
-            if (before := self._attempts.get(number - 1)) is not None:
-                self._backend.clear(Plan.of_row(before.plan, self._spec))
-            plan = self._backend.plan(self._spec, self._run_dir, number, exclude=self._avoided())
-        except RankfallError as error:
-            self._refusal = error.message
+        plan = self._plan(number)
+        if plan is None:
             return False
         now = time.time_ns()
         self._planned.add(number)
@@ -184,6 +183,26 @@ class _Run:
         for note in plan.notes:
             self._events.say("launcher", note, at=now, attempt=number, launcher=plan.launcher)
         return True
+
+    def _plan(self, number: int) -> Plan | None:
+        """The plan of an attempt; None where there can be none. A run that has begun outlasts a cluster that cannot be reached for a while."""
+        said = ""
+        while True:
+            try:
+                if (before := self._attempts.get(number - 1)) is not None:
+                    self._backend.clear(Plan.of_row(before.plan, self._spec))
+                return self._backend.plan(self._spec, self._run_dir, number, exclude=self._avoided())
+            except RankfallError as error:
+                self._refusal = error.message
+                total_at = self._turns.total_at(self._first())
+                late = total_at is not None and time.time_ns() >= total_at
+                if not error.passing or number == 1 or late or self._wish() is not None:
+                    return None
+                if error.message != said:
+                    said = error.message
+                    self._gap(f"attempt {number} waits: {said}")
+                    self._ledger.set_run("restarting", reason=said, at=time.time_ns())
+                self._control.wait(_AGAIN_S)
 
     def _avoided(self) -> frozenset[str]:
         """Nodes that a decision of this run keeps the next attempts off."""
