@@ -18,10 +18,11 @@ from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
 from rankfall.observe.cluster.clocks import ClockFile
-from rankfall.observe.cluster.follower import End, Follower, State
+from rankfall.observe.cluster.followed import Followed, InstanceFollowed, instance_state, instances_of
+from rankfall.observe.cluster.follower import Follower
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import LogState, PodFact, later, pod_fact
+from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import Troubles, in_words
 from rankfall.store import RunDir
@@ -32,7 +33,6 @@ AGAIN_S: Final = 5.0
 KEEP_S: Final = 1.0
 # A connection that breaks and stands again at once is no difficulty.
 _WORTH_TELLING: Final = 3
-_CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 
 
 class Session:
@@ -59,7 +59,7 @@ class Session:
         self._journal = JournalWriter(journal_path(run_dir.path, attempt))
         self._instances = Instances(run_dir, attempt=attempt, role=role, token=source.token)
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
-        self._pods = {uid: _Pod(fact) for uid, fact in self._journal.pods.items()}
+        self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
         self._unwritten: set[str] = set()
         self._watch_failures = 0
 
@@ -124,20 +124,20 @@ class Session:
     def _see(self, fact: PodFact) -> None:
         pod = self._pods.get(fact.uid)
         if pod is None:
-            pod = self._pods[fact.uid] = _Pod(fact)
+            pod = self._pods[fact.uid] = Followed(fact)
         else:
             pod.fact = later(pod.fact, fact)
         if pod.fact.slot is not None:
             for number in instances_of(pod.fact):
                 if number not in pod.logs:
-                    log = pod.logs[number] = _Log()
+                    log = pod.logs[number] = InstanceFollowed()
                     log.task = asyncio.create_task(self._follow(pod, log, pod.fact.slot, number))
         self._write(pod)
         for one in pod.logs.values():
             if one.follower is not None:
                 one.follower.look()
 
-    def _write(self, pod: _Pod) -> None:
+    def _write(self, pod: Followed) -> None:
         fact = msgspec.structs.replace(pod.fact, log=pod.log_state)
         try:
             self._journal.add(fact)
@@ -147,7 +147,7 @@ class Session:
 
     # -- logs
 
-    async def _follow(self, pod: _Pod, log: _Log, slot: int, number: int) -> None:
+    async def _follow(self, pod: Followed, log: InstanceFollowed, slot: int, number: int) -> None:
         uid = pod.fact.uid
         while log.end is None:
             try:
@@ -186,7 +186,7 @@ class Session:
             if one is not None and one.restarts == number and one.message:
                 self._instances.take_message(slot, one.message)
 
-    async def _refresh(self, pod: _Pod) -> None:
+    async def _refresh(self, pod: Followed) -> None:
         """Look at a pod now: the watch may be behind, or broken."""
         with contextlib.suppress(KubeError):
             found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
@@ -215,67 +215,6 @@ class Session:
         self._troubles.say(
             "disk", f"what comes from the cluster cannot be stored: {in_words(error)}; it is tried again"
         )
-
-
-class _Log:
-    """One container instance: who follows it, and how that ended."""
-
-    __slots__ = ("end", "follower", "task")
-
-    def __init__(self, end: End | None = None) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.follower: Follower | None = None
-        self.end = end
-
-
-class _Pod:
-    """One pod: the newest look at it, and its logs by number of the container's restart.
-
-    Args:
-        fact: as an earlier session or process wrote it down, or the first look.
-    """
-
-    __slots__ = ("fact", "logs")
-
-    def __init__(self, fact: PodFact) -> None:
-        self.fact = fact
-        self.logs: dict[int, _Log] = {}
-        end = _CLOSED.get(fact.log)
-        if end is not None:
-            self.logs = {number: _Log(end) for number in instances_of(fact)}
-
-    @property
-    def log_state(self) -> LogState:
-        """Whether all of its log is stored."""
-        if not self.fact.over:
-            return "open"
-        ends = [log.end for log in self.logs.values()]
-        if not ends:
-            return "none"
-        return "open" if None in ends else "lost" if "lost" in ends else "complete"
-
-
-def instance_state(fact: PodFact, number: int) -> State:
-    """State of one instance of a pod's training container by the newest look at the pod."""
-    main = fact.main
-    if fact.gone or (main is not None and main.restarts > number + 1):
-        return "gone"
-    if main is None or main.restarts < number:
-        return "ended" if fact.over else "waiting"
-    if main.restarts > number:
-        return "replaced"
-    if main.state == "waiting":
-        ended = fact.last is not None and fact.last.restarts == number
-        return "ended" if ended or fact.over else "waiting"
-    return "running" if main.state == "running" and not fact.over else "ended"
-
-
-def instances_of(fact: PodFact) -> tuple[int, ...]:
-    """Instances that have a log, by this look."""
-    found = {
-        one.restarts for one in (fact.last, fact.main) if one is not None and one.state in {"running", "terminated"}
-    }
-    return tuple(sorted(found))
 
 
 def _name_only(item: dict[str, Any]) -> dict[str, Any]:

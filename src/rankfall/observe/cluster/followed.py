@@ -1,0 +1,72 @@
+"""What a session knows of each pod: the newest look, who follows its logs, and from both how far its log is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rankfall.observe.cluster.follower import End, Follower, State
+from rankfall.observe.cluster.podfacts import LogState, PodFact
+
+_CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
+
+
+class InstanceFollowed:
+    """One container instance: who follows it, and how that ended."""
+
+    __slots__ = ("end", "follower", "task")
+
+    def __init__(self, end: End | None = None) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.follower: Follower | None = None
+        self.end = end
+
+
+class Followed:
+    """One pod: the newest look at it, and its logs by number of the container's restart.
+
+    Args:
+        fact: as an earlier session or process wrote it down, or the first look.
+    """
+
+    __slots__ = ("fact", "logs")
+
+    def __init__(self, fact: PodFact) -> None:
+        self.fact = fact
+        self.logs: dict[int, InstanceFollowed] = {}
+        end = _CLOSED.get(fact.log)
+        if end is not None:
+            self.logs = {number: InstanceFollowed(end) for number in instances_of(fact)}
+
+    @property
+    def log_state(self) -> LogState:
+        """Whether all of its log is stored."""
+        if not self.fact.over:
+            return "open"
+        ends = [log.end for log in self.logs.values()]
+        if not ends:
+            return "none"
+        return "open" if None in ends else "lost" if "lost" in ends else "complete"
+
+
+def instance_state(fact: PodFact, number: int) -> State:
+    """State of one instance of a pod's training container by the newest look at the pod."""
+    main = fact.main
+    if fact.gone or (main is not None and main.restarts > number + 1):
+        return "gone"
+    if main is None or main.restarts < number:
+        return "ended" if fact.over else "waiting"
+    if main.restarts > number:
+        return "replaced"
+    if main.state == "waiting":
+        ended = fact.last is not None and fact.last.restarts == number
+        return "ended" if ended or fact.over else "waiting"
+    return "running" if main.state == "running" and not fact.over else "ended"
+
+
+def instances_of(fact: PodFact) -> tuple[int, ...]:
+    """Instances that have a log, by this look."""
+    found = {
+        one.restarts for one in (fact.last, fact.main) if one is not None and one.state in {"running", "terminated"}
+    }
+    return tuple(sorted(found))
