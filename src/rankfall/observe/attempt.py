@@ -156,6 +156,16 @@ class AttemptObserver:
         """Fact sheets of the slots."""
         return tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
 
+    def waits(self) -> str | None:
+        """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
+        waiting = self._pods.waiting() if self._pods is not None else []
+        if not waiting:
+            return None
+        first = waiting[0]
+        others = len({piece.slot for piece in waiting}) - 1
+        more = f" (and {others} more)" if others else ""
+        return f"slot {first.slot}{more} waits: {first.line}"[:500]
+
     def streams(self) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
         return self._streams.rows(self._facts)
