@@ -1,4 +1,4 @@
-"""``python -m testbed``: up, down, status, kubeconfig, logs, build."""
+"""``python -m testbed``: up, down, status, kubeconfig, logs, build, prune."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from testbed import bed, builds, components, images, packages, process
 from testbed.errors import TestbedError
-from testbed.layout import Layout
+from testbed.layout import MAX_BEDS, Layout
 
 CORE_IMAGES = ("pause", "python", "static")
 _TAIL_LINES = 200
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--all", action="store_true", help="also what is started on demand only: KWOK, Loki, other images"
     )
     build.add_argument("names", nargs="*", help="components and images (default: all that a bed needs)")
+    commands.add_parser("prune", help="remove versions from the cache that this checkout no longer names")
     given = parser.parse_args(arguments)
     try:
         return _run(given)
@@ -100,9 +101,22 @@ def _run(given: argparse.Namespace) -> int:
             known = ", ".join(sorted(item.stem for item in layout.logs.glob("*.log"))) or "none: it is not up"
             raise TestbedError(f"there is no component {given.component!r}", hint=f"components: {known}")
         print(process.tail(path, _TAIL_LINES))
+    elif given.command == "prune":
+        _prune()
     else:
         _build([*components.table(), *images.NAMES] if given.all else given.names)
     return 0
+
+
+def _prune() -> None:
+    for number in range(MAX_BEDS):
+        if bed.is_up(Layout(number)):
+            raise TestbedError(
+                f"test bed {number} is up, and may run what would be removed",
+                hint=f"end it first: python -m testbed --bed {number} down",
+            )
+    for path in (*builds.prune(), *images.prune()):
+        print(path)
 
 
 def _build(names: Sequence[str]) -> None:

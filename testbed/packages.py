@@ -25,6 +25,8 @@ PACKAGES = {
     "debootstrap": ("debootstrap",),
     "iproute2": ("ip",),
     "iptables": ("iptables",),
+    # A shell of many small images: the first lines of a container are tried in it.
+    "busybox": ("busybox",),
     # For the one C file of the bed, a clock that is off.
     "gcc": ("cc",),
     "libc6-dev": ("/usr/include/dlfcn.h",),

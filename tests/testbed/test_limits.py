@@ -11,8 +11,9 @@ from testbed.layout import Layout
 @pytest.fixture
 def layout(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "INSTANCES", tmp_path / "max_user_instances")
-    monkeypatch.setattr(Layout, "folder", tmp_path / "bed")
-    (tmp_path / "bed").mkdir()
+    monkeypatch.setattr(Layout, "folder", property(lambda self: tmp_path / "beds" / str(self.number)))
+    for number in (62, 63):
+        Layout(number).folder.mkdir(parents=True)
     return Layout(63)
 
 
@@ -31,3 +32,22 @@ def test_a_machine_that_allows_enough_is_left_alone(layout):
     limits.INSTANCES.write_text("90000\n")
     limits.restore(layout)
     assert limits.INSTANCES.read_text() == "90000\n"
+
+
+@pytest.mark.parametrize("first", [62, 63])
+def test_the_last_of_two_beds_puts_it_back(layout, first):
+    limits.INSTANCES.write_text("128\n")
+    limits.raise_follows(Layout(62))
+    limits.raise_follows(layout)
+    limits.restore(Layout(first))
+    assert int(limits.INSTANCES.read_text()) > 1000
+    limits.restore(Layout(62 + 63 - first))
+    assert limits.INSTANCES.read_text() == "128\n"
+
+
+def test_what_somebody_else_changed_meanwhile_is_no_bed_s_business_before_the_end(layout):
+    limits.INSTANCES.write_text("128\n")
+    limits.raise_follows(Layout(62))
+    limits.INSTANCES.write_text("20000\n")
+    limits.raise_follows(layout)
+    assert limits.INSTANCES.read_text() == "20000\n"

@@ -12,18 +12,22 @@ import pytest
 
 from backends.cluster.made import compiled, container, expand, spec
 from rankfall.backends.cluster.bootstrap import BOOTSTRAP, BUNDLE_PATH
+from testbed import bed, packages
 
 SHELLS = {"sh": ["sh"], "dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 WORDS = ["wrap", "--console", "--launcher", "plain", "--nproc", "1", "--wait-for", "a.b", "--"]
 
 
-@pytest.fixture(params=SHELLS)
+# Busybox is one of the programs that the test bed installs.
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.cluster if name == "busybox" else ()) for name in SHELLS])
 def shell(request):
     words = SHELLS[request.param]
-    found = shutil.which(words[0])
-    if found is None:
-        pytest.skip(f"no {words[0]} on this machine")
-    return [found, *words[1:]]
+    if shutil.which(words[0]) is None:
+        reason = bed.unsupported()
+        if reason:
+            pytest.skip(f"no {words[0]} on this machine, and {reason}")
+        packages.ensure(say=print)
+    return [str(shutil.which(words[0])), *words[1:]]
 
 
 @pytest.fixture
