@@ -59,7 +59,8 @@ LINT = Stage(
 UNIT = measured("unit tests", "-n", "2", "-m", "not faults and not torch and not cluster", "tests", data="unit")
 TORCH = measured("torchrun tests", "-m", "torch and not faults and not cluster", "tests", data="torch")
 # The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and unit tests run.
-CLUSTER = measured("test bed", "-m", "cluster", "tests", data="cluster")
+# Two workers with a bed each: most of a test there is waiting.
+CLUSTER = measured("test bed", "-n", "2", "--dist", "loadgroup", "-m", "cluster", "tests", data="cluster")
 BUILD = (sys.executable, "-m", "testbed", "build", "--all")
 FAULTS = measured("faults, covering part", "-m", "faults and not full", "tests/faults", data="faults")
 FAULTS_ALL = measured(

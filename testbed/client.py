@@ -23,16 +23,17 @@ class Kubectl:
     Args:
         program: path of kubectl.
         kubeconfig: of the user that asks.
+        cache: folder for what kubectl remembers of the server; beside the kubeconfig where none is given.
     """
 
-    def __init__(self, program: Path, kubeconfig: Path) -> None:
+    def __init__(self, program: Path, kubeconfig: Path, *, cache: Path | None = None) -> None:
         self.program = program
         self.kubeconfig = kubeconfig
+        self.cache = cache or kubeconfig.parent / "kubectl"
 
     def command(self, *words: str) -> list[str]:
         """The whole command line."""
-        cache = self.kubeconfig.parent / "kubectl"
-        return [str(self.program), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={cache}", *words]
+        return [str(self.program), f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.cache}", *words]
 
     def run(self, *words: str, text: str | None = None, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run it, whatever comes of it."""

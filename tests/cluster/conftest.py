@@ -1,5 +1,6 @@
 """One real bed for all cluster tests: the one that is up, else one that is started here and taken down at the end.
 
+Under pytest-xdist each worker has a bed of its own, with the number ``TESTBED`` plus the worker's: whatever befalls one disturbs nobody.
 ``KUBECONFIG_FOR_TESTS`` names an existing cluster instead; tests that need faults of the machine then skip with the reason. In CI a skip of
 the bed is a failure.
 """
@@ -16,9 +17,12 @@ import pytest
 
 from helpers import MEASURED
 from testbed import bed as beds
+from testbed import builds
 from testbed.__main__ import assemble
 from testbed.client import Kubectl
+from testbed.components import choose
 from testbed.layout import Layout
+from testbed.ondemand import kwok
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +34,14 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def bed() -> Iterator[beds.Bed]:
     if "KUBECONFIG_FOR_TESTS" in os.environ:
-        pytest.skip("needs faults of the machine, and KUBECONFIG_FOR_TESTS names a cluster that is not ours")
+        pytest.skip("needs the machine of the test bed, and KUBECONFIG_FOR_TESTS names a cluster that is not ours")
     reason = beds.unsupported()
     if reason:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    layout = Layout(int(os.environ.get("TESTBED", "0")) + worker)
     mine = not beds.is_up(layout)
     made = assemble(layout)
     if mine:
@@ -47,16 +52,20 @@ def bed() -> Iterator[beds.Bed]:
 
 
 @pytest.fixture(scope="session")
-def kubectl(request: pytest.FixtureRequest) -> Kubectl:
+def kubectl(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     """The administrator of the bed, or of the cluster that ``KUBECONFIG_FOR_TESTS`` names."""
     given = os.environ.get("KUBECONFIG_FOR_TESTS")
     if given is None:
         made: beds.Bed = request.getfixturevalue("bed")
         return made.kubectl
-    program = shutil.which("kubectl")
+    if not Path(given).is_file():
+        pytest.fail(f"KUBECONFIG_FOR_TESTS={given}: there is no such file")
+    (kubernetes,) = choose(["kubernetes"])
+    program = shutil.which("kubectl") or shutil.which("kubectl", path=builds.folder(kubernetes))
     if program is None:
-        pytest.fail("KUBECONFIG_FOR_TESTS needs kubectl on the PATH")
-    return Kubectl(Path(program), Path(given))
+        pytest.fail("KUBECONFIG_FOR_TESTS needs kubectl on the PATH; python -m testbed build kubernetes makes one")
+    # Nothing is written beside a kubeconfig that is not ours.
+    return Kubectl(Path(program), Path(given).absolute(), cache=tmp_path_factory.mktemp("kubectl"))
 
 
 @pytest.fixture
@@ -68,10 +77,31 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl.run("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What is made once a module and is dear is made by one worker only.
+    for item in items:
+        if "fleet" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("fleet"))
+
+
+@pytest.fixture
+def nodes(kubectl: Kubectl) -> list[str]:
+    """Names of two real nodes."""
+    names = [item["metadata"]["name"] for item in kubectl.get("nodes", "-l", f"!{kwok.LABEL}")["items"]]
+    if len(names) < 2:
+        pytest.skip(f"needs two nodes, and this cluster has {len(names)}")
+    return names[:2]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.skipped and os.environ.get("CI"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if os.environ.get("CI"):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, which CI does not allow: {reason}"
+        else:
+            # One place for all, so that the summary has one line for one reason.
+            report.longrepr = (__file__, 0, f"Skipped: {reason}")
     return report

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# A cluster that is not ours (KUBECONFIG_FOR_TESTS) has no image of the bed's.
+GIVEN = os.environ.get("IMAGE_FOR_TESTS")
+IMAGE = GIVEN or "rankfall.test/python:3.11"
 
 TORCH = """
 import os
@@ -17,13 +22,11 @@ dist.destroy_process_group()
 """
 
 
-def pod(
-    name: str, namespace: str, *command: str, image: str = "rankfall.test/python:3.11", **spec: Any
-) -> dict[str, Any]:
+def pod(name: str, namespace: str, *command: str, image: str = IMAGE, **spec: Any) -> dict[str, Any]:
     container = {
         "name": "main",
         "image": image,
-        "imagePullPolicy": "Never",
+        "imagePullPolicy": "IfNotPresent" if image == GIVEN else "Never",
         "command": list(command),
         "resources": spec.pop("resources", {}),
     }

@@ -148,7 +148,7 @@ def test_an_image_that_does_not_exist_is_named(kubectl, namespace):
     assert process.poll(lambda: says(kubectl, namespace, "none", "ErrImageNeverPull"), 30)
 
 
-def test_a_taint_keeps_pods_away(kubectl, namespace):
+def test_a_taint_keeps_pods_away(bed, kubectl, namespace):
     with (
         faults.tainted(kubectl, "n1", key="rankfall.dev/faulty"),
         faults.tainted(kubectl, "n2", key="rankfall.dev/faulty"),
@@ -164,7 +164,7 @@ def test_an_eviction_through_the_api_ends_the_pod(kubectl, namespace):
     kubectl("wait", "--for=delete", "-n", namespace, "pod/leaves", "--timeout=60s")
 
 
-def test_a_higher_priority_preempts(kubectl, namespace):
+def test_a_higher_priority_preempts(bed, kubectl, namespace):
     classes = [
         {
             "apiVersion": "scheduling.k8s.io/v1",

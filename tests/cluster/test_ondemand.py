@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import ssl
 import subprocess
 import sys
 import time
 import urllib.parse
+import uuid
 
 import boto3
 import pytest
@@ -18,7 +20,7 @@ from helpers import wait_until
 from testbed import bed as beds
 from testbed import images, limits, process, workloads
 from testbed.client import Kubectl
-from testbed.layout import Layout
+from testbed.layout import Layout, cache_folder
 from testbed.ondemand import definitions, extra_images, fake, kwok, loki, pytorchjob, s3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -31,13 +33,12 @@ UNUSED = 62
 
 @pytest.fixture(scope="module")
 def fleet(bed):
-    before = limits.INSTANCES.read_text()
     with kwok.fleet(bed, nodes=20, pods=PODS, variables=lambda index: {"RANK": str(index)}) as made:
         yield made
     # It leaves nothing, whatever the tests did with it.
     assert process.find(bed.layout, "kwok") is None
     assert not made.folder.exists()
-    assert limits.INSTANCES.read_text() == before
+    assert not limits.raised(bed.layout)
     assert {row["metadata"]["name"] for row in bed.kubectl.get("nodes")["items"]}.isdisjoint(made.nodes)
     leases = bed.kubectl.get("leases", "-n", "kube-node-lease")["items"]
     assert {row["metadata"]["name"] for row in leases}.isdisjoint(made.nodes)
@@ -118,12 +119,18 @@ def test_a_limit_that_a_killed_fleet_left_raised_goes_down_with_its_bed(bed, tmp
     del bed  # it says whether this machine can at all
     monkeypatch.setattr(limits, "INSTANCES", tmp_path / "max_user_instances")
     limits.INSTANCES.write_text("128\n")
+    # Apart from beds that have raised it too.
+    cache = cache_folder() / f"unused-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setenv("TESTBED_CACHE", str(cache))
     other = Layout(UNUSED)
     other.folder.mkdir(parents=True)
-    limits.raise_follows(other)
-    assert int(limits.INSTANCES.read_text()) > FOLLOWS
-    beds.down(other)
-    assert limits.INSTANCES.read_text() == "128\n"
+    try:
+        limits.raise_follows(other)
+        assert int(limits.INSTANCES.read_text()) > FOLLOWS
+        beds.down(other)
+        assert limits.INSTANCES.read_text() == "128\n"
+    finally:
+        shutil.rmtree(cache)
 
 
 def test_what_is_executed_in_a_fake_pod_has_the_given_variables(kubectl, fleet):
