@@ -227,7 +227,10 @@ def test_two_restarts_between_two_looks_lose_an_instance_and_say_so(tmp_path):
     play(tmp_path, story)
 
 
-def test_launch_s27_a_pod_that_is_deleted_at_once_keeps_what_came_and_its_gap_is_recorded(tmp_path):
+def test_launch_s27_a_pod_that_is_deleted_at_once_keeps_what_came_and_its_gap_is_recorded(tmp_path, monkeypatch):
+    # Its stream stays open and silent: the deletion alone tells that nothing more comes.
+    monkeypatch.setattr(follower, "SILENCE_S", 60.0)
+
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
         fed.start()
