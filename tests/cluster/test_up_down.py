@@ -1,4 +1,4 @@
-"""A bed comes and goes and leaves nothing; two beds share nothing. These beds have numbers of their own, beside the one of the other tests."""
+"""A bed comes and goes and leaves nothing; two beds share nothing. This one has a number of its own, beside that of the other tests."""
 
 from __future__ import annotations
 
@@ -60,51 +60,70 @@ def layout(bed: beds.Bed):
     beds.down(mine)
 
 
-def test_up_and_down_five_times_leave_the_machine_as_it_was(layout):
-    before = traces(layout)
-    for _ in range(5):
-        assemble(layout).up(nodes=1)
-        assert beds.is_up(layout)
-        beds.down(layout)
-        assert traces(layout) == before
+COMMAND = (sys.executable, "-m", "testbed", "--bed", str(MINE), "up", "--nodes", "1")
 
 
-def test_a_second_bed_stands_beside_the_first(bed, layout, namespace):
-    second = assemble(layout)
-    second.up(nodes=1)
-    assert {item["metadata"]["name"] for item in second.kubectl.get("nodes")["items"]} == {"n1"}
-    # What is in one is not in the other, and ending one leaves the other alone.
-    assert second.kubectl.run("get", "namespace", namespace).returncode
-    beds.down(layout)
-    assert bed.kubectl.get("namespace", namespace)["status"]["phase"] == "Active"
-
-
-def test_up_works_after_an_up_that_was_killed(layout):
-    command = (sys.executable, "-m", "testbed", "--bed", str(MINE), "up", "--nodes", "1")
-    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def kill_an_up(layout: Layout) -> None:
+    """An ``up`` that is killed half-way."""
+    killed = subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert killed.stderr is not None
     for line in killed.stderr:
-        if "JobSet" in line:
+        if "API server" in line:
             break
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     killed.stderr.close()
     assert process.find(layout, "kube-apiserver") is not None
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "ready in" in done.stderr
+    assert not beds.is_up(layout)
 
 
-def test_up_works_after_a_reboot(layout):
-    assemble(layout).up(nodes=1)
-    # What a reboot leaves: the files, and nothing that lives in the kernel.
+def reboot(layout: Layout) -> None:
+    """What a reboot leaves: the files, and nothing that lives in the kernel."""
     process.end(list(process.marked(layout)), how=signal.SIGKILL)
     cgroups.remove(f"{layout.name}-")
     network.down(layout)
     assert layout.folder.exists()
     assert not beds.is_up(layout)
-    assemble(layout).up(nodes=1)
+
+
+def test_up_and_down_five_times_leave_the_machine_as_it_was_whatever_was_there(bed, layout, namespace):
+    before = traces(layout)
+    made = assemble(layout)
+
+    def up() -> None:
+        made.up(nodes=1)
+        assert beds.is_up(layout)
+        assert {item["metadata"]["name"] for item in made.kubectl.get("nodes")["items"]} == {"n1"}
+        # What is in one bed is not in the other.
+        assert made.kubectl.run("get", "namespace", namespace).returncode
+
+    def down() -> None:
+        beds.down(layout)
+        assert not beds.is_up(layout)
+        assert traces(layout) == before
+
+    up()
+    down()
+
+    kill_an_up(layout)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ready in" in done.stderr
     assert beds.is_up(layout)
+    down()
+
+    up()
+    reboot(layout)
+    up()
+    down()
+
+    kill_an_up(layout)
+    down()
+
+    up()
+    down()
+    # Ending one left the other alone.
+    assert bed.kubectl.get("namespace", namespace)["status"]["phase"] == "Active"
 
 
 def test_two_programs_do_not_start_one_bed_at_once(layout):
