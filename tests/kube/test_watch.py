@@ -288,6 +288,17 @@ def test_failing_servers_are_ridden_out_and_told_of(run):
     assert {asked["resourceVersion"] for asked in look.watches} == {"10", "11"}
 
 
+def test_a_server_that_starts_and_does_not_know_its_roles_yet_is_ridden_out(run):
+    async def story(server):
+        denied = [refuse(403, "Forbidden"), *[refuse(401, "Unauthorized")] * 2, refuse(403, "Forbidden")]
+        server.plays(listing(1), body(bookmark(2)), *denied, body(line("ADDED", pod("a", 3)), end="never"))
+        return await Look(server).until(lambda seen: seen.told[-1] == "added a")
+
+    look = run(story)
+    assert look.told == ["bookmark", "bookmark", "added a"]
+    assert [type(one).__name__ for one in look.troubles] == ["Forbidden", "CredentialsError", "Forbidden", "NoneType"]
+
+
 @pytest.mark.parametrize(
     ("script", "error"),
     [
@@ -297,14 +308,18 @@ def test_failing_servers_are_ridden_out_and_told_of(run):
         ([listing(1), refuse(403, "Forbidden")], Forbidden),
         ([listing(1), refuse(404, "NotFound")], ObjectNotFound),
         ([listing(1), *[refuse(401, "Unauthorized")] * 2], CredentialsError),
-        ([listing(1), body(line("ERROR", status(403, "Forbidden")))], Forbidden),
+        # What was granted once is doubted for a moment, and then believed.
+        ([listing(1), body(bookmark(2)), *[refuse(403, "Forbidden")] * 2], Forbidden),
+        ([listing(1), body(bookmark(2)), *[refuse(401, "Unauthorized")] * 4], CredentialsError),
+        ([listing(1), body(line("ERROR", status(403, "Forbidden"))), refuse(403, "Forbidden")], Forbidden),
     ],
 )
 def test_what_waiting_does_not_heal_is_raised(run, script, error):
     async def story(server):
         server.plays(*script)
+        # The first denial begins the doubt; the pause after it is longer than the doubt.
         with pytest.raises(error):
-            await Look(server).until(lambda _: False)
+            await Look(server, pace=Pace(first=0.2, denied=0.001)).until(lambda _: False)
         return len(server.seen)
 
     assert run(story) == len(script)

@@ -4,7 +4,8 @@ One list, then one connection after the other from the last version seen. Where 
 compared with what is remembered, so nothing is lost and nothing told twice; several changes of one object in between become one.
 Interrupted connections, busy and failing servers are ridden out with growing pauses, without end.
 
-It refuses to ride out what waiting does not heal: 401, 403, a kind that is not served. Those are raised.
+It refuses to ride out what waiting does not heal: 401, 403, a kind that is not served. Those are raised; after a connection that was granted a
+denial is doubted for some seconds first, because a server that starts denies what it has not read yet.
 """
 
 from __future__ import annotations

@@ -13,7 +13,17 @@ import msgspec
 
 from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ApiError, Expired, KubeError, ServerError, TooManyRequests, Unreachable
+from rankfall.kube.errors import (
+    ApiError,
+    CredentialsError,
+    Expired,
+    Forbidden,
+    KubeError,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
 from rankfall.kube.resources import Resource
 from rankfall.kube.watch_faults import Gap, of_answer, of_body, unreadable
 from rankfall.kube.watch_known import Book, Change, Object, is_object, version_of
@@ -81,6 +91,8 @@ class Watcher:
         self._listed = False
         self._tries = 0
         self._opened: float | None = None
+        self._granted = False
+        self._denied: float | None = None
         self._troubled = False
 
     @property
@@ -106,6 +118,10 @@ class Watcher:
             except (Unreachable, TooManyRequests, ServerError, Gap) as error:
                 if waits.stopped:
                     return
+                await self._failed(waits, error)
+            except (Forbidden, CredentialsError) as error:
+                if not self._doubted(error):
+                    raise
                 await self._failed(waits, error)
             except TimeoutError:
                 # Of our own waits only the caller's wish to stop gets here; a watch never ends for another reason.
@@ -217,11 +233,22 @@ class Watcher:
 
     def _well(self) -> None:
         self._opened = time.monotonic()
+        self._granted, self._denied = True, None
         if self._troubled and self._trouble is not None:
             self._trouble(None)
         self._troubled = False
 
-    async def _failed(self, waits: Waits, failure: Unreachable | ApiError | Gap) -> None:
+    def _doubted(self, error: Forbidden | CredentialsError) -> bool:
+        """Whether a denial may pass: what was granted a moment ago is denied by a server that has just started and not read its roles yet."""
+        unknown = isinstance(error, CredentialsError) and not isinstance(error.__cause__, Unauthorized)
+        if unknown or not self._granted:
+            return False
+        now = time.monotonic()
+        if self._denied is None:
+            self._denied = now
+        return now - self._denied < self._pace.denied
+
+    async def _failed(self, waits: Waits, failure: Unreachable | ApiError | CredentialsError | Gap) -> None:
         """Ride it out: say so, and pause."""
         error = failure.error if isinstance(failure, Gap) else failure
         if isinstance(failure, Gap):

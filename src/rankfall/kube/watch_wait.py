@@ -29,6 +29,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         cap: longest pause that we choose ourselves.
         patience: longest ``Retry-After`` that is honoured.
         head: longest wait for the head of an answer.
+        denied: how long a 401 or 403 is doubted after a connection that was granted. An API server that starts answers before it has read its
+            roles (seen with 1.34, up to some seconds).
     """
 
     idle: float = 150.0
@@ -38,6 +40,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     cap: float = 30.0
     patience: float = 300.0
     head: float = 60.0
+    denied: float = 20.0
 
     def life(self, dice: random.Random) -> int:
         """Whole seconds that the server should keep one connection."""
