@@ -18,7 +18,7 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-BACKENDS = ("job",)
+BACKENDS = ("job", "jobset", "trainjob")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_run_trains_over_two_nodes_and_keeps_every_line(world, backend):
         ]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["job"])
 def test_jobapi_s16_the_first_rank_is_named_and_its_peers_are_victims(world, backend):
     done = world.run(job(backend=backend, namespace=world.namespace, fall="exit:3:12:17"))
     assert done.returncode == 17, done.stderr
@@ -63,11 +63,34 @@ def test_jobapi_s16_the_first_rank_is_named_and_its_peers_are_victims(world, bac
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_jobapi_s28_the_same_job_file_gives_the_same_verdict_and_status(world, backend):
+    done = world.run(job(backend=backend, namespace=world.namespace, fall="SIGKILL:2:1"))
+    run = world.only_run().name
+    verdict, status = world.document("why", run, "--attempt", "1"), world.document("status", run)
+    assert done.returncode == 0, done.stderr
+    assert (verdict["cause"]["slug"], verdict["scope"], verdict["rank"], verdict["slot"]) == (
+        "killed_unknown",
+        "rank",
+        2,
+        1,
+    )
+    assert verdict["pod"].startswith(f"{run}-a1-")
+    assert {one["rank"] for one in verdict["consequences"]} == {0, 1, 3}
+    assert (status["state"], status["attempts"], [slot["state"] for slot in status["slots"]]) == (
+        "succeeded",
+        2,
+        ["ended"] * 2,
+    )
+    assert [(rank["rank"], rank["state"], rank["exit"], rank["hook"]) for rank in status["ranks"]] == [
+        (rank, "ended", "0", "loaded") for rank in range(4)
+    ]
+
+
+@pytest.mark.parametrize("backend", ["job"])
 @pytest.mark.parametrize(
     ("fall", "expected"),
     [
         ("raise:3:1", (3, "user_code_exception", 1)),
-        ("SIGKILL:2:1", (2, "killed_unknown", 2)),
         ("SIGSEGV:1:1", (1, "segfault", 2)),
     ],
 )
@@ -149,3 +172,17 @@ def test_launch_s9_an_image_that_does_not_exist_is_named_with_its_pod(world):
     assert verdict["cause"]["slug"] == "image_pull", done.stderr
     assert "rankfall.test/nothing:1" in verdict["decisive"]["line"]
     assert (verdict["scope"], verdict["rank"], verdict["node_action"]) == ("all", None, "none")
+
+
+def test_jobapi_s26_the_next_attempt_keeps_off_the_node_that_fell(world):
+    spec = job(backend="job", namespace=world.namespace, fall="exit:0:1:9", nnodes=1)
+    spec["rules"] = [{"exit_codes": [9], "action": "restart_elsewhere", "budget": "hardware"}]
+    spec["policies"]["budgets"] = {"hardware": 1}
+    done = world.run(spec)
+    assert done.returncode == 0, done.stderr
+    nodes = []
+    for attempt in (1, 2):
+        lines = (world.only_run() / f"kube/attempt-{attempt}/pods.jsonl").read_text().splitlines()
+        nodes.append({json.loads(line).get("node") for line in lines} - {None})
+    assert [len(found) for found in nodes] == [1, 1]
+    assert nodes[0].isdisjoint(nodes[1])
