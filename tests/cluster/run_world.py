@@ -43,7 +43,7 @@ dist.destroy_process_group()
 print("done", flush=True)
 """
 
-# What the product needs in the namespace of its jobs, and nothing else.
+# What the product needs in the namespace of its jobs, and nothing else; docs/kubernetes.md says what each is for.
 RULES: list[dict[str, Any]] = [
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "list", "watch", "patch", "delete"]},
     {
@@ -56,7 +56,7 @@ RULES: list[dict[str, Any]] = [
         "resources": ["trainjobs", "trainingruntimes"],
         "verbs": ["create", "get", "list", "watch", "patch", "delete"],
     },
-    {"apiGroups": [""], "resources": ["configmaps", "services"], "verbs": ["create", "get", "list", "patch", "delete"]},
+    {"apiGroups": [""], "resources": ["configmaps", "services"], "verbs": ["create", "get", "list", "watch", "delete"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
     {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]},

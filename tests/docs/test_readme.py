@@ -1,4 +1,7 @@
-"""Every command of the README is run, and every file that the documents point to is there."""
+"""Every command of the README is run, and every file that the documents point to is there.
+
+Those of the section about Kubernetes need a cluster: ``tests/cluster/test_readme_kubernetes.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/seeds.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/seeds.md", "docs/kubernetes.md")
+ON_A_CLUSTER = "On Kubernetes"
 
 # What a reader would have in front of him when he types the README's commands.
 TRAIN = """
@@ -33,7 +37,9 @@ CODES = {"rankfall run": {1}, "rankfall doctor": {0, 1}}
 
 
 def commands() -> list[str]:
-    text = (ROOT / "README.md").read_text()
+    before, heading, rest = (ROOT / "README.md").read_text().partition(f"\n## {ON_A_CLUSTER}\n")
+    assert heading
+    text = before + rest[rest.index("\n## ") :]
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line]
 
