@@ -40,6 +40,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     state: str
     node: str | None = None
+    pod: str | None = None
     pid: int | None = None
     launcher: str | None = None
     exit: str | None = None
@@ -57,6 +58,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     slot: int | None = None
     local_rank: int | None = None
     node: str | None = None
+    pod: str | None = None
     pid: int | None = None
     hook: str | None = None
     step: int | None = None

@@ -73,12 +73,14 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
     if facts:
         blocks[0] = "\n".join([blocks[0], *facts])
     if status.slots:
-        rows = [_slot(slot) for slot in status.slots]
-        blocks.append(table(("SLOT", "ROLE", "NODE", "STATE", "LAUNCHER", "PID", "EXIT"), rows, paint=paint))
+        pods = any(slot.pod for slot in status.slots)
+        rows = [_slot(slot, pods=pods) for slot in status.slots]
+        head = ("SLOT", "ROLE", "NODE", "STATE", "LAUNCHER", "POD" if pods else "PID", "EXIT")
+        blocks.append(table(head, rows, paint=paint))
     if status.ranks:
         rows = [_rank(rank) for rank in status.ranks]
-        head = ("RANK", "STATE", "NODE", "SLOT", "LOCAL", "PID", "HOOK", "STEP", "EXIT", "LAST LINE")
-        blocks.append(table(head, rows, paint=paint))
+        titles = ("RANK", "STATE", "NODE", "SLOT", "LOCAL", "PID", "HOOK", "STEP", "EXIT", "LAST LINE")
+        blocks.append(table(titles, rows, paint=paint))
     return "\n\n".join(blocks)
 
 
@@ -88,14 +90,14 @@ def state_text(state: RunState, paint: Paint) -> str:
     return style(state) if style else state
 
 
-def _slot(slot: SlotStatus) -> tuple[str, ...]:
+def _slot(slot: SlotStatus, *, pods: bool) -> tuple[str, ...]:
     return (
         str(slot.slot),
         slot.role,
         slot.node or "",
         slot.state,
         slot.launcher or "",
-        _maybe(slot.pid),
+        one_line(slot.pod or "", width=100) if pods else _maybe(slot.pid),
         _ended(slot.exit, slot.note),
     )
 
