@@ -214,8 +214,14 @@ def said(kubectl: Kubectl, pod: dict[str, Any], container: str) -> list[dict[str
     ]
 
 
-@pytest.mark.parametrize("inside", ["auto", "off"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "inside"),
+    [
+        pytest.param(backend, inside, marks=[] if backend == "job" or inside == "auto" else pytest.mark.full)
+        for backend in BACKENDS
+        for inside in ("auto", "off")
+    ],
+)
 def test_launch_s07_words_and_values_arrive_byte_for_byte_on_every_node(kubectl, namespace, backend, inside):
     kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal=one={HELD}")
     made = compiled(

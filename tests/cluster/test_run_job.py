@@ -19,6 +19,7 @@ from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 BACKENDS = ("job", "jobset", "trainjob")
+FULL = pytest.mark.full
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
     return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["job", *(pytest.param(other, marks=FULL) for other in BACKENDS[1:])])
 def test_a_run_trains_over_two_nodes_and_keeps_every_line(world, backend):
     word = "two  words, 'quotes', $HOME $(RANKFALL_SLOT) $$x\nand a second line"
     spec = job(backend=backend, namespace=world.namespace)
@@ -91,7 +92,7 @@ def test_jobapi_s28_the_same_job_file_gives_the_same_verdict_and_status(world, b
     ("fall", "expected"),
     [
         ("raise:3:1", (3, "user_code_exception", 1)),
-        ("SIGSEGV:1:1", (1, "segfault", 2)),
+        pytest.param("SIGSEGV:1:1", (1, "segfault", 2), marks=FULL),
     ],
 )
 def test_the_verdict_names_the_rank_and_the_decision_follows_it(world, backend, fall, expected):
