@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.run_world import RULES, World, job
 from helpers import wait_until
@@ -187,3 +188,15 @@ def test_jobapi_s26_the_next_attempt_keeps_off_the_node_that_fell(world):
         nodes.append({json.loads(line).get("node") for line in lines} - {None})
     assert [len(found) for found in nodes] == [1, 1]
     assert nodes[0].isdisjoint(nodes[1])
+
+
+def test_a_dry_run_shows_manifests_that_the_server_takes_and_creates_nothing(world):
+    spec = job(backend="job", namespace=world.namespace)
+    spec["env"]["API_TOKEN"] = "hidden-word"
+    done = world.run(spec, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "hidden-word" not in done.stdout + done.stderr
+    kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
+    assert kinds == ["Job", "Service", "ConfigMap"]
+    assert world.objects() == []
+    assert not (world.home / "runs").exists()

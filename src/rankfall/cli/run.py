@@ -20,6 +20,7 @@ from rankfall.cli.viewer import Viewer
 from rankfall.client import complete
 from rankfall.model import JobSpec, UsageError
 from rankfall.observe.strategies import find_strategy
+from rankfall.report.escape import one_line
 from rankfall.store import RunDir, default_home, home
 from rankfall.supervise import spawn_detached
 
@@ -126,6 +127,9 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(shown, output))
         return
+    if plan.objects:
+        _print_manifests(plan, spec)
+        return
     import shlex  # noqa: PLC0415 - only here
 
     emit.out(f"{spec.name}: {len(plan.slots)} nodes x {spec.nproc_per_node} ranks, launcher {plan.launcher}")
@@ -140,3 +144,13 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
     if len(slots) > _MANY_SLOTS:
         emit.out(f"\nand {len(slots) - _MANY_SLOTS} slots more, all of them in -o json")
     emit.say("nothing was started")
+
+
+def _print_manifests(plan: Plan, spec: JobSpec) -> None:
+    """What would be created in a cluster, in that order, as YAML; what else there is to say stands in comments."""
+    emit.out(f"# {spec.name}: {len(plan.slots)} nodes x {spec.nproc_per_node} ranks")
+    for note in plan.notes:
+        emit.out(f"# {one_line(note, width=400)}")
+    for item in plan.objects:
+        sys.stdout.write("---\n" + emit.document(item, Output.YAML))
+    emit.say("nothing was created")
