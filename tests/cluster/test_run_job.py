@@ -192,10 +192,11 @@ def test_jobapi_s26_the_next_attempt_keeps_off_the_node_that_fell(world):
 
 def test_a_dry_run_shows_manifests_that_the_server_takes_and_creates_nothing(world):
     spec = job(backend="job", namespace=world.namespace)
-    spec["env"]["API_TOKEN"] = "hidden-word"
+    hidden = "a-word-that-must-not-show"
+    spec["env"]["API_TOKEN"] = hidden
     done = world.run(spec, "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "hidden-word" not in done.stdout + done.stderr
+    assert hidden not in done.stdout + done.stderr
     kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
     assert kinds == ["Job", "Service", "ConfigMap"]
     assert world.objects() == []
