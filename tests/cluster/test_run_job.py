@@ -201,3 +201,14 @@ def test_a_dry_run_shows_manifests_that_the_server_takes_and_creates_nothing(wor
     assert kinds == ["Job", "Service", "ConfigMap"]
     assert world.objects() == []
     assert not (world.home / "runs").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_field_that_the_server_would_drop_is_refused_before_anything_is_created(world, backend):
+    spec = job(backend=backend, namespace=world.namespace)
+    spec["kubernetes"]["pod"]["spec"]["terminationGracePeriodSecond"] = 5
+    done = world.run(spec)
+    assert done.returncode == 2
+    assert "terminationGracePeriodSecond" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert world.objects("jobs,services,configmaps,pods,jobsets,trainjobs,trainingruntimes") == []

@@ -21,7 +21,7 @@ from rankfall.backends.cluster.launch import launch
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.place import access_of
 from rankfall.backends.cluster.remove import remove
-from rankfall.backends.cluster.served import served_facts
+from rankfall.backends.cluster.served import ask, check_fields, served_facts
 from rankfall.backends.protocol import ClusterPlan, Life, Plan, SlotPlan, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
@@ -307,19 +307,22 @@ class ClusterBackend:
     def _compile(
         self, spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, nnodes: int | None
     ) -> Compiled:
-        served = self._connected(place).call(lambda kube: served_facts(kube, spec))
+        home = run_dir.path.parent.parent
+        cache = home / "kube" if home.is_dir() else None
+        served = self._connected(place).call(lambda kube: ask(kube, spec, cache=cache))
         compiled = self._compiled[attempt] = compile_job(
             spec,
             run=run_dir.id,
             attempt=attempt,
             token=place.token,
-            served=served,
+            served=served_facts(served, spec),
             inside_zip=build_zip() if spec.inside != "off" else b"",
             excluded_nodes=place.excluded,
             namespace=place.namespace,
             nnodes=nnodes,
             strategy=spec.strategy or self.strategy,
         )
+        check_fields(served, compiled.objects, backend=spec.backend)
         return compiled
 
     def _connected(self, place: ClusterPlan) -> Portal:

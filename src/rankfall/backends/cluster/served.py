@@ -1,52 +1,83 @@
-"""What the API server offers to a job: its version, and which of the kinds that backends create it serves."""
+"""What the API server offers to a job: its version, the kinds that backends create, and the fields of these that it would keep."""
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
 
 from rankfall.backends.cluster.objects import PodOverrides, ServedFacts
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ObjectNotFound
-from rankfall.kube.resources import CLUSTER_TRAINING_RUNTIMES, JOBSETS, TRAINING_RUNTIMES, TRAINJOBS, Resource
-from rankfall.model import JobSpec
+from rankfall.kube.discovery import Served, discover
+from rankfall.kube.errors import KubeError
+from rankfall.kube.resources import (
+    CLUSTER_TRAINING_RUNTIMES,
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    SERVICES,
+    TRAINING_RUNTIMES,
+    TRAINJOBS,
+    Resource,
+)
+from rankfall.model import JobSpec, Refused
 
 _NEEDED: Final[dict[str, tuple[Resource, ...]]] = {
-    "job": (),
-    "jobset": (JOBSETS,),
-    "trainjob": (TRAINJOBS, TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES, JOBSETS),
+    "job": (JOBS, SERVICES, CONFIG_MAPS),
+    "jobset": (JOBSETS, CONFIG_MAPS),
+    "trainjob": (TRAINJOBS, TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES, JOBSETS, CONFIG_MAPS),
 }
+_SHOWN: Final = 10
 
 
-async def served_facts(kube: Kube, spec: JobSpec) -> ServedFacts:
-    """Ask the server: one request for a Job, one more for each API group of another backend.
+async def ask(kube: Kube, spec: JobSpec, *, cache: Path | None) -> Served:
+    """Ask the server: its version, its index, and the schemas of the kinds that the backend creates, as far as the cache lacks them.
 
     Raises:
         KubeError: it cannot be asked.
     """
-    version = await kube.version()
-    kinds = {"Job"}
+    return await discover(kube, _NEEDED[spec.backend], cache=cache)
+
+
+def served_facts(served: Served, spec: JobSpec) -> ServedFacts:
+    """What compiling needs to know of it."""
+    needed = _NEEDED[spec.backend]
+    kinds = {one.kind for one in needed if served.serves(one)} | {"Job"}
     overrides: PodOverrides | None = None
-    for path in sorted({f"/apis/{one.api_version}" for one in _NEEDED[spec.backend]}):
-        try:
-            found = await kube.raw(path)
-        except ObjectNotFound:
-            continue
-        names = {one.get("name") for one in found.get("resources", ()) if isinstance(one, dict)}
-        kinds |= {
-            one.kind for one in _NEEDED[spec.backend] if path == f"/apis/{one.api_version}" and one.plural in names
-        }
     if "TrainJob" in kinds:
-        overrides = await _overrides(kube)
-    return ServedFacts(version=version, kinds=frozenset(kinds), pod_overrides=overrides)
+        # Each minor version of Trainer calls the field that changes pods something else.
+        found: list[PodOverrides] = [
+            name for name in reversed(get_args(PodOverrides)) if _offers(served, TRAINJOBS, "spec", name)
+        ]
+        overrides = found[0] if found else None
+    return ServedFacts(version=served.version, kinds=frozenset(kinds), pod_overrides=overrides)
 
 
-async def _overrides(kube: Kube) -> PodOverrides | None:
-    """The field of a TrainJob that changes its pods: each minor version of Trainer calls it something else."""
-    schema = await kube.raw(f"/openapi/v3/apis/{TRAINJOBS.api_version}")
-    for component in schema.get("components", {}).get("schemas", {}).values():
-        kinds = component.get("x-kubernetes-group-version-kind") or []
-        if any(one.get("kind") == TRAINJOBS.kind for one in kinds):
-            fields = component.get("properties", {}).get("spec", {}).get("properties", {})
-            found: list[PodOverrides] = [name for name in reversed(get_args(PodOverrides)) if name in fields]
-            return found[0] if found else None
-    return None
+def check_fields(served: Served, objects: Iterable[Mapping[str, Any]], *, backend: str) -> None:
+    """Refuse manifests of which the server would drop a part without a word.
+
+    Raises:
+        Refused: names the fields, up to ten.
+    """
+    dropped = [f"{item.get('kind')} {path}" for item in objects for path in _dropped(served, item)]
+    if dropped:
+        more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
+        raise Refused(
+            f"this cluster's schema does not know fields of the job: {', '.join(dropped[:_SHOWN])}{more} (backend {backend})",
+            hint="correct the name, leave the field out, or use a backend or a version that knows it",
+        )
+
+
+def _dropped(served: Served, item: Mapping[str, Any]) -> list[str]:
+    try:
+        return served.pruned(item)
+    except KubeError:
+        # A server that does not tell its schemas still checks what it is sent, strictly.
+        return []
+
+
+def _offers(served: Served, resource: Resource, *fields: str) -> bool:
+    try:
+        return served.offers(resource, *fields)
+    except KubeError:
+        return False
