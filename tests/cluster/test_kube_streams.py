@@ -198,8 +198,8 @@ def test_launch_s32_a_watch_survives_a_restart_of_the_api_server(bed, kubectl, a
             for number in itertools.count(1):
                 with contextlib.suppress(KubeError):
                     await write(writer, "changes", number)
-                    if down.done():
-                        break
+                if down.done():
+                    break
                 await asyncio.sleep(0.02)
             await down
             await writer.delete(CONFIG_MAPS, "goes")
