@@ -25,7 +25,6 @@ from rankfall.model import (
     Diagnosis,
     InfrastructureError,
     Outcome,
-    RankfallError,
     StoreError,
 )
 from rankfall.model.times import rfc3339
@@ -36,14 +35,13 @@ from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.history import past_attempts
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.planning import Planner
 from rankfall.supervise.root import root_facts
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.turn import Turns
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
-# Between two tries to plan an attempt while the cluster does not answer, seconds.
-_AGAIN_S: Final = 5.0
 # For a wrapper to write its end and leave, on a busy disk.
 _LEAVE_S: Final = 5.0
 _LEAVE_STEP_S: Final = 0.01
@@ -118,10 +116,13 @@ class _Run:
         self._attempts: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
         self._verdicts: dict[int, Diagnosis] = {}
         self._planned: set[int] = set()
-        self._refusal = ""
         self._decisions: dict[int, DecisionRow] = {row.attempt: row for row in writer.decisions()}
         self._turns = Turns(
             run_dir, ledger=self._ledger, events=self._events, control=control, wished=lambda: self._wish() is not None
+        )
+
+        self._planner = Planner(
+            run_dir, backend=backend, ledger=self._ledger, say=self._gap, control=control, over=self._no_more
         )
 
     def to_end(self) -> Outcome:
@@ -149,7 +150,7 @@ class _Run:
                 if not self._begin(number):
                     if self._wish() is not None:
                         return self._stopped_between()
-                    return self._end("failed", f"attempt {number} could not be planned: {self._refusal}")
+                    return self._end("failed", f"attempt {number} could not be planned: {self._planner.refusal}")
             elif row.ended is not None:
                 return self._finish(number)
             diagnosis = self._watch(number)
@@ -162,7 +163,7 @@ class _Run:
 
     def _begin(self, number: int) -> bool:
         """Plan an attempt and write it down; nothing runs yet."""
-        plan = self._plan(number)
+        plan = self._planner.plan(number, before=self._attempts.get(number - 1), exclude=self._avoided())
         if plan is None:
             return False
         now = time.time_ns()
@@ -184,25 +185,10 @@ class _Run:
             self._events.say("launcher", note, at=now, attempt=number, launcher=plan.launcher)
         return True
 
-    def _plan(self, number: int) -> Plan | None:
-        """The plan of an attempt; None where there can be none. A run that has begun outlasts a cluster that cannot be reached for a while."""
-        said = ""
-        while True:
-            try:
-                if (before := self._attempts.get(number - 1)) is not None:
-                    self._backend.clear(Plan.of_row(before.plan, self._spec))
-                return self._backend.plan(self._spec, self._run_dir, number, exclude=self._avoided())
-            except RankfallError as error:
-                self._refusal = error.message
-                total_at = self._turns.total_at(self._first())
-                late = total_at is not None and time.time_ns() >= total_at
-                if not error.passing or number == 1 or late or self._wish() is not None:
-                    return None
-                if error.message != said:
-                    said = error.message
-                    self._gap(f"attempt {number} waits: {said}")
-                    self._ledger.set_run("restarting", reason=said, at=time.time_ns())
-                self._control.wait(_AGAIN_S)
+    def _no_more(self) -> bool:
+        """Whether waiting for another attempt is of no use any more."""
+        total_at = self._turns.total_at(self._first())
+        return self._wish() is not None or (total_at is not None and time.time_ns() >= total_at)
 
     def _avoided(self) -> frozenset[str]:
         """Nodes that a decision of this run keeps the next attempts off."""
@@ -394,17 +380,8 @@ class _Run:
         self._derive()
         self._ledger.flush()
         if final == "cancelled" and newest:
-            self._remove(newest)
+            self._planner.remove(self._attempts[newest])
         return outcome
-
-    def _remove(self, number: int) -> None:
-        """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
-        try:
-            self._backend.clear(Plan.of_row(self._attempts[number].plan, self._spec))
-        except InfrastructureError as error:
-            self._ledger.note(error.message)
-            self._events.say("gap", error.message, at=time.time_ns())
-            self._ledger.flush()
 
     def _derive(self) -> None:
         """Files made for reading; the run does not depend on them."""
