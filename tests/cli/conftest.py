@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from helpers import MEASURED
+from rankfall.model import FINAL_STATES
+from rankfall.store import list_runs
 
 TRAIN = """
 import os, sys, time
@@ -63,8 +65,11 @@ def rankfall(folder: Path) -> Iterator[Runner]:
         )
 
     yield call
-    for spec in sorted((folder.parent / "home" / "runs").glob("*/spec.json")):
-        call("cancel", spec.parent.name)
+    for run in list_runs(folder.parent / "home"):
+        with run.reader() as reader:
+            ended = reader.summary().state in FINAL_STATES
+        if not ended or run.lease_holder() is not None:
+            call("cancel", run.id)
 
 
 @pytest.fixture
