@@ -324,13 +324,7 @@ async def run(access: Any, *argv: str, timeout: float = 60, **options: Any) -> A
         return await execute(kube, "p", argv, container="main", timeout=timeout, **options)
 
 
-NO_ACCEPT = pytest.mark.xfail(
-    reason="the client sends Accept: application/json with websockets too, which a kubelet's answers with 406",
-    strict=True,
-)
-
-
-@pytest.fixture(params=["v5", pytest.param("v4", marks=NO_ACCEPT)])
+@pytest.fixture(params=["v5", "v4"])
 def protocol(request, monkeypatch) -> str:
     """Asked for version 4 alone, the API server passes the kubelet's own websocket on, as all of them did before 1.30."""
     if request.param == "v4":
@@ -388,7 +382,6 @@ def test_stdin_ends_while_the_command_runs_on(sleeper):
     assert (found.stdout.decode().strip(), found.code) == (hashlib.sha256(BLOCK).hexdigest(), 4)
 
 
-@NO_ACCEPT
 def test_an_older_protocol_cannot_end_stdin_but_can_count(sleeper, monkeypatch):
     monkeypatch.setattr(exec_frames, "PROTOCOLS", (exec_frames.V4,))
     with pytest.raises(ExecUnsupported):

@@ -119,6 +119,8 @@ class Transport:
             arguments = self._arguments(request, proof)
             arguments.pop("data")
             arguments.pop("allow_redirects")
+            # Before 1.30 the kubelet itself answers, and of its own commands it knows no JSON: 406.
+            del arguments["headers"]["Accept"]
             async with asyncio.timeout(self._limits.head):
                 socket: Websocket = await _open(self._streams).ws_connect(
                     **arguments, method=request.method, protocols=protocols, heartbeat=heartbeat, max_msg_size=largest
