@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from helpers import MEASURED
-
 # A busy machine may take any time for one example: time is measured by the benchmarks, never asserted here. Everything else stays as
 # hypothesis chose it (in CI: the same examples in every run).
 settings.register_profile("rankfall", settings(), deadline=None)
@@ -20,14 +18,11 @@ settings.load_profile("rankfall")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _unmeasured_children() -> None:
-    """Take coverage's settings out of the environment: a Python that loads coverage starts in 0.2 s of work and not in 0.015 s.
-
-    Most children are ranks and wrappers, which have nothing of the measured package in them, and some of them may not write where
-    coverage wants to. Tests that start the measured program itself give it ``helpers.MEASURED``.
-    """
-    for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
-        MEASURED[name] = os.environ.pop(name)
+def _children_are_measured_when_they_import_the_package() -> None:
+    """Ranks, launchers and helpers of tests start without coverage, and some of them may not write where it wants to: scripts/measured.py."""
+    settings = os.environ.pop("COVERAGE_PROCESS_CONFIG", "")
+    if settings:
+        os.environ["COVERAGE_OF_RANKFALL"] = settings
 
 
 # Of each property coverage sees so many examples; the rest hardly ever takes a branch that these have not.

@@ -1,4 +1,4 @@
-"""What tests of every layer need: waiting for a real condition instead of sleeping, and measured children."""
+"""What tests of every layer need: waiting for a real condition instead of sleeping."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _POLL_S = 0.02
-# What a child's environment needs so that coverage counts its lines too; empty where nothing is measured.
-MEASURED: dict[str, str] = {}
 
 
 def wait_until(predicate: Callable[[], T], *, timeout: float, what: str) -> T:

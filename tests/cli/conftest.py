@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from helpers import MEASURED
 from rankfall.model import FINAL_STATES
 from rankfall.store import list_runs
 
@@ -39,8 +38,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANKFALL_HOME", str(path))
     for name in ("NO_COLOR", "RANKFALL_DEBUG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in MEASURED.items():
-        monkeypatch.setenv(name, value)
     return path
 
 

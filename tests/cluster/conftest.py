@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers import MEASURED
 from testbed import bed as beds
 from testbed import builds
 from testbed.__main__ import assemble
@@ -23,12 +22,6 @@ from testbed.client import Kubectl
 from testbed.components import choose
 from testbed.layout import Layout
 from testbed.ondemand import kwok
-
-
-@pytest.fixture(autouse=True)
-def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in MEASURED.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ import msgspec
 
 from faults.inject import injected
 from faults.table import Fault, Launcher
-from helpers import MEASURED
 from rankfall.model import Decision, Diagnosis, Verdict
 from rankfall.store import RunDir, list_runs
 
@@ -101,7 +100,7 @@ def run_ours(fault: Fault, folder: Path, *, launcher: Launcher, nnodes: int = 2,
             errors="replace",
             timeout=TIMEOUT_S,
             check=False,
-            env=os.environ | MEASURED | {"RANKFALL_HOME": str(home), "NO_COLOR": "1"},
+            env=os.environ | {"RANKFALL_HOME": str(home), "NO_COLOR": "1"},
         )
         left = still_running(plan)
     runs = list_runs(home)
