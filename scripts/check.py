@@ -56,9 +56,15 @@ LINT = Stage(
 )
 # The tests that start torch come in a stage of their own, one after the other: two torchruns at once on two cores would
 # measure the machine and not the product.
-UNIT = measured("unit tests", "-n", "2", "-m", "not faults and not torch and not cluster", "tests", data="unit")
+PLAIN = "not faults and not torch and not cluster"
+# Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
+PROCESSES = tuple(f"tests/{name}" for name in ("cli", "inside", "supervise", "testbed"))
+UNIT = measured(
+    "unit tests", "-n", "2", "-m", PLAIN, *(f"--ignore={folder}" for folder in PROCESSES), "tests", data="unit"
+)
+REAL = measured("tests with processes", "-n", "2", "-m", PLAIN, *PROCESSES, data="processes")
 TORCH = measured("torchrun tests", "-m", "torch and not faults and not cluster", "tests", data="torch")
-# The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and unit tests run.
+# The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and the first tests run.
 # Two workers with a bed each: most of a test there is waiting.
 CLUSTER = measured(
     "test bed, covering part", "-n", "2", "--dist", "loadgroup", "-m", "cluster and not full", "tests", data="cluster"
@@ -82,7 +88,7 @@ COVERAGE = Stage(
             "combine",
             "--keep",
             "-q",
-            *(str(REPORTS / f"data-{part}") for part in ("unit", "torch", "faults", "cluster")),
+            *(str(REPORTS / f"data-{part}") for part in ("unit", "processes", "torch", "faults", "cluster")),
         ),
         tool("coverage", "report", "--sort=cover"),
         tool("coverage", "xml", "-q", "-o", str(REPORTS / "coverage.xml")),
@@ -98,15 +104,15 @@ COVERAGE = Stage(
 )
 PLANS = {
     "lint": (LINT,),
-    "test": (LINT, UNIT, TORCH, FAULTS, CLUSTER, COVERAGE),
-    "test-all": (LINT, UNIT, TORCH, FAULTS_ALL, CLUSTER_ALL, COVERAGE),
+    "test": (LINT, UNIT, REAL, TORCH, FAULTS, CLUSTER, COVERAGE),
+    "test-all": (LINT, UNIT, REAL, TORCH, FAULTS_ALL, CLUSTER_ALL, COVERAGE),
 }
 
 
 class Builds:
     """Binaries and images of the test bed, built at the idle priority beside the first stages.
 
-    They give way to every test; what is left of them when the unit tests are done is waited for, so that no test of real time runs beside a
+    They give way to every test; what is left of them when the tests with processes are done is waited for, so that no test of real time runs beside a
     compiler.
     """
 
