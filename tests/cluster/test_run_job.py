@@ -212,3 +212,19 @@ def test_a_field_that_the_server_would_drop_is_refused_before_anything_is_create
     assert "terminationGracePeriodSecond" in done.stderr
     assert "Traceback" not in done.stderr
     assert world.objects("jobs,services,configmaps,pods,jobsets,trainjobs,trainingruntimes") == []
+
+
+@pytest.mark.parametrize("backend", ["job", "trainjob"])
+def test_errors_s40_a_job_that_somebody_deleted_is_not_started_again(world, backend):
+    spec = job(backend=backend, namespace=world.namespace)
+    spec["env"]["SLOW"] = "30"
+    started = world.run(spec, "--detach")
+    assert started.returncode == 0, started.stderr
+    run = world.only_run().name
+    wait_until(lambda: len(world.document("status", run)["ranks"]) == 4, timeout=120, what="four ranks")
+    world.kubectl("delete", backend, f"{run}-a1", "--namespace", world.namespace, "--wait=false")
+    assert world.cli("wait", run).returncode == 130
+    status = world.document("status", run)
+    assert (status["state"], status["attempts"]) == ("deleted", 1)
+    assert world.document("why", run)["cause"]["slug"] == "cancelled"
+    assert world.objects("jobs,jobsets,trainjobs,pods") == []

@@ -6,7 +6,7 @@ from rankfall.model import ExitInfo, Record, SlotFacts
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
 from rankfall.observe.cluster.pods import PodView
-from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.observe.cluster.stops import Stop, abandon, mark_stop
 from rankfall.observe.facts import Facts
 from rankfall.observe.records import Found
 
@@ -54,3 +54,17 @@ def test_a_slot_that_ended_before_our_stop_was_not_killed_by_us(tmp_path):
 
 def test_a_slot_that_crashed_after_our_stop_crashed_by_itself(tmp_path):
     assert slot_after_stop(tmp_path, ended=12, signal=11).killed_by == "foreign"
+
+
+def test_a_slot_that_is_not_waited_for_any_more_is_lost_and_its_pod_is_left_alone(tmp_path):
+    journal = JournalWriter(journal_path(tmp_path, 1))
+    journal.add(PodFact(seen_ns=1, name="p", uid="u", slot=0, node="n1", main=ContainerFact(state="running")))
+    journal.close()
+    view = PodView(tmp_path, attempt=1)
+    view.poll()
+    assert view.merged(SlotFacts(slot=0, state="running")).state == "running"
+    mark_stop(tmp_path, 1, Stop(at_ns=10, reason="another part of the job failed"))
+    abandon(tmp_path, 1, [0])
+    abandon(tmp_path, 1, [0])
+    assert view.merged(SlotFacts(slot=0, state="running")).state == "lost"
+    assert view.merged(SlotFacts(slot=0, state="ended", exit_code=0)).state == "ended"

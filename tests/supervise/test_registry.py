@@ -41,3 +41,9 @@ def test_what_is_registered_is_there_and_can_do_what_a_backend_does() -> None:
         backend = registry.backend_for(JobSpec(command=("true",), backend=name))  # type: ignore[arg-type]
         for method in ("plan", "submit", "adopt", "life", "stop", "end", "sources", "release"):
             assert callable(getattr(backend, method)), (name, method)
+
+
+def test_a_run_without_supervisor_can_be_looked_at_and_is_not_started() -> None:
+    registry.check_startable(JobSpec(command=("true",), backend="job"))
+    with pytest.raises(Refused, match=r"\$\.unattended: .*--dry-run"):
+        registry.check_startable(JobSpec(command=("true",), backend="job", unattended=True))

@@ -217,6 +217,11 @@ class LocalBackend:
         ]
         return (shared, *own)
 
+    def withdrawn(self, plan: Plan) -> str | None:
+        """None: there is nothing on this machine that somebody could take away in place of its processes."""
+        del plan
+        return None
+
     def clear(self, plan: Plan) -> None:
         """Nothing of an ended attempt is left outside the run directory."""
 

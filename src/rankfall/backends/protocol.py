@@ -192,6 +192,10 @@ class Backend(Protocol):
         """Where the observations of a plan come from."""
         ...
 
+    def withdrawn(self, plan: Plan) -> str | None:
+        """That somebody else took the attempt away on purpose, in words; None where nothing says so."""
+        ...
+
     def clear(self, plan: Plan) -> None:
         """Remove what an ended attempt left outside the run directory, before another one begins; waits until it is gone."""
         ...

@@ -42,3 +42,17 @@ def backend_for(spec: JobSpec) -> Backend:
     module, name = found
     backend: Backend = getattr(importlib.import_module(module), name)()
     return backend
+
+
+def check_startable(spec: JobSpec) -> None:
+    """Refuse what can be planned and shown, and not yet be started.
+
+    Raises:
+        Refused: names the field.
+    """
+    if spec.unattended:
+        raise Refused(
+            "$.unattended: its manifests can be looked at (--dry-run), but this version starts no run without a supervisor: two would decide "
+            "about its restarts",
+            hint="leave it out, and use rankfall submit: the supervisor runs in the background",
+        )

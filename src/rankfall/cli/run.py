@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from rankfall.backends.protocol import Plan
-from rankfall.backends.registry import backend_for
+from rankfall.backends.registry import backend_for, check_startable
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.job_options import job_options
@@ -94,6 +94,7 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
     if dry_run:
         _print_plan(plan, spec, output)
         return None
+    check_startable(spec)
     # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
     return RunDir.create(complete(spec), home=home())
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rankfall.backends.registry import check_startable
 from rankfall.client.run import Run, supervise_here
 from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict, check_spec
 from rankfall.store import RunDir, list_runs
@@ -92,6 +93,7 @@ class Client:
     def _submit(self, spec: JobSpec, detach: bool, request_token: str | None) -> Run:  # noqa: FBT001 - private, by position from to_thread
         spec = complete(spec)
         self._plan(spec, elsewhere=detach)
+        check_startable(spec)
         directory = RunDir.create(spec, home=self.home, request_token=request_token)
         run = Run(directory)
         if run.outcome() is not None or directory.lease_holder() is not None:

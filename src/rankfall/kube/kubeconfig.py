@@ -225,5 +225,5 @@ def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
     where = ", ".join(paths) or "$KUBECONFIG"
     return KubeConfigError(
         f"no cluster to work with: no kubeconfig at {where}, and this is no pod with a service account",
-        hint="set $KUBECONFIG or give --kubeconfig; --backend local needs no cluster",
+        hint="set $KUBECONFIG, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
     )

@@ -369,6 +369,11 @@ class AttemptWatch:
             )
         else:
             found = self._verdict or diagnose_by(self._plan.strategy, case)
+            if found.verdict.state == "failed" and found.verdict.cause.confidence != "proven":
+                # Pods that a person deleted fall like others. Asked only where no cause of their own is proven.
+                taken = self._backend.withdrawn(self._plan)
+                if taken is not None:
+                    found = diagnose_by(self._plan.strategy, msgspec.structs.replace(case, cancelled=taken))
         self._keeper.store(force=True)
         return found
 

@@ -356,11 +356,13 @@ class _Run:
             return self._end("succeeded", None)
         if state == "cancelled":
             request = read_cancel(self._run_dir.path)
+            if request is None and self._control.cancelled is None:
+                return self._end("deleted", "somebody deleted it in the cluster")
             return self._end("cancelled", request.text if request else "cancelled")
         row = self._decisions.get(number)
         return self._end("failed", row.decision.because if row else "no verdict was reached")
 
-    def _end(self, final: Literal["succeeded", "failed", "cancelled"], reason: str | None) -> Outcome:
+    def _end(self, final: Literal["succeeded", "failed", "cancelled", "deleted"], reason: str | None) -> Outcome:
         now = time.time_ns()
         self._ledger.set_run(final, reason=reason, at=now)
         self._close_decisions()
@@ -379,7 +381,7 @@ class _Run:
         )
         self._derive()
         self._ledger.flush()
-        if final == "cancelled" and newest:
+        if final in {"cancelled", "deleted"} and newest:
             self._planner.remove(self._attempts[newest])
         return outcome
 

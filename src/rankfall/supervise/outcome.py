@@ -28,7 +28,7 @@ def outcome_of(
     diagnosis = _decided(tables, attempts, diagnosis) if diagnosis else tables.diagnosis()
     verdict = diagnosis.verdict if diagnosis else None
     code, origin = INFRASTRUCTURE, "rankfall"
-    if state == "cancelled":
+    if state in {"cancelled", "deleted"}:
         code = CANCELLED
     elif state != "failed":
         code = EVIDENCE_LOST

@@ -38,8 +38,6 @@ BY_THE_SUPERVISOR = {
     "deadlines.startup_s",
     "rules",
 }
-# Only on a TrainJob; everywhere else a TTL is the object's own.
-BY_THE_SUPERVISOR_OF_A_TRAINJOB = {"ttl_s"}
 RANK0 = {"success": {"policy": "rank0"}}
 CONTEXT = {"env_from": {"A": {"secret": "s", "key": "k"}}}
 
@@ -178,7 +176,7 @@ def test_no_field_is_dropped_silently(path, backend, runtime, unattended):
         return
     if path == "policies.budgets" and unattended and runtime:
         return  # nothing is restarted there, which keeps every budget
-    kept = path in BY_THE_SUPERVISOR or (backend == "trainjob" and path in BY_THE_SUPERVISOR_OF_A_TRAINJOB)
+    kept = path in BY_THE_SUPERVISOR
     assert (before != after) or (kept and not unattended)
 
 

@@ -99,14 +99,20 @@ def test_jobapi_s27_refusal_06_affinity_on_a_shared_runtime_of_trainer_2_0(by):
 
 
 @pytest.mark.parametrize("runtime", [{}, {"runtime": "torch-distributed"}])
-@pytest.mark.parametrize(
-    ("fields", "path"), [({"ttl_s": 60}, "$.ttl_s"), ({"deadlines": {"attempt_s": 60}}, "$.deadlines.attempt_s")]
-)
-def test_jobapi_s27_refusal_07_ttl_and_deadline_on_an_unattended_trainjob(fields, path, runtime):
+def test_jobapi_s27_refusal_07_a_deadline_on_an_unattended_trainjob(runtime):
+    fields = {"deadlines": {"attempt_s": 60}}
     message, hint = refusal(spec(backend="trainjob", kubernetes=runtime, **fields, **ALONE))
-    assert f"{path}: needs a supervisor (backend trainjob" in message
+    assert "$.deadlines.attempt_s: needs a supervisor (backend trainjob" in message
     assert "leave unattended out" in hint
     compiled(spec(backend="trainjob", kubernetes=runtime, **fields))
+
+
+@pytest.mark.parametrize("alone", [{}, ALONE])
+@pytest.mark.parametrize("runtime", [{}, {"runtime": "torch-distributed"}])
+def test_jobapi_s27_refusal_07_a_ttl_on_any_trainjob(alone, runtime):
+    message, hint = refusal(spec(backend="trainjob", kubernetes=runtime, ttl_s=60, **alone))
+    assert "$.ttl_s" in message
+    assert "use backend jobset" in hint
 
 
 def test_jobapi_s27_refusal_08_a_fraction_whose_count_changes_with_the_size():

@@ -55,10 +55,9 @@ def test_without_a_named_runtime_the_job_gets_one_of_its_own():
     assert "$.kubernetes.exclude_nodes" in note
 
 
-def test_jobapi_s22_a_ttl_never_reaches_a_runtime():
-    made = compiled(spec(backend="trainjob", ttl_s=5))
-    assert "ttlSecondsAfterFinished" not in repr(made.objects)
-    assert any(note.startswith("ttl: kept by the supervisor") for note in made.notes)
+def test_jobapi_s22_a_ttl_is_refused_because_a_runtimes_would_bring_the_set_back():
+    with pytest.raises(Refused, match=r"\$\.ttl_s"):
+        compiled(spec(backend="trainjob", ttl_s=5))
 
 
 def test_a_platforms_runtime_is_used_as_given():

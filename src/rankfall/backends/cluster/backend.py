@@ -29,12 +29,12 @@ from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.exec import execute
 from rankfall.kube.kubeconfig import load_access
 from rankfall.kube.portal import Portal
-from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
+from rankfall.kube.resources import JOBS, JOBSETS, TRAINJOBS, Resource
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.source import PodSource
-from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
 from rankfall.store import RunDir
 
 RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainjob": TRAINJOBS}
@@ -42,6 +42,9 @@ RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainj
 _CLEAR_S: Final = 300.0
 _LAUNCH_S: Final = 300.0
 _EXEC_S: Final = 10.0
+# How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
+_DEAF_S: Final = 60.0
+_NS: Final = 1_000_000_000
 _AT_ONCE: Final = 16
 # The bundle's interpreter is looked for as the container's own start does.
 _TELL: Final = (
@@ -233,25 +236,18 @@ class ClusterBackend:
             return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Delete the pods of these slots without grace, each by its UID; how many there were."""
+        """Give up on slots that do not end: 0, because nothing is forced.
+
+        A pod that is deleted by force leaves the API while its processes may still run on a node that does not answer: the next attempt
+        would be a second gang beside them. So the slot counts as lost after a while, and the next attempt waits until its pod is gone.
+        """
         del grace
-        place = _place(plan)
-        pods = [fact for slot in slots if (fact := self._pod(plan, slot)) is not None and not fact.gone]
-
-        async def delete(kube: Kube) -> int:
-            count = 0
-            for fact in pods:
-                try:
-                    await kube.delete(PODS, fact.name, namespace=place.namespace, uid=fact.uid, grace=0)
-                    count += 1
-                except KubeError:
-                    continue
-            return count
-
-        try:
-            return self._call(plan, delete) if pods else 0
-        except KubeError:
-            return 0
+        run_dir = _run_dir(plan)
+        stop = read_stop(run_dir.path, plan.attempt)
+        patience = run_dir.spec.policies.grace_s + _DEAF_S
+        if stop is not None and time.time_ns() - stop.at_ns > patience * _NS:
+            abandon(run_dir.path, plan.attempt, slots)
+        return 0
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """The attempt's pods."""
@@ -266,6 +262,28 @@ class ClusterBackend:
         )
         return (Source(kind="pods", path=str(_run_dir(plan).path), pods=pods),)
 
+    def withdrawn(self, plan: Plan) -> str | None:
+        """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
+        place, run_dir = _place(plan), _run_dir(plan)
+        uid = _uid(_marker(run_dir, plan.attempt))
+        if uid is None or run_dir.spec.ttl_s is not None:
+            # Never launched; or a finished one may be gone by its own time to live.
+            return None
+
+        async def look(kube: Kube) -> bool:
+            try:
+                found = await kube.get(RESOURCES[place.backend], place.object, namespace=place.namespace)
+            except ObjectNotFound:
+                return True
+            meta = found.get("metadata", {})
+            return meta.get("uid") != uid or bool(meta.get("deletionTimestamp"))
+
+        try:
+            gone: bool = self._call(plan, look)
+        except KubeError:
+            return None
+        return f"{place.backend} {place.object} was deleted in the cluster" if gone else None
+
     def clear(self, plan: Plan) -> None:
         """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
 
@@ -273,9 +291,8 @@ class ClusterBackend:
             InfrastructureError: they do not go; names what blocks.
         """
         place, run_dir = _place(plan), _run_dir(plan)
+        # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
         uid = _uid(_marker(run_dir, plan.attempt))
-        if uid is None:
-            return
         said: list[str] = []
         answer = self._call(
             plan,

@@ -127,10 +127,6 @@ def _notes(request: Request, *, by_rule: bool) -> list[str]:
             )
         else:
             found.append(f"runtime: {spec.kubernetes.runtime}; what it restarts by itself is the platform's choice")
-        if spec.ttl_s is not None:
-            found.append("ttl: kept by the supervisor; a TrainJob has none")
-    if request.least != request.count:
-        found.append("elastic: slot 0 holds the rendezvous; the others wait for it")
     most = most_waited_for(spec)
     if request.least == request.count > most:
         found.append(f"names: slots wait for slot 0's name only; above {most} slots a list of all is too long")

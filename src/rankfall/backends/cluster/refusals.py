@@ -213,8 +213,6 @@ def supervised_only(spec: JobSpec) -> list[Problem]:
     ]
     if spec.backend == "trainjob" and spec.deadlines.attempt_s is not None:
         found.append(_needs_supervisor("$.deadlines.attempt_s", needs="Kubeflow Trainer 2.2"))
-    if spec.backend == "trainjob" and spec.ttl_s is not None:
-        found.append(_needs_supervisor("$.ttl_s"))
     return found
 
 

@@ -143,6 +143,14 @@ def problems(request: Request, start: Start) -> list[Problem]:
                 instead="leave it out",
             )
         )
+    if spec.ttl_s is not None:
+        found.append(
+            Problem(
+                path="$.ttl_s",
+                why="a TrainJob has no time to live, and one in its runtime would take the JobSet away under it",
+                instead="leave it out and remove the job with: rankfall cancel, or use backend jobset",
+            )
+        )
     if own_runtime(spec):
         if "TrainingRuntime" not in request.served.kinds:
             found.append(

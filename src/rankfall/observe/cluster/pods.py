@@ -14,7 +14,7 @@ from rankfall.model import Evidence, SlotFacts
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.cluster.reasons import ending_evidence, waiting_evidence
-from rankfall.observe.cluster.stops import StopMark
+from rankfall.observe.cluster.stops import StopMark, abandoned
 
 # Exit codes from here on are 128 + signal, as runtimes report a signal that ended process 1.
 _SIGNAL_BASE: Final = 128
@@ -36,6 +36,7 @@ class PodView:
 
     def __init__(self, run: Path, *, attempt: int) -> None:
         self._journal = JournalReader(journal_path(run, attempt))
+        self._run = run
         self._attempt = attempt
         self._where = f"kube/attempt-{attempt}/pods.jsonl"
         self._stop = StopMark(run, attempt)
@@ -92,6 +93,8 @@ class PodView:
                 # Deleted or refused without a word of its container.
                 return msgspec.structs.replace(held, state="lost", where=self._where)
             return self._ended(held, fact, end, slack=slack)
+        if self._stop.read() is not None and held.slot in abandoned(self._run, self._attempt):
+            return msgspec.structs.replace(held, state="lost", where=self._where)
         begun = fact.main is not None and fact.main.state in {"running", "terminated"}
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
 

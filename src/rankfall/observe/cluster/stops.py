@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,33 @@ def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
         return
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
+    """Write down that these slots are not waited for any more.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _abandoned_path(run, attempt)
+    held = abandoned(run, attempt)
+    if held >= set(slots):
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    temporary.write_bytes(msgspec.json.encode(sorted({*held, *slots})))
+    temporary.rename(path)
+
+
+def abandoned(run: Path, attempt: int) -> frozenset[int]:
+    """Slots that are not waited for any more."""
+    try:
+        return frozenset(msgspec.json.decode(_abandoned_path(run, attempt).read_bytes(), type=list[int]))
+    except (OSError, msgspec.DecodeError):
+        return frozenset()
+
+
+def _abandoned_path(run: Path, attempt: int) -> Path:
+    return stop_path(run, attempt).with_name("abandoned.json")
 
 
 class StopMark:
