@@ -15,6 +15,8 @@ from testbed.errors import StartError
 
 Object = dict[str, Any]
 _DEFINED_S = 60.0
+# The one in C is ten times as fast; both are safe.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Kubectl:
@@ -59,7 +61,8 @@ class Kubectl:
 
     def apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Make or change objects."""
-        text = yaml.safe_dump_all([dict(item) for item in objects])
+        # JSON is YAML, and a definition of half a megabyte is written in a moment instead of seconds.
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [dict(item) for item in objects]})
         self("apply", "--server-side", "--force-conflicts", "-f", "-", text=text)
 
     def define(self, definitions: Sequence[Mapping[str, Any]]) -> None:
@@ -91,5 +94,5 @@ def load(*paths: Path) -> list[Object]:
     """All objects of YAML files, in order."""
     found: list[Object] = []
     for path in paths:
-        found += [item for item in yaml.safe_load_all(path.read_text()) if item]
+        found += [item for item in yaml.load_all(path.read_text(), Loader=_LOADER) if item]
     return found
