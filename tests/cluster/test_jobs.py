@@ -24,9 +24,11 @@ def finished(kubectl: Kubectl, kind: str, name: str, namespace: str, condition: 
 def said_by_both_nodes(kubectl: Kubectl, namespace: str, selector: str) -> None:
     pods = kubectl.get("pods", "-n", namespace, "-l", selector)["items"]
     nodes = {item["spec"]["nodeName"] for item in pods}
-    lines = sorted(kubectl("logs", "-n", namespace, item["metadata"]["name"]).strip().splitlines()[-1] for item in pods)
+    logs = [kubectl("logs", "-n", namespace, item["metadata"]["name"]) for item in pods]
+    # torch and torchrun warn of this and that before and after.
+    lines = sorted(line for text in logs for line in text.splitlines() if line.startswith("rank "))
     assert len(nodes) == 2
-    assert [line.partition(" on ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
+    assert [line.partition(" on ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"], logs
     assert {line.partition(" on ")[2] for line in lines} == {f"{node}: sum 3" for node in nodes}
 
 
