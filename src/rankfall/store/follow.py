@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HOLD_S: Final = 0.2
 # How long an unfiltered view waits for the rank of a stream before it shows its lines without one.
-PATIENCE_S: Final = 2.0
+PATIENCE_S: Final = 5.0
 # The tables are read again at least so often: a change within one tick of the file system's clock cannot be seen.
 _REREAD_S: Final = 1.0
 # And at most so often: a supervisor of thousands of ranks writes all the time.
