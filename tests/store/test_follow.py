@@ -161,7 +161,7 @@ def test_an_unfiltered_view_waits_a_while_for_the_rank_and_then_shows_the_line_w
     writer.put_streams([row(run_dir, known, 0)])
     clock.pass_(0.5)
     assert [line.rank for line in follower.poll()] == [0]
-    clock.pass_(2)
+    clock.pass_(PATIENCE_S)
     (line,) = follower.poll()
     assert (line.rank, line.stream[-9:], line.late) == (None, "1.out.log", False)
 
