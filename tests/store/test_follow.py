@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helpers import wait_until
 from rankfall.model import JobSpec
 from rankfall.store import RunDir, Writer
+from rankfall.store.follow import PATIENCE_S
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
 from stream_files import FakeStream, row, stream
 
