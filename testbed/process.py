@@ -15,6 +15,8 @@ from testbed.errors import StartError
 from testbed.layout import MARK, Layout
 
 _STEP_S = 0.05
+# num_threads of proc(5), counted from behind the name.
+_THREADS = 17
 _CHILD_S = 30.0
 
 
@@ -182,10 +184,12 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        state, threads = fields[0], int(fields[_THREADS])
+    except (OSError, IndexError, ValueError):
         return False
-    return state not in {b"Z", b"X"}
+    # A killed process shows its first thread as a zombie while others still hold its files: a port is free only when all are gone.
+    return state not in {b"Z", b"X"} or threads > 1
 
 
 def _is_ours(layout: Layout, pid: int) -> bool:

@@ -82,3 +82,18 @@ def test_of_a_command_that_forks_the_child_is_the_component(layout):
 
 def test_a_log_that_is_not_there_has_no_tail(tmp_path):
     assert process.tail(tmp_path / "none.log").strip() == "(no log)"
+
+
+def test_a_process_is_gone_only_with_its_last_thread():
+    # The first thread leaves and shows as a zombie; the second one still holds what the process holds.
+    program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(300,)).start(); ctypes.CDLL(None).pthread_exit(None)"
+    child = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        state = Path(f"/proc/{child.pid}/stat")
+        assert process.poll(lambda: state.read_bytes().rpartition(b")")[2].split()[0] == b"Z", 20)
+        assert process._runs(child.pid)
+        process.end([child.pid], how=signal.SIGKILL)
+        assert not process._runs(child.pid)
+    finally:
+        child.kill()
+        child.wait()
