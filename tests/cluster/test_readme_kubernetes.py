@@ -79,7 +79,8 @@ def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path, image: str
 @pytest.mark.timeout(420)
 def test_every_command_of_the_kubernetes_section_works(world: World, tmp_path: Path) -> None:
     env = world.environment()
-    env["PATH"] = f"{BIN}:{env['PATH']}"
+    # As wide as the terminal of the transcript was.
+    env |= {"PATH": f"{BIN}:{env['PATH']}", "COLUMNS": "140"}
     said: dict[str, str] = {}
     left: dict[str, list[str]] = {}
     for line in commands():

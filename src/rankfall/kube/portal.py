@@ -12,7 +12,6 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from rankfall.kube.client import Kube
-from rankfall.kube.leftover import drop_connections
 
 _T = TypeVar("_T")
 
@@ -71,4 +70,3 @@ class Portal:
         kube, self._kube = self._kube, None
         if kube is not None:
             await kube.__aexit__(None, None, None)
-        await drop_connections()

@@ -12,6 +12,7 @@ from yarl import URL
 
 from rankfall.kube import answers
 from rankfall.kube.secret import Secret
+from rankfall.kube.sockets import Sockets
 
 # Of an error's body: more than any Status has.
 _ERROR_BODY: Final = 64 * 1024
@@ -47,10 +48,10 @@ class Limits:
         self.calls, self.streams, self.body = calls, streams, body
 
 
-def pool(connections: int, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+def pool(connections: int, timeout: aiohttp.ClientTimeout, *, sockets: Sockets) -> aiohttp.ClientSession:
     """A pool of at most so many connections. Error statuses are raised as ``answers.Refusal``; nothing is repeated or redirected."""
     made = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=connections),
+        connector=aiohttp.TCPConnector(limit=connections, socket_factory=sockets.make),
         timeout=timeout,
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"User-Agent": _agent()},

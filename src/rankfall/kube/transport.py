@@ -28,6 +28,7 @@ from rankfall.kube.proxies import proxy_for
 from rankfall.kube.request import Request
 from rankfall.kube.retry import Retry, Risk, repeats
 from rankfall.kube.sessions import Limits, pool, read, through
+from rankfall.kube.sockets import Sockets
 
 T = TypeVar("T")
 Websocket = aiohttp.ClientWebSocketResponse
@@ -51,6 +52,7 @@ class Transport:
         self._credentials = Credentials(access)
         self._proxy, self._proxy_headers = through(proxy_for(access.endpoint, os.environ))
         self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
+        self._sockets = Sockets()
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
@@ -65,14 +67,15 @@ class Transport:
         limits = self._limits
         calls = aiohttp.ClientTimeout(total=limits.total, connect=limits.pool, sock_connect=limits.connect)
         streams = aiohttp.ClientTimeout(total=None, connect=limits.pool, sock_connect=limits.connect)
-        self._calls = pool(limits.calls, calls)
-        self._streams = pool(limits.streams, streams)
+        self._calls = pool(limits.calls, calls, sockets=self._sockets)
+        self._streams = pool(limits.streams, streams, sockets=self._sockets)
 
     async def close(self) -> None:
         """Close every connection, open streams too."""
         for session in (self._calls, self._streams):
             if session is not None:
                 await session.close()
+        await self._sockets.close()
         await self._credentials.close()
 
     async def call(self, request: Request) -> bytes:

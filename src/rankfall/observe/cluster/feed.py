@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Final
 
 from rankfall.kube.client import Kube
-from rankfall.kube.leftover import drop_connections
 from rankfall.observe.cluster.session import AGAIN_S, Session
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import Troubles, in_words
@@ -88,7 +87,6 @@ class PodFeed:
         finally:
             with self._lock:
                 self._end = None
-            await drop_connections()
 
     async def _work(self) -> None:
         while True:

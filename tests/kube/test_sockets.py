@@ -1,0 +1,40 @@
+"""At its end a client leaves no connection open, not even one that none of its sessions knows of."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from rankfall.kube.sockets import Sockets
+
+
+async def listening() -> tuple[asyncio.Server, int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+def test_a_connection_that_no_session_knows_of_is_closed_and_others_are_left_alone():
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        server, port = await listening()
+        sockets = Sockets()
+        ours = sockets.make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)))
+        ours.setblocking(False)
+        await loop.sock_connect(ours, ("127.0.0.1", port))
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        other, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+        bare = sockets.make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)))
+        assert await sockets.close() == 2
+        assert transport.is_closing()
+        assert bare.fileno() == -1
+        assert not other.is_closing()
+        assert await sockets.close() == 0
+        other.abort()
+        server.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
