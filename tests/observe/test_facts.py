@@ -66,5 +66,6 @@ def test_a_slot_that_is_not_waited_for_any_more_is_lost_and_its_pod_is_left_alon
     mark_stop(tmp_path, 1, Stop(at_ns=10, reason="another part of the job failed"))
     abandon(tmp_path, 1, [0])
     abandon(tmp_path, 1, [0])
+    view.poll()
     assert view.merged(SlotFacts(slot=0, state="running")).state == "lost"
     assert view.merged(SlotFacts(slot=0, state="ended", exit_code=0)).state == "ended"

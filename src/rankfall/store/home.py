@@ -79,7 +79,7 @@ def write_new(path: Path, data: bytes) -> bool:
     Raises:
         OSError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    temporary = _temporary(path)
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -96,6 +96,27 @@ def write_new(path: Path, data: bytes) -> bool:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a whole file in the place of what is there. Not synced: for what comes again, or may be lost with the machine.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    temporary = _temporary(path)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _temporary(path: Path) -> Path:
+    # Of its own name: two who write at once must not write into each other's file.
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
 def _unusable(path: Path, error: OSError) -> StoreError:

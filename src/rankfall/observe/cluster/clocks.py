@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rankfall.observe.cluster.places import pods_folder
+from rankfall.store.home import replace_file
+
 if TYPE_CHECKING:
     # It brings the client along, which readers of this file do not need.
     from rankfall.observe.cluster.instance import InstanceLog
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 def clock_path(run: Path, attempt: int) -> Path:
     """Where an attempt's file lies."""
-    return run / "kube" / f"attempt-{attempt}" / "clocks.json"
+    return pods_folder(run, attempt) / "clocks.json"
 
 
 def read_clocks(run: Path, attempt: int) -> dict[int, int]:
@@ -84,9 +87,7 @@ class ClockFile:
             self._keep(slot)
         if self._rows != self._written:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(".new")
-            temporary.write_bytes(msgspec.json.encode(self._rows))
-            temporary.rename(self._path)
+            replace_file(self._path, msgspec.json.encode(self._rows))
             self._written = dict(self._rows)
 
     def _keep(self, slot: int) -> None:

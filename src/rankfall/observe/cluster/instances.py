@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from rankfall.observe.cluster.channel import RecordIntake
 from rankfall.observe.cluster.gaps import gap_record
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.store import RunDir
+from rankfall.store.home import replace_file
 
 NAME: Final = "instance.json"
 
@@ -116,14 +116,11 @@ class Instances:
                 return folder
         folder = parent / str(taken)
         folder.mkdir()
-        temporary = folder / f"{NAME}.new"
         try:
-            temporary.write_bytes(msgspec.json.encode(identity))
-            temporary.rename(folder / NAME)
+            replace_file(folder / NAME, msgspec.json.encode(identity))
         except OSError:
             # Tried again soon: a full disk must not leave a folder each time.
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
                 folder.rmdir()
             raise
         return folder
@@ -145,9 +142,7 @@ def write_progress(folder: Path, record: Record) -> None:
         "pid": record.pid,
         "cpu_s": record.cpu_s,
     }
-    temporary = folder / f"{record.ordinal}.new"
-    temporary.write_bytes(msgspec.json.encode(row))
-    os.replace(temporary, folder / f"{record.ordinal}.json")  # noqa: PTH105 - replaces what is there, in one step
+    replace_file(folder / f"{record.ordinal}.json", msgspec.json.encode(row))
 
 
 def _identity(folder: Path) -> _Identity | None:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.cluster.podfacts import PodFact
 
 NAME: Final = "pods.jsonl"
@@ -23,7 +24,7 @@ COMPACT: Final = 32 << 20
 
 def journal_path(run: Path, attempt: int) -> Path:
     """Where the journal of an attempt lies in its run directory."""
-    return run / "kube" / f"attempt-{attempt}" / NAME
+    return pods_folder(run, attempt) / NAME
 
 
 class JournalWriter:
@@ -118,6 +119,10 @@ class JournalReader:
     def poll(self) -> list[PodFact]:
         """Looks that came since, oldest first. From the beginning when the file is another one by now."""
         try:
+            # Asked for each slot at each look, and hardly ever with an answer: a journal that stands still is not opened.
+            status = self.path.stat()
+            if (status.st_ino, status.st_size) == (self._inode, self.offset):
+                return []
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self.offset:

@@ -14,7 +14,7 @@ from rankfall.model import Evidence, SlotFacts
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.cluster.reasons import ending_evidence, waiting_evidence
-from rankfall.observe.cluster.stops import StopMark, abandoned
+from rankfall.observe.cluster.stops import Stop, StopMark, abandoned
 
 # Exit codes from here on are 128 + signal, as runtimes report a signal that ended process 1.
 _SIGNAL_BASE: Final = 128
@@ -38,8 +38,10 @@ class PodView:
         self._journal = JournalReader(journal_path(run, attempt))
         self._run = run
         self._attempt = attempt
-        self._where = f"kube/attempt-{attempt}/pods.jsonl"
-        self._stop = StopMark(run, attempt)
+        self._where = str(self._journal.path.relative_to(run))
+        self._mark = StopMark(run, attempt)
+        self._stop: Stop | None = None
+        self._given_up: frozenset[int] = frozenset()
         self._by_slot: dict[int, PodFact] = {}
         self._told: set[str] = set()
         # When a pod's end was seen first, by this machine's clock.
@@ -53,6 +55,8 @@ class PodView:
     def poll(self) -> tuple[bool, list[Evidence]]:
         """Whether anything new came, and the evidence of ends in it, each piece once: as it was seen first."""
         found: list[Evidence] = []
+        self._stop = self._mark.read()
+        self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
         facts = self._journal.poll()
         for fact in facts:
             if fact.over:
@@ -93,14 +97,14 @@ class PodView:
                 # Deleted or refused without a word of its container.
                 return msgspec.structs.replace(held, state="lost", where=self._where)
             return self._ended(held, fact, end, slack=slack)
-        if self._stop.read() is not None and held.slot in abandoned(self._run, self._attempt):
+        if held.slot in self._given_up:
             return msgspec.structs.replace(held, state="lost", where=self._where)
         begun = fact.main is not None and fact.main.state in {"running", "terminated"}
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
 
     def _ours(self, held: SlotFacts, *, slack: float) -> SlotFacts:
         """An end that the wrapper recorded. Of a signal that the kubelet passed on it cannot know that we had asked for it."""
-        stop = self._stop.read()
+        stop = self._stop
         if stop is None or held.killed_by != "foreign" or held.signal not in _OUR_SIGNALS or held.ended_at is None:
             return held
         after = held.ended_at + round(slack * _NS) >= stop.at_ns
@@ -125,7 +129,7 @@ class PodView:
 
     def _after_stop(self, fact: PodFact, at: int | None, *, slack: float) -> bool:
         """Whether this end came after we began to stop: nobody had seen it before, and its own stamp (whole seconds) does not say otherwise."""
-        stop = self._stop.read()
+        stop = self._stop
         if stop is None or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
             return False
         return at is None or at + round((1.0 + slack) * _NS) >= stop.at_ns

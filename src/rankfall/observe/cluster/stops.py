@@ -5,12 +5,13 @@ Kept before the request is sent, so that no reader takes our own signals for som
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
+
+from rankfall.observe.cluster.places import pods_folder
+from rankfall.store.home import replace_file, write_new
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +23,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
 def stop_path(run: Path, attempt: int) -> Path:
     """Where an attempt's mark lies."""
-    return run / "kube" / f"attempt-{attempt}" / "stop.json"
+    return pods_folder(run, attempt) / "stop.json"
 
 
 def read_stop(run: Path, attempt: int) -> Stop | None:
@@ -41,15 +42,7 @@ def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
     """
     path = stop_path(run, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of its own name: two who mark at once must not write into each other's file.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    try:
-        temporary.write_bytes(msgspec.json.encode(stop))
-        path.hardlink_to(temporary)
-    except FileExistsError:
-        return
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_new(path, msgspec.json.encode(stop))
 
 
 def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
@@ -58,13 +51,9 @@ def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = _abandoned_path(run, attempt)
     held = abandoned(run, attempt)
-    if held >= set(slots):
-        return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    temporary.write_bytes(msgspec.json.encode(sorted({*held, *slots})))
-    temporary.rename(path)
+    if not held >= set(slots):
+        replace_file(_abandoned_path(run, attempt), msgspec.json.encode(sorted({*held, *slots})))
 
 
 def abandoned(run: Path, attempt: int) -> frozenset[int]:
@@ -76,7 +65,7 @@ def abandoned(run: Path, attempt: int) -> frozenset[int]:
 
 
 def _abandoned_path(run: Path, attempt: int) -> Path:
-    return stop_path(run, attempt).with_name("abandoned.json")
+    return pods_folder(run, attempt) / "abandoned.json"
 
 
 class StopMark:
