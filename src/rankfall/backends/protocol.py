@@ -41,27 +41,17 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
     stream_dir: str
 
 
-class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where in a cluster an attempt lives, and what finds it again.
+class ClusterPlan(PodSource, frozen=True, kw_only=True):
+    """Where in a cluster an attempt lives, and what finds it again: its pods, and the object that makes them.
 
     Attributes:
         backend: ``job``, ``jobset`` or ``trainjob``.
-        context, kubeconfig: of the launch; a later change of the current context changes nothing.
         object: name of the workload and of what belongs to it.
-        selector: of exactly this attempt's pods.
-        container: that trains.
-        token: of the log channel of records.
         excluded: nodes that were avoided, beside those of the spec.
     """
 
     backend: str
-    namespace: str
-    context: str
-    kubeconfig: str | None = None
     object: str
-    selector: str
-    container: str
-    token: str
     excluded: tuple[str, ...] = ()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import yaml
@@ -21,7 +21,18 @@ from rankfall.kube.entry_fields import Fields
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import excerpt
 
-__all__ = ["IN_CLUSTER", "Access", "Endpoint", "ExecPlugin", "Impersonation", "Login", "load_access", "reread"]
+__all__ = [
+    "IN_CLUSTER",
+    "Access",
+    "Endpoint",
+    "ExecPlugin",
+    "Impersonation",
+    "Login",
+    "Place",
+    "access_of",
+    "load_access",
+    "reread",
+]
 
 # A kubeconfig of thousands of clusters has a few MiB.
 _LARGEST: Final = 16 << 20
@@ -76,6 +87,31 @@ def load_access(
             return incluster.load(namespace=namespace, environ=environ)
         raise _no_context(merged, paths)
     return _access(merged, name, namespace=namespace, paths=paths)
+
+
+class Place(Protocol):
+    """Whatever says where: the section of a job spec, a plan, a source of pods."""
+
+    @property
+    def kubeconfig(self) -> str | None:
+        """One file; None = as kubectl finds them."""
+
+    @property
+    def context(self) -> str | None:
+        """None = the current one."""
+
+    @property
+    def namespace(self) -> str | None:
+        """None = the context's."""
+
+
+def access_of(place: Place) -> Access:
+    """The cluster that is named, or the one that kubectl would choose now.
+
+    Raises:
+        KubeConfigError: there is none, or it cannot be used.
+    """
+    return load_access(kubeconfig=place.kubeconfig, context=place.context, namespace=place.namespace)
 
 
 def reread(access: Access) -> Access:

@@ -11,8 +11,6 @@ import socket
 import weakref
 from typing import Any
 
-AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
-
 
 class Sockets:
     """Makes sockets, as aiohttp's ``socket_factory``, and closes at the end what nobody else closed."""

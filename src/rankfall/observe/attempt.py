@@ -128,8 +128,11 @@ class AttemptObserver:
         self._keep(news.evidence)
         self._life.saw(news.output_at)
         self._life.look(self._facts, [self._slot_dir(slot) for slot in self._facts.slots], now)
-        looked = self._poll_pods() if self._pods is not None else False
-        self._poll_slots()
+        looked = False
+        if self._pods is not None:
+            looked = self._poll_pods(self._pods)
+        else:
+            self._poll_slots()
         self._derive()
         new = tuple(piece for key, piece in self._evidence.items() if key not in before)
         ends = self._bad_ends()
@@ -324,11 +327,8 @@ class AttemptObserver:
     def _slot_dir(self, slot: int) -> Path:
         return self.run_dir.slot_dir(self.attempt, self.spec.role, slot)
 
-    def _poll_pods(self) -> bool:
+    def _poll_pods(self, pods: PodView) -> bool:
         """Take what the pods of the slots tell; whether that was anything new."""
-        pods = self._pods
-        if pods is None:
-            return False
         for slot, delay in self._clocks.poll().items():
             self._facts.set_clock(slot, -delay)
         changed, found = pods.poll()

@@ -14,7 +14,7 @@ import msgspec
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
 from rankfall.observe.attempt import AttemptObserver, Delta
-from rankfall.observe.cluster.open import Feeds
+from rankfall.observe.cluster.open import Feed
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control, read_cancel
@@ -90,11 +90,11 @@ class AttemptWatch:
             spare_listing=plan.cluster is None,
         )
         self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
-        self._feeds = Feeds(
+        self._feed = Feed(
             run_dir,
             attempt=plan.attempt,
             role=self._spec.role,
-            sources=[source.pods for source in backend.sources(plan) if source.pods is not None],
+            source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
             trouble=self._troubles.append,
         )
         self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger, role=self._spec.role)
@@ -128,7 +128,7 @@ class AttemptWatch:
             The diagnosis, with state succeeded, failed, cancelled or suspended; None when this process let go of the run.
         """
         self._verdict = settled
-        self._feeds.start()
+        self._feed.start()
         try:
             while not self._look():
                 if self._control.wish is not None:
@@ -139,7 +139,7 @@ class AttemptWatch:
             self._see_pods_off()
             return found
         finally:
-            self._feeds.stop()
+            self._feed.stop()
 
     def _see_pods_off(self) -> None:
         """Wait for the last state of pods: it comes a moment after the wrappers' own last words, and goes with the pods."""

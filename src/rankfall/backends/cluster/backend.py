@@ -19,7 +19,6 @@ from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster.compile import compile_job
 from rankfall.backends.cluster.launch import launch
 from rankfall.backends.cluster.objects import Compiled
-from rankfall.backends.cluster.place import access_of
 from rankfall.backends.cluster.remove import remove
 from rankfall.backends.cluster.served import ask, check_fields, served_facts
 from rankfall.backends.protocol import ClusterPlan, Life, Plan, SlotPlan, Source
@@ -27,13 +26,13 @@ from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.exec import execute
-from rankfall.kube.kubeconfig import load_access
+from rankfall.kube.kubeconfig import access_of
 from rankfall.kube.portal import Portal
 from rankfall.kube.resources import JOBS, JOBSETS, TRAINJOBS, Resource
 from rankfall.model import InfrastructureError, JobSpec
+from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.pods import PodView
-from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
 from rankfall.store import RunDir
 
@@ -81,7 +80,7 @@ class ClusterBackend:
             SpecError: overrides or flags contradict the job.
             KubeError: the cluster cannot be reached.
         """
-        access = access_of(spec)
+        access = access_of(spec.kubernetes)
         token = secrets.token_hex(8)
         place = ClusterPlan(
             backend=spec.backend,
@@ -251,16 +250,7 @@ class ClusterBackend:
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """The attempt's pods."""
-        place = _place(plan)
-        pods = PodSource(
-            context=place.context,
-            kubeconfig=place.kubeconfig,
-            namespace=place.namespace,
-            selector=place.selector,
-            container=place.container,
-            token=place.token,
-        )
-        return (Source(kind="pods", path=str(_run_dir(plan).path), pods=pods),)
+        return (Source(kind="pods", path=str(_run_dir(plan).path), pods=_place(plan)),)
 
     def withdrawn(self, plan: Plan) -> str | None:
         """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
@@ -337,16 +327,14 @@ class ClusterBackend:
             excluded_nodes=place.excluded,
             namespace=place.namespace,
             nnodes=nnodes,
-            strategy=spec.strategy or self.strategy,
+            strategy=self.strategy,
         )
         check_fields(served, compiled.objects, backend=spec.backend)
         return compiled
 
     def _connected(self, place: ClusterPlan) -> Portal:
         if self._portal is None:
-            self._portal = Portal(
-                lambda: Kube(load_access(kubeconfig=place.kubeconfig, context=place.context, namespace=place.namespace))
-            )
+            self._portal = Portal(lambda: Kube(access_of(place)))
         return self._portal
 
     def _call(self, plan: Plan, work: Any) -> Any:
@@ -374,7 +362,7 @@ def _run_dir(plan: Plan) -> RunDir:
 
 
 def _marker(run_dir: RunDir, attempt: int) -> Path:
-    return run_dir.path / "kube" / f"attempt-{attempt}" / "submitted.json"
+    return pods_folder(run_dir.path, attempt) / "submitted.json"
 
 
 def _uid(marker: Path) -> str | None:

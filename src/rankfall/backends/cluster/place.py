@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from rankfall.kube.access import Access
-from rankfall.kube.kubeconfig import load_access
+from rankfall.kube.kubeconfig import access_of
 from rankfall.model import JobSpec
-
-
-def access_of(spec: JobSpec) -> Access:
-    """How to reach the cluster that the spec names, or the one that kubectl would choose now.
-
-    Raises:
-        KubeConfigError: there is none, or it cannot be used.
-    """
-    section = spec.kubernetes
-    return load_access(kubeconfig=section.kubeconfig, context=section.context, namespace=section.namespace)
 
 
 def pinned(spec: JobSpec) -> JobSpec:
@@ -25,6 +14,6 @@ def pinned(spec: JobSpec) -> JobSpec:
     Raises:
         KubeConfigError: there is none, or it cannot be used.
     """
-    access = access_of(spec)
+    access = access_of(spec.kubernetes)
     section = msgspec.structs.replace(spec.kubernetes, context=access.context, namespace=access.namespace)
     return msgspec.structs.replace(spec, kubernetes=section)

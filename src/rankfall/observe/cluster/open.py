@@ -1,8 +1,8 @@
-"""Opens what a backend describes: feeds for pods. The client of Kubernetes is loaded only when there are any."""
+"""Opens what a backend describes: the feed of an attempt's pods. The client of Kubernetes is loaded only when there are any."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rankfall.observe.cluster.source import PodSource
@@ -16,13 +16,13 @@ _RATE: Final = 50.0
 _BURST: Final = 100
 
 
-class Feeds:
-    """All feeds of one attempt; none on this machine.
+class Feed:
+    """The feed of one attempt's pods; on this machine there is none.
 
     Args:
-        run_dir: where they write.
+        run_dir: where it writes.
         attempt, role: of the attempt.
-        sources: which pods; those of one attempt are one source, because their journal has one writer.
+        source: which pods; None = there are none.
         trouble: told of difficulties in words, from another thread.
     """
 
@@ -32,42 +32,37 @@ class Feeds:
         *,
         attempt: int,
         role: str,
-        sources: Iterable[PodSource],
+        source: PodSource | None,
         trouble: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._role = role
-        self._sources = tuple(sources)
+        self._source = source
         self._trouble = trouble
-        self._feeds: list[PodFeed] = []
+        self._feed: PodFeed | None = None
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
-        if not self._sources:
+        source = self._source
+        if source is None:
             return
         from rankfall.kube.client import Kube  # noqa: PLC0415 - a run on this machine needs no client
-        from rankfall.kube.kubeconfig import load_access  # noqa: PLC0415 - as above
+        from rankfall.kube.kubeconfig import access_of  # noqa: PLC0415 - as above
         from rankfall.observe.cluster.feed import PodFeed  # noqa: PLC0415 - as above
 
-        def connect(source: PodSource) -> Kube:
-            access = load_access(kubeconfig=source.kubeconfig, context=source.context, namespace=source.namespace)
-            return Kube(access, rate=_RATE, burst=_BURST)
-
-        for source in self._sources:
-            feed = PodFeed(
-                self._run_dir,
-                attempt=self._attempt,
-                role=self._role,
-                source=source,
-                connect=lambda source=source: connect(source),  # type: ignore[misc]
-                trouble=self._trouble,
-            )
-            feed.start()
-            self._feeds.append(feed)
+        self._feed = PodFeed(
+            self._run_dir,
+            attempt=self._attempt,
+            role=self._role,
+            source=source,
+            connect=lambda: Kube(access_of(source), rate=_RATE, burst=_BURST),
+            trouble=self._trouble,
+        )
+        self._feed.start()
 
     def stop(self) -> None:
-        """End them all; may be called again."""
-        for feed in self._feeds:
-            feed.stop()
-        self._feeds.clear()
+        """End it; may be called again."""
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None

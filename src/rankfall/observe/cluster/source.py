@@ -16,7 +16,7 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     context: str
-    kubeconfig: str | None
+    kubeconfig: str | None = None
     namespace: str
     selector: str
     container: str
