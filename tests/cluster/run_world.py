@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rankfall.backends.cluster.rights import rules
 from testbed import images
 from testbed.client import Kubectl
 from testbed.workloads import PYTHON_IMAGE, SCRIPT_FOLDER, script
@@ -43,24 +44,8 @@ dist.destroy_process_group()
 print("done", flush=True)
 """
 
-# What the product needs in the namespace of its jobs, and nothing else; docs/kubernetes.md says what each is for.
-RULES: list[dict[str, Any]] = [
-    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "list", "watch", "patch", "delete"]},
-    {
-        "apiGroups": ["jobset.x-k8s.io"],
-        "resources": ["jobsets"],
-        "verbs": ["create", "get", "list", "watch", "patch", "delete"],
-    },
-    {
-        "apiGroups": ["trainer.kubeflow.org"],
-        "resources": ["trainjobs", "trainingruntimes"],
-        "verbs": ["create", "get", "list", "watch", "patch", "delete"],
-    },
-    {"apiGroups": [""], "resources": ["configmaps", "services"], "verbs": ["create", "get", "list", "watch", "delete"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
-    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-    {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]},
-]
+# What the product needs in the namespace of its jobs, and nothing else: the table that docs/kubernetes.md is made from.
+RULES: list[dict[str, Any]] = rules()
 
 
 def job(*, backend: str, namespace: str, fall: str = "", **fields: Any) -> dict[str, Any]:

@@ -1,18 +1,15 @@
-"""The README's commands for Kubernetes are run on the bed as they stand there; the rights that docs/kubernetes.md lists are those of every cluster run."""
+"""The README's commands for Kubernetes are run on the bed as they stand there."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from cluster import test_launch
 from cluster.run_world import RULES, World, job
 from testbed import accounts
 from testbed.bed import Bed
@@ -22,7 +19,6 @@ from testbed.workloads import PYTHON_IMAGE
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SECTION = (ROOT / "README.md").read_text().partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 IMAGE = "registry.example/train:1"
 # Where the README's image has its script.
 SCRIPTS = "/app"
@@ -117,27 +113,3 @@ def test_every_command_of_the_kubernetes_section_works(world: World, tmp_path: P
     assert f"job.batch/{run}-a2" in left["run"]
     assert not any(f"{run}-a1" in name for name in left["run"])
     assert left["cancel"] == left["why"]
-
-
-def granted(rules: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, str]]:
-    """Each right by itself."""
-    return {
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def test_the_rights_of_the_page_are_those_of_all_cluster_runs() -> None:
-    (block,) = blocks(PAGE, "yaml")
-    role = yaml.safe_load(block)
-    assert (role["kind"], role["rules"]) == ("Role", RULES)
-
-
-def test_what_launch_and_removal_are_tried_with_is_among_these_rights() -> None:
-    assert granted(test_launch.RULES) <= granted(RULES)
-    # Nothing that is not tried there either, but for what pods are read and ended with.
-    more = {(group, resource) for group, resource, _ in granted(RULES) - granted(test_launch.RULES)}
-    assert more == {("", "pods"), ("", "pods/log"), ("", "pods/exec")}

@@ -24,7 +24,7 @@ VERBS: Final = {
     "suspend": ("hold", "Stop a run without ending it; no budget is used."),
     "resume": ("hold", "Let a suspended run go on, or give a run its supervisor back."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
-    "config": ("config", "Show formats: JSON schemas of the documents."),
+    "config": ("config", "Show formats: JSON schemas of the documents, exit codes, rights in a cluster."),
 }
 SETTINGS: Final[dict[str, Any]] = {
     "help_option_names": ["-h", "--help"],

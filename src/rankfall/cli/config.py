@@ -1,4 +1,4 @@
-"""``config``: the formats that Rankfall reads and writes."""
+"""``config``: the formats that Rankfall reads and writes, and the rights that it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SCHEMAS = ("job", "record", "verdict", "runs", "status")
 
 @click.group("config")
 def config() -> None:
-    """Show formats: JSON schemas of the documents."""
+    """Show formats: JSON schemas of the documents, exit codes, rights in a cluster."""
 
 
 @config.command("schema")
@@ -37,3 +37,31 @@ def exit_codes() -> None:
     from rankfall.model.exit_codes_page import page  # noqa: PLC0415 - a page of text that nothing else needs
 
     emit.out(page().rstrip("\n"))
+
+
+@config.command("rights")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="job|jobset|trainjob",
+    help="Only what this backend asks for; may be given again.",
+)
+@click.option("-n", "--namespace", default="default", show_default=True, help="Of the jobs.")
+def rights(*, backends: tuple[str, ...], namespace: str) -> None:
+    """Print the Role that an account needs in the namespace of its jobs, as YAML.
+
+    It can be piped into kubectl apply -f -; whom it is bound to is the cluster's own affair.
+    """
+    from rankfall.backends.cluster.rights import BACKENDS, role  # noqa: PLC0415 - only here
+    from rankfall.backends.cluster.rights_page import manifest  # noqa: PLC0415 - only here
+
+    for name in backends:
+        if name not in BACKENDS:
+            raise UsageError(
+                f"backend {name[:60]!r} needs no rights in a cluster"
+                if name == "local"
+                else f"there is no backend {name[:60]!r}",
+                hint=f"allowed: {', '.join(BACKENDS)}",
+            )
+    emit.out(manifest(role(namespace=namespace, backends=backends or BACKENDS)).rstrip("\n"))

@@ -1,0 +1,136 @@
+"""What Rankfall asks of a cluster's API, as one table: which verb on what, for which backend, and what for.
+
+Made from it: the Role that ``rankfall config rights`` prints, the section "Rights" of docs/kubernetes.md, and the accounts of all tests on a cluster,
+so that a right that is missing here fails there. Nothing is in it that no code asks for.
+
+To add one: put a row into ``RIGHTS`` beside the rows of its resource, or verbs into one that is there (each verb of a resource once for a backend), and
+say in ``why`` what it is for and, when a run does without it, what is missing then; then ``python -m rankfall.backends.cluster.rights_page``. An own
+test on the bed that uses it belongs to it: ``tests/cluster/test_rights.py`` counts what runs really ask for and names rows that nothing used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.kube.resources import (
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    PODS,
+    SERVICES,
+    TRAINING_RUNTIMES,
+    TRAINJOBS,
+    Resource,
+)
+
+Verb = Literal["create", "get", "list", "watch", "patch", "delete"]
+VERBS: Final[tuple[Verb, ...]] = ("create", "get", "list", "watch", "patch", "delete")
+BACKENDS: Final = ("job", "jobset", "trainjob")
+
+_WORKLOAD: Final[tuple[Verb, ...]] = VERBS
+_COMPANION: Final[tuple[Verb, ...]] = ("create", "get", "list", "watch", "delete")
+_SEEN: Final[tuple[Verb, ...]] = ("list", "watch")
+
+
+class Right(msgspec.Struct, frozen=True, kw_only=True):
+    """A row: verbs on one resource in the namespace of the jobs.
+
+    Attributes:
+        on: the resource.
+        subresource: as ``log``; empty = the objects themselves.
+        backends: that ask for it.
+        why: what for; Markdown.
+    """
+
+    on: Resource
+    verbs: tuple[Verb, ...]
+    why: str
+    subresource: str = ""
+    backends: tuple[str, ...] = BACKENDS
+
+    @property
+    def name(self) -> str:
+        """As a Role writes it: ``pods``, ``pods/log``."""
+        return f"{self.on.plural}/{self.subresource}" if self.subresource else self.on.plural
+
+
+_OWN: Final = "the workload: created suspended, released, stopped by `suspend`, looked at, removed by its UID, and waited for until it is gone"
+_CHILD: Final = "a removal waits until these children are gone too; without it they are not waited for, which is said"
+
+RIGHTS: Final = (
+    Right(on=JOBS, verbs=_WORKLOAD, backends=("job",), why=_OWN),
+    Right(on=JOBS, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
+    Right(on=JOBSETS, verbs=_WORKLOAD, backends=("jobset",), why=_OWN),
+    Right(on=JOBSETS, verbs=_SEEN, backends=("trainjob",), why=_CHILD),
+    Right(on=TRAINJOBS, verbs=_WORKLOAD, backends=("trainjob",), why=_OWN),
+    Right(
+        on=TRAINING_RUNTIMES,
+        verbs=_WORKLOAD,
+        backends=("trainjob",),
+        why="the runtime of one TrainJob: created before it, given its owner by `patch`; the others for one that an earlier launch left. "
+        "Not needed with `kubernetes.runtime`",
+    ),
+    Right(
+        on=CONFIG_MAPS,
+        verbs=_COMPANION,
+        why="the recorder: created; the others for one that an earlier launch left, `delete` also for taking back a launch that was refused. "
+        "Not needed with `inside: off`",
+    ),
+    Right(
+        on=SERVICES,
+        verbs=_COMPANION,
+        backends=("job",),
+        why="names of the slots: created; the others as for a ConfigMap",
+    ),
+    Right(on=SERVICES, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
+    Right(
+        on=PODS,
+        verbs=("get", "list", "watch"),
+        why="what each slot does and how it ended; a removal waits for its pods",
+    ),
+    Right(on=PODS, subresource="log", verbs=("get",), why="lines and records of the ranks"),
+    Right(
+        on=PODS,
+        subresource="exec",
+        verbs=("get", "create"),
+        why="asks the ranks of a hung job for their stacks, nothing else; without it a hang is found all the same, without stacks. Servers ask for `create` "
+        "too from Kubernetes 1.35 on",
+    ),
+)
+
+
+def rules(backends: Collection[str] = BACKENDS) -> list[dict[str, Any]]:
+    """The rules of a Role, resources of one group with the same verbs together.
+
+    Args:
+        backends: that the account uses.
+    """
+    granted: dict[tuple[str, str], set[Verb]] = {}
+    for row in RIGHTS:
+        if set(row.backends) & set(backends):
+            granted.setdefault((row.on.group, row.name), set()).update(row.verbs)
+    joined: dict[tuple[str, tuple[Verb, ...]], list[str]] = {}
+    for (group, name), verbs in granted.items():
+        ordered = tuple(verb for verb in VERBS if verb in verbs)
+        joined.setdefault((group, ordered), []).append(name)
+    return [
+        {"apiGroups": [group], "resources": names, "verbs": list(verbs)} for (group, verbs), names in joined.items()
+    ]
+
+
+def role(*, namespace: str, backends: Collection[str] = BACKENDS) -> dict[str, Any]:
+    """The Role as a manifest.
+
+    Args:
+        namespace: of the jobs.
+        backends: that the account uses.
+    """
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "rankfall", "namespace": namespace},
+        "rules": rules(backends),
+    }
