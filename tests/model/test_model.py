@@ -63,7 +63,7 @@ def test_a_record_of_a_newer_writer_is_still_read():
 @pytest.mark.parametrize(
     ("data", "path", "word"),
     [
-        ({}, "$", "command"),
+        ({}, "$.command", "empty"),
         ([], "$", "mapping"),
         ({"command": []}, "$.command", "empty"),
         ({"command": ["t"], "nodes": 2}, "$.nodes", "nnodes"),

@@ -1,6 +1,6 @@
 """The words of the product as frozen structs. Imports nothing of ours; does no input or output beyond its own tables."""
 
-from rankfall.model.causes import CauseInfo, Family, NodeAction, Retry, Role, catalogue, cause_info
+from rankfall.model.causes import CauseInfo, EvidenceRole, Family, NodeAction, Retry, catalogue, cause_info
 from rankfall.model.check_spec import check_spec, spec_from
 from rankfall.model.decision import Action, Decision
 from rankfall.model.errors import (
@@ -19,6 +19,7 @@ from rankfall.model.evidence import Case, Evidence, RankFacts, SlotFacts, Source
 from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources
 from rankfall.model.policies import Deadlines, FailureRule, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
+from rankfall.model.roles import Part, Role, RoleKubernetes
 from rankfall.model.run import FINAL_STATES, Outcome, RankStatus, RunsDocument, RunSummary, SlotStatus, StatusDocument
 from rankfall.model.spec import BackendName, JobSpec
 from rankfall.model.verdict import (
@@ -54,6 +55,7 @@ __all__ = [
     "ErrorInfo",
     "Evidence",
     "EvidenceLost",
+    "EvidenceRole",
     "ExitInfo",
     "ExitOrigin",
     "FailureRule",
@@ -67,6 +69,7 @@ __all__ = [
     "NodeAction",
     "NotFound",
     "Outcome",
+    "Part",
     "Policies",
     "Proof",
     "RankFacts",
@@ -77,6 +80,7 @@ __all__ = [
     "Resources",
     "Retry",
     "Role",
+    "RoleKubernetes",
     "RuleAction",
     "RunState",
     "RunSummary",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Family = Literal["user", "data", "memory", "gpu", "network", "storage", "platform", "control", "unknown"]
-Role = Literal["primary", "secondary", "context"]
+EvidenceRole = Literal["primary", "secondary", "context"]
 Retry = Literal["no", "yes", "once", "elsewhere"]
 NodeAction = Literal["none", "suspect", "taint"]
 
@@ -32,7 +32,7 @@ class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
     slug: str
     family: Family
     title: str
-    role: Role
+    role: EvidenceRole
     retry: Retry
     node_action: NodeAction
 

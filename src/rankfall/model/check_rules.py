@@ -39,7 +39,7 @@ def check_rules(spec: JobSpec) -> None:
                 hint=f"families: {', '.join(sorted(families()))}; or name it in a rule, as: budget: {name}",
             )
     for number, rule in enumerate(spec.rules):
-        _check_match(rule, f"$.rules[{number}]", role=spec.role)
+        _check_match(rule, f"$.rules[{number}]", roles=[part.name for part in spec.parts])
         _check_action(rule, f"$.rules[{number}]", spec)
 
 
@@ -48,7 +48,7 @@ def families() -> frozenset[str]:
     return frozenset(info.family for info in catalogue().values())
 
 
-def _check_match(rule: FailureRule, path: str, *, role: str) -> None:
+def _check_match(rule: FailureRule, path: str, *, roles: list[str]) -> None:
     if not any((rule.exit_codes, rule.signals, rule.causes, rule.roles, rule.reasons, rule.conditions)):
         raise SpecError(
             path,
@@ -76,8 +76,8 @@ def _check_match(rule: FailureRule, path: str, *, role: str) -> None:
                 hint=f"families: {', '.join(sorted(families()))}; or a slug that `rankfall why` names",
             )
     for one in rule.roles:
-        if one != role:
-            raise SpecError(f"{path}.roles", f"there is no role {one!r}; allowed: {role}")
+        if one not in roles:
+            raise SpecError(f"{path}.roles", f"there is no role {one!r}; allowed: {', '.join(roles)}")
     for field, words in (("reasons", rule.reasons), ("conditions", rule.conditions)):
         for word in words:
             if not _WORD.fullmatch(word):

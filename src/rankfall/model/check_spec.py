@@ -13,12 +13,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from rankfall.model.check_kubernetes import check_kubernetes
+from rankfall.model.check_roles import ROLE_NAME, ROLE_RULE, check_roles
 from rankfall.model.check_rules import check_rules
 from rankfall.model.errors import SpecError
 from rankfall.model.spec import JobSpec
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_ROLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
 _RESERVED_ENV = ("RANKFALL_",)
 # Fields of earlier versions: where their meaning went.
 _MOVED = {"$.policies.start_timeout_s": "$.deadlines.startup_s"}
@@ -42,7 +42,13 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise SpecError("$.policies.retryable", f"{min(both)!r} stands in policies.final too; choose one")
     check_rules(spec)
     check_kubernetes(spec)
+    check_roles(spec, alone=_check_alone)
     return spec
+
+
+def _check_alone(spec: JobSpec) -> None:
+    _check_env(spec)
+    check_kubernetes(spec)
 
 
 def spec_from(data: Any) -> JobSpec:
@@ -63,7 +69,7 @@ def spec_from(data: Any) -> JobSpec:
 
 
 def _check_names(spec: JobSpec) -> None:
-    if not spec.command or not spec.command[0]:
+    if (not spec.command and not spec.roles) or (spec.command and not spec.command[0]):
         raise SpecError("$.command", "is empty", hint="give a script or a command, as: rankfall run train.py")
     for text in spec.command:
         if "\0" in text:
@@ -72,10 +78,8 @@ def _check_names(spec: JobSpec) -> None:
         raise SpecError(
             "$.name", f"{spec.name!r} is no valid name: 1-40 lower-case letters, digits and dashes, no dash at the ends"
         )
-    if not _ROLE.fullmatch(spec.role):
-        raise SpecError(
-            "$.role", f"{spec.role!r} is no valid role: 1-20 lower-case letters, digits and dashes, no dash at the ends"
-        )
+    if not ROLE_NAME.fullmatch(spec.role):
+        raise SpecError("$.role", f"{spec.role!r} is no valid role: {ROLE_RULE}")
 
 
 def _check_members(spec: JobSpec) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from rankfall.model.causes import Role
+from rankfall.model.causes import EvidenceRole
 
 Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
 # Who could have written it. ``job``: text of the job, which may say anything; ``inside``: our hook in the rank;
@@ -39,7 +39,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     source: Source
     slug: str
-    role: Role
+    role: EvidenceRole
     trust: Trust
     rank: int | None = None
     slot: int | None = None

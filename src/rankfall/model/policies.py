@@ -52,11 +52,14 @@ class Success(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         policy: ``all``: every slot ended with 0. ``rank0``: global rank 0 ended with 0. ``fraction``: ``ceil(fraction * slots)`` slots
             ended with 0; slots are counted (pods, nodes), not ranks, because a slot ends as one.
         fraction: with policy ``fraction`` only: more than 0, at most 1.
+        role: with ``all`` and ``fraction``: only the slots of this role are counted; when it is done the other roles are stopped like the
+            rest. Null = all slots.
         drain_s: how long the others may go on (writing a checkpoint, say) after that, before they are stopped. They never count as failed.
     """
 
     policy: SuccessPolicy = "all"
     fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    role: str | None = None
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
 
     def wanted(self, slots: int) -> int:

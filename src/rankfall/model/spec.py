@@ -8,12 +8,12 @@ import msgspec
 
 from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.model.policies import Count, Deadlines, FailureRule, Policies, Positive, Success
+from rankfall.model.roles import LauncherName, Part, Role, parts_of
 
 SCHEMA = "rankfall.job/1"
 
 BackendName = Literal["local", "job", "jobset", "trainjob"]
 Inside = Literal["auto", "require", "off"]
-LauncherName = Literal["auto", "torchrun", "plain", "exec"]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,11 +22,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         name: lower-case letters, digits and dashes; the run's id begins with it.
         backend: ``local`` processes, an Indexed ``job``, a ``jobset``, or a ``trainjob`` of Kubeflow Trainer.
-        command: program and arguments. With launcher ``torchrun`` a script (or ``-m module``) and its arguments.
+        command: program and arguments. With launcher ``torchrun`` a script (or ``-m module``) and its arguments. May be left out
+            when every role has one.
         launcher: ``auto`` picks torchrun when the job's Python has torch, else the plain launcher; ``exec`` starts the
             command once per node as it is.
         nnodes, nnodes_max: nodes; ``nnodes_max`` > ``nnodes`` is elastic (c10d rendezvous).
         nproc_per_node: ranks per node.
+        roles: several roles in one job; each has its number of nodes, and what else it has of its own. Empty = the one ``role``.
         python: the job's Python; null = the one Rankfall runs under.
         env: variables added to the job's environment.
         success: when the job counts as done.
@@ -44,13 +46,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     schema: Literal["rankfall.job/1"] = "rankfall.job/1"
     name: str = "job"
     backend: BackendName = "local"
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
     module: bool = False
     launcher: LauncherName = "auto"
     nnodes: Positive = 1
     nnodes_max: Positive | None = None
     nproc_per_node: Positive = 1
     role: str = "worker"
+    roles: tuple[Role, ...] = ()
     cwd: str | None = None
     python: str | None = None
     env: dict[str, str] = {}
@@ -68,9 +71,60 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kubernetes: Kubernetes = Kubernetes()
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The roles in their one form, in order: which slots each has, and the job as it alone has it."""
+        return parts_of(self)
+
+    @property
+    def several_roles(self) -> bool:
+        """Whether there is more than one role."""
+        return len(self.roles) > 1
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of a full start: of all roles; the most, when elastic."""
+        return sum(role.nnodes for role in self.roles) or self.nnodes_max or self.nnodes
+
+    @property
+    def least_slots(self) -> int:
+        """Slots that an attempt needs: fewer than all only when elastic."""
+        return self.nnodes if self.elastic else self.slot_count
+
+    def role_of(self, slot: int) -> str:
+        """The role of a slot. A slot beyond the last one is of the last role."""
+        if not self.roles:
+            return self.role
+        for role in self.roles:
+            if slot < role.nnodes:
+                return role.name
+            slot -= role.nnodes
+        return self.roles[-1].name
+
+    @property
+    def one_role(self) -> str | None:
+        """The role of everything in the job; None when there are several."""
+        return None if self.several_roles else self.role_of(0)
+
+    @property
+    def head_slot(self) -> int:
+        """The slot where the rendezvous is: the first one of the world; 0 when no role is in it."""
+        return next((part.base for part in self.parts if part.in_world), 0)
+
+    @property
+    def world_nodes(self) -> int:
+        """Slots of a full start whose processes are ranks of the one world; all, when no role is in it."""
+        parts = self.parts
+        return sum(part.count for part in parts if part.in_world) or self.slot_count
+
+    @property
     def world_size(self) -> int:
-        """Ranks of a full start: nodes (the most, when elastic) times processes per node."""
-        return (self.nnodes_max or self.nnodes) * self.nproc_per_node
+        """Ranks of a full start, over the roles inside the world: nodes (the most, when elastic) times processes per node.
+
+        When no role is inside, as many as there would be if all were.
+        """
+        parts = self.parts
+        inside = [part for part in parts if part.in_world] or parts
+        return sum(part.count * part.spec.nproc_per_node for part in inside)
 
     @property
     def elastic(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from rankfall.model.causes import Family, NodeAction, Retry, Role, cause_info
+from rankfall.model.causes import EvidenceRole, Family, NodeAction, Retry, cause_info
 from rankfall.model.decision import Decision
 from rankfall.model.evidence import Source, Trust
 
@@ -68,7 +68,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     source: Source
     slug: str
-    role: Role
+    role: EvidenceRole
     rank: int | None
     slot: int | None
     node: str | None

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from rankfall.model import Role
+from rankfall.model import EvidenceRole
 from rankfall.observe.text import normalise
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.signatures.matcher import Hit, best
@@ -23,7 +23,7 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
     """What an exception with its chain means."""
 
     slug: str
-    role: Role
+    role: EvidenceRole
     specificity: int
     text: str
     fingerprint: str

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Evidence, RankFacts, Record, Role
+from rankfall.model import Evidence, EvidenceRole, RankFacts, Record
 from rankfall.observe.text import digest
 
 _THREAD: Final = re.compile(
@@ -156,7 +156,7 @@ def _piece(
     standing: Standing,
     *,
     slug: str,
-    role: Role,
+    role: EvidenceRole,
     line: str,
     attempt: int | None,
 ) -> Evidence:

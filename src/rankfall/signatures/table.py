@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from rankfall.model.causes import Role, catalogue
+from rankfall.model.causes import EvidenceRole, catalogue
 from rankfall.model.errors import SpecError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,47}\.[a-z0-9][a-z0-9_]{0,63}$")]
     slug: str
-    role: Role
+    role: EvidenceRole
     where: Annotated[tuple[Where, ...], msgspec.Meta(min_length=1, max_length=4)]
     specificity: Annotated[int, msgspec.Meta(ge=0, le=100)]
     pattern: Annotated[str, msgspec.Meta(min_length=3, max_length=2_000)]
