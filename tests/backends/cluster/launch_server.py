@@ -61,6 +61,7 @@ class Api:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     faults: dict[int, str | int] = field(default_factory=dict)
     fault: Callable[[web.Request], str | int | None] = lambda _: None
+    webhook: Callable[[web.Request], None] = lambda _: None
     killed: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
     dead_nodes: set[str] = field(default_factory=set)
@@ -126,6 +127,7 @@ class Api:
         if request.query.get("watch"):
             return _cut(request) if fault else await self._watch(request)
         try:
+            self.webhook(request)
             code, answer = self._carry_out(request, body)
         except Refusal as refusal:
             answer, code = None, 0

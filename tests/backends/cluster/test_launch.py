@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
+from aiohttp import web
 
 from backends.cluster.launch_server import Api, Refusal
 from backends.cluster.launch_stories import (
@@ -377,6 +379,44 @@ def test_a_refused_workload_takes_what_came_first_with_it():
         async with api.kube() as kube:
             with pytest.raises(Invalid):
                 await launched(kube, kind="TrainJob", companions=(), first=[manifest("TrainingRuntime")])
+        assert not api.objects
+
+    tell(story)
+
+
+def _behind(tries: int) -> Callable[[web.Request], None]:
+    """A webhook whose cache learns of the runtime with the request after so many."""
+    left = [tries]
+    words = (
+        f'admission webhook denied the request: TrainingRuntime.example.com "{NAME}" not found: must be created first'
+    )
+
+    def look(request: web.Request) -> None:
+        if request.method == "POST" and request.path.endswith("/trainjobs"):
+            left[0] -= 1
+            if left[0] >= 0:
+                raise Refusal(403, words)
+
+    return look
+
+
+def test_a_webhook_that_does_not_see_the_runtime_yet_is_asked_again():
+    async def story(api: Api) -> None:
+        api.webhook = _behind(2)
+        async with api.kube() as kube:
+            done = await launched(kube, kind="TrainJob", companions=(), first=[manifest("TrainingRuntime")])
+        assert done.outcome == "created"
+        assert [kind for kind, *_ in api.made] == ["trainingruntimes", "trainjobs"]
+
+    tell(story)
+
+
+def test_a_webhook_that_never_sees_the_runtime_is_told_and_nothing_is_left():
+    async def story(api: Api) -> None:
+        api.webhook = _behind(10_000)
+        async with api.kube() as kube:
+            with pytest.raises(Forbidden, match="must be created first"):
+                await launched(kube, kind="TrainJob", companions=(), first=[manifest("TrainingRuntime")], wait_s=0.6)
         assert not api.objects
 
     tell(story)

@@ -10,9 +10,10 @@ a finished one of the same run (removed first). One that runs, one that is not o
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,7 +21,7 @@ from rankfall.backends.cluster.launch_ensure import Ensurer, Made
 from rankfall.backends.cluster.launch_errors import LaunchError, Vanished
 from rankfall.backends.cluster.launch_gone import until_gone
 from rankfall.backends.cluster.launch_name import check_may_go, going
-from rankfall.backends.cluster.launch_patience import Patience, Say, after_create, look, passes
+from rankfall.backends.cluster.launch_patience import Patience, Say, after_create, look, passes, unseen
 from rankfall.backends.cluster.names import LABEL_RUN
 from rankfall.backends.cluster.ownership import (
     Object,
@@ -42,6 +43,10 @@ from rankfall.kube.errors import ApiError, Invalid, KubeError, ObjectNotFound
 from rankfall.kube.resources import TRAINJOBS, Resource
 
 Outcome = Literal["created", "adopted", "recreated"]
+
+# How long a webhook may not know yet what was made before the workload, and the pause between two tries, seconds.
+_UNSEEN_S: Final = 30.0
+_UNSEEN_STEP_S: Final = 0.25
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -122,6 +127,7 @@ class _Launch:
         self._body = marked(workload, token=token, owner=owner)
         self._body["spec"] = {**workload["spec"], "suspend": True}
         self._patience = Patience(until=time.monotonic() + wait_s, say=say)
+        self._seen_by: float | None = None
         self._made: list[Made] = []
         self._removed = self._runs = False
         self._ensurer = Ensurer(
@@ -163,7 +169,7 @@ class _Launch:
             if found is None:
                 for manifest in first:
                     await self._ensurer.ensure(manifest, reference=None)
-                found, new = await self._create()
+                found, new = await self._create(after={meta(manifest)["name"] for manifest in first})
                 if found is None:
                     continue
                 if new:
@@ -175,11 +181,16 @@ class _Launch:
             await self._clear(found, state)
             found = None
 
-    async def _create(self) -> tuple[Object | None, bool]:
-        """What is there now, and whether it was made just now; None: nothing, try again."""
+    async def _create(self, *, after: Collection[str]) -> tuple[Object | None, bool]:
+        """What is there now, and whether it was made just now; None: nothing, try again. ``after``: names of what was made before it."""
         try:
             new = await self._kube.create(self._resource, self._body, namespace=self._space)
         except KubeError as error:
+            if unseen(error, after):
+                self._seen_by = self._seen_by or time.monotonic() + min(self._patience.left, _UNSEEN_S)
+                if time.monotonic() < self._seen_by:
+                    await asyncio.sleep(_UNSEEN_STEP_S)
+                    return None, False
             return await after_create(
                 error, self._kube, self._resource, self._name, namespace=self._space, patience=self._patience
             ), False
