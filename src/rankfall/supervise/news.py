@@ -90,7 +90,7 @@ class News:
             own = ", by Rankfall" if facts.killed_by == "wrapper" else ""
             self._events.say(
                 "stopped" if own or self.calm else "failure",
-                f"{key[0]} {key[1]} on {facts.node} {_how(facts)}{own}",
+                f"{key[0]} {key[1]}{f' on {facts.node}' if facts.node else ''} {_how(facts)}{own}",
                 at=facts.ended_at or now,
                 attempt=self._attempt,
                 slot=facts.slot,
@@ -102,7 +102,7 @@ class News:
 
 def _how(facts: RankFacts | SlotFacts) -> str:
     if facts.state == "lost":
-        return "is lost: its wrapper is gone without a word"
+        return "is lost: its wrapper is gone without a word" if facts.started_at else "never came up"
     if facts.signal is not None:
         try:
             return f"ended by {signal.Signals(facts.signal).name}"
