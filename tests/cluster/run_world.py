@@ -94,14 +94,15 @@ class World:
         kubeconfig: of its account.
         kubectl: of the administrator.
         namespace: of its jobs.
+        program: what the ranks of its jobs run.
     """
 
-    def __init__(self, home: Path, *, kubeconfig: Path, kubectl: Kubectl, namespace: str) -> None:
+    def __init__(self, home: Path, *, kubeconfig: Path, kubectl: Kubectl, namespace: str, program: str = TRAIN) -> None:
         self.home = home
         self.namespace = namespace
         self.kubectl = kubectl
         self._kubeconfig = kubeconfig
-        kubectl.apply([script(PROGRAM, namespace=namespace, text=TRAIN)])
+        kubectl.apply([script(PROGRAM, namespace=namespace, text=program)])
 
     def environment(self) -> dict[str, str]:
         """Of the product's process."""

@@ -28,7 +28,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_S", "_MOST_S", "_SELDOM_S", "SETTLE_S"):
         monkeypatch.setattr(follower, name, 0.002)
     # Not so short that a busy machine takes a server that thinks for one that is gone.
-    for name, seconds in (("SILENCE_S", 0.3), ("READING_S", 3.0), ("DRAIN_S", 0.05)):
+    for name, seconds in (("SILENCE_S", 0.3), ("READING_S", 3.0), ("DRAIN_S", 0.05), ("DENIED_S", 0.05)):
         monkeypatch.setattr(follower, name, seconds)
     for name in ("AGAIN_S", "KEEP_S"):
         monkeypatch.setattr(session, name, 0.01)

@@ -80,9 +80,10 @@ class World:
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.watch_cuts = 0
         self.watches = 0
-        # Answers instead of lists and watches, and instead of logs, while they are set.
+        # Answers instead of lists and watches, instead of logs, and to single pods, while they are set.
         self.pods_refused: int | None = None
         self.logs_refused: int | None = None
+        self.gets_refused: int | None = None
         self.open_logs = 0
         self.url = ""
         self.ca: bytes | None = None
@@ -216,6 +217,8 @@ class World:
             return await (self._watch(request) if "watch" in request.query else self._list())
         if parts[-1] == "log":
             return await self._log(request, parts[-2])
+        if self.gets_refused is not None:
+            return self._no(self.gets_refused)
         if parts[-1] in self.pods:
             return web.json_response(self.object(self.pods[parts[-1]]))
         return self._no(404)

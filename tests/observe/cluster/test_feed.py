@@ -17,6 +17,7 @@ from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import NS, Pod, World, world
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
+from rankfall.kube.retry import Retry
 from rankfall.observe.cluster import follower
 from rankfall.observe.cluster.session import Session
 from rankfall.store import append
@@ -317,6 +318,53 @@ def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypa
         fact = await fed.closed(pod)
         assert (fact.log, fact.phase, fact.main.state if fact.main else None) == ("lost", "Failed", "running")
         assert any("502" in text for text in fed.troubles)
+
+    play(tmp_path, story)
+
+
+def test_launch_s32_a_server_that_denies_a_last_reading_for_a_moment_costs_no_line(tmp_path, monkeypatch):
+    """As one that has just started and has not read its roles."""
+    monkeypatch.setattr(follower, "DENIED_S", 60.0)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        made.freeze(pod)
+        made.write(pod, b"last")
+        pod.faults += ["403"] * 3
+        made.end(pod)
+        made.cut(pod)
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod) == b"first\nlast\n"
+
+    play(tmp_path, story)
+
+
+def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+
+    async def story(made: World, fed: Fed) -> None:
+        fed.connect = lambda: Kube(made.access(), rate=10_000, burst=10_000, retry=Retry(attempts=1))
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+        made.freeze(pod)
+        made.write(pod, b"last")
+        made.gets_refused = made.logs_refused = 503
+        asked = len(pod.requests)
+        made.end(pod)
+        made.cut(pod)
+        await until(lambda: len(pod.requests) > asked + 50, "many tries")
+        fact = fed.fact(pod)
+        assert fact is not None
+        assert fact.log == "open"
+        made.gets_refused = made.logs_refused = None
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod) == b"first\nlast\n"
+        assert fed.records("gap-*.json") == []
 
     play(tmp_path, story)
 

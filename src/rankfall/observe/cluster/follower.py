@@ -38,8 +38,11 @@ READING_S: Final = 20.0
 DRAIN_S: Final = 5.0
 # What a followed log holds already comes within this time after it was opened, seconds. A stream that lived that long was a good one.
 LIVE_S: Final = 5.0
-# How long the last reading of an ended container is tried while the API or the kubelet does not answer, seconds since it got on.
+# How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
+# not answer this time stands still: that says nothing of the log.
 PATIENCE_S: Final = 60.0
+# How long a 403 is doubted, seconds: an API server that has just started answers before it has read its roles (seen with 1.34).
+DENIED_S: Final = 20.0
 
 
 class Follower:
@@ -50,7 +53,7 @@ class Follower:
         pod, namespace, container: whose log.
         log: where it goes.
         state: the instance's state by the newest look at its pod; ``look`` is to be called when that may have changed.
-        refresh: looks at the pod now, where that can be done.
+        refresh: looks at the pod now; whether it could be asked for.
         trouble: told of difficulties: name of the kind, words.
     """
 
@@ -63,7 +66,7 @@ class Follower:
         container: str,
         log: InstanceLog,
         state: Callable[[], State],
-        refresh: Callable[[], Awaitable[None]],
+        refresh: Callable[[], Awaitable[bool]],
         trouble: Callable[[str, str], None],
     ) -> None:
         self._kube = kube
@@ -81,6 +84,7 @@ class Follower:
         self._asked = 0.0
         self._in_order = False
         self._hopeless = False
+        self._denied_since: float | None = None
         self._trying_since: float | None = None
 
     def look(self) -> None:
@@ -110,7 +114,7 @@ class Follower:
                 self._trying_since = _clock()
             if await self._tried(state):
                 return self._close("complete")
-            if state == self._state() != "running" and (self._hopeless or self._spent()):
+            if state == self._state() != "running" and await self._given_up():
                 return self._close("lost")
             await self._pause(state)
 
@@ -152,7 +156,7 @@ class Follower:
         self._log.at_end = False
         self._trouble(f"log {error.status}", error.message)
         # Rights do not come by waiting; while the container runs they are asked for now and then all the same.
-        self._hopeless = isinstance(error, Forbidden)
+        self._hopeless = isinstance(error, Forbidden) and self._denied()
 
     async def _read(self, state: State) -> bool:
         follow = state == "running"
@@ -168,6 +172,7 @@ class Follower:
             read_timeout=SILENCE_S * random.uniform(0.75, 1.25) if follow else READING_S,  # noqa: S311 - guards nothing
         ) as chunks:
             self._log.opened()
+            self._denied_since = None
             whole = await (self._followed(chunks) if follow else self._taken(chunks, state))
         self._hopeless = False
         if not whole:
@@ -223,8 +228,19 @@ class Follower:
 
     # -- between streams
 
-    def _spent(self) -> bool:
-        return self._trying_since is not None and _clock() - self._trying_since > PATIENCE_S
+    async def _given_up(self) -> bool:
+        """Whether the last reading of an ended container is not tried again."""
+        if self._hopeless or self._trying_since is None or _clock() - self._trying_since <= PATIENCE_S:
+            return self._hopeless
+        if await self._refresh():
+            return True
+        self._trying_since = _clock()
+        return False
+
+    def _denied(self) -> bool:
+        if self._denied_since is None:
+            self._denied_since = _clock()
+        return _clock() - self._denied_since >= DENIED_S
 
     async def _pause(self, state: State) -> None:
         if self._asked:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError
+from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
 from rankfall.observe.cluster.clocks import ClockFile
@@ -186,13 +186,18 @@ class Session:
             if one is not None and one.restarts == number and one.message:
                 self._instances.take_message(slot, one.message)
 
-    async def _refresh(self, pod: Followed) -> None:
-        """Look at a pod now: the watch may be behind, or broken."""
-        with contextlib.suppress(KubeError):
+    async def _refresh(self, pod: Followed) -> bool:
+        """Look at a pod now: the watch may be behind, or broken. Whether anybody answered."""
+        try:
             found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
-            fact = pod_fact(found, container=self._source.container, seen_ns=time.time_ns())
-            if fact.uid == pod.fact.uid:
-                self._see(fact)
+        except ObjectNotFound:
+            return True
+        except KubeError:
+            return False
+        fact = pod_fact(found, container=self._source.container, seen_ns=time.time_ns())
+        if fact.uid == pod.fact.uid:
+            self._see(fact)
+        return True
 
     # -- keeping
 

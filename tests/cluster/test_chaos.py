@@ -1,0 +1,117 @@
+"""Whole runs while the API server, or the way to it, fails again and again: one workload, every line once, and no more requests than stated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.chaos_world import OURS, Chaos, counting
+from helpers import wait_until
+from testbed.bed import Bed
+from testbed.client import Kubectl
+from testbed.proxy import (
+    Action,
+    Answer,
+    Cut,
+    EndStream,
+    HalfOpen,
+    Match,
+    Place,
+    Proxy,
+    Stall,
+    WatchError,
+    Way,
+    When,
+    before,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+BACKENDS = ("job", "jobset", "trainjob")
+FULL = pytest.mark.full
+
+# What befalls every second request that is no stream, in turn. Each is passed by the request after it, so that every kind of request meets every
+# kind of fault sooner or later, and a repeat gets through.
+TROUBLE = (
+    Answer(status=401),
+    Answer(status=429, retry_after_s=1),
+    Answer(status=500),
+    Cut(),
+    Cut(at=When(answered=True)),
+    Answer(status=503),
+    Stall(way=Way.UP, at=When(), for_s=1.0),
+)
+STRUCK = 60
+# What befalls the logs, one after the other. The last stream is never heard of again: only the container's end tells that it is over.
+STREAMS: dict[str, Action] = {
+    "log-500": Answer(status=500),
+    "log-cut": Cut(at=When(after_bytes=200)),
+    "log-401": Answer(status=401),
+    "log-end": EndStream(at=When(after_s=1.0)),
+    "log-torn": EndStream(at=When(after_bytes=300), place=Place.INSIDE),
+    "log-429": Answer(status=429, retry_after_s=1),
+    "log-stall": Stall(at=When(after_bytes=200), for_s=2.0),
+    "log-dead": HalfOpen(at=When(after_bytes=200)),
+}
+# Of docs/kubernetes.md, "How many requests": a client's long-run rate and burst; a run has two.
+RATE, BURST, CLIENTS = 20, 40, 2
+# Likewise: each stream that is refused is asked for again so often in the first quarter of a minute.
+OUTAGE_S, STREAM_TRIES = 15.0, 12
+
+
+@pytest.fixture
+def proxy(bed: Bed) -> Iterator[Proxy]:
+    with Proxy(before.settings(bed.layout)) as made:
+        yield made
+
+
+@pytest.fixture
+def chaos(bed: Bed, proxy: Proxy, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Chaos:
+    return Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+
+
+def everything_fails(proxy: Proxy) -> None:
+    """Every second request, each log again and again, one change in conflict, and twice a watch whose history is gone."""
+    for turn in range(STRUCK):
+        match = Match(user_agent=OURS, follow=False, nth=2 * turn + 1)
+        proxy.add(f"trouble-{turn}", TROUBLE[turn % len(TROUBLE)], match)
+    for number, (name, action) in enumerate(STREAMS.items(), start=1):
+        proxy.add(name, action, Match(follow=True, user_agent=OURS, nth=number))
+    proxy.add("conflict", Answer(status=409), Match(method="PATCH", user_agent=OURS, times=1))
+    proxy.add("history", WatchError(code=410, at=When(after_s=1.0)), Match(watch=True, user_agent=OURS, times=2))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_launch_s12_a_whole_run_while_every_second_request_fails(chaos, backend):
+    everything_fails(chaos.proxy)
+    began = time.monotonic()
+    done = chaos.run(counting(backend=backend, namespace=chaos.namespace, lines=120))
+    took = time.monotonic() - began
+    sent = chaos.requests()
+    struck = chaos.proxy.counters().by_rule
+    chaos.proxy.clear()
+    assert done.returncode == 0, done.stderr
+    chaos.whole(chaos.only_run().name, backend=backend, lines=120)
+    assert {*STREAMS, "history", *(f"trouble-{turn}" for turn in range(len(TROUBLE)))} <= struck.keys()
+    # Never faster than stated, and far from it: so many faults cost hardly more than as many requests.
+    assert sent <= CLIENTS * (BURST + RATE * took)
+    assert sent <= 120
+
+
+@pytest.mark.parametrize("status", [429, pytest.param(503, marks=FULL)])
+def test_launch_s32_a_server_that_refuses_everything_for_a_while_is_not_pressed(chaos, status):
+    spec = counting(backend="job", namespace=chaos.namespace, lines=250)
+    with chaos.started(spec) as run:
+        run.hear("line 5")
+        chaos.proxy.add("trouble", Answer(status=status), Match(user_agent=OURS))
+        before_it = chaos.proxy.counters().requests
+        began = time.monotonic()
+        chaos.proxy.cut_all()
+        wait_until(lambda: time.monotonic() - began >= OUTAGE_S, timeout=2 * OUTAGE_S, what="the end of the outage")
+        sent = chaos.proxy.counters().requests - before_it
+        chaos.proxy.clear()
+    chaos.whole(run.id, backend="job", lines=250)
+    # Three streams: the pods and two logs.
+    assert 3 <= sent <= 3 * STREAM_TRIES
