@@ -20,7 +20,16 @@ from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources
 from rankfall.model.policies import Deadlines, FailureRule, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
 from rankfall.model.roles import Part, Role, RoleKubernetes
-from rankfall.model.run import FINAL_STATES, Outcome, RankStatus, RunsDocument, RunSummary, SlotStatus, StatusDocument
+from rankfall.model.run import (
+    FINAL_STATES,
+    Outcome,
+    RankStatus,
+    Restarts,
+    RunsDocument,
+    RunSummary,
+    SlotStatus,
+    StatusDocument,
+)
 from rankfall.model.spec import BackendName, JobSpec
 from rankfall.model.verdict import (
     Alternative,
@@ -78,6 +87,7 @@ __all__ = [
     "Record",
     "Refused",
     "Resources",
+    "Restarts",
     "Retry",
     "Role",
     "RoleKubernetes",

@@ -108,7 +108,13 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is definitely known of one slot (one node-level process). ``launcher`` is torchrun, plain or exec."""
+    """What is definitely known of one slot (one node-level process). ``launcher`` is torchrun, plain or exec.
+
+    Attributes:
+        recorder: its wrapper has said that it is there, so that its ranks will be seen.
+        signalled: a signal from outside had come to it before it ended.
+        platform_ready: what the pod's Ready condition says; None where nothing says so (on this machine).
+    """
 
     slot: int
     node: str | None = None
@@ -122,6 +128,9 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: int | None = None
     ended_at: int | None = None
     oom_kills: int | None = None
+    recorder: bool = False
+    signalled: bool = False
+    platform_ready: bool | None = None
     where: str = ""
 
 

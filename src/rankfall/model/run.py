@@ -33,8 +33,26 @@ class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunSummary, ...] = ()
 
 
+class Restarts(msgspec.Struct, frozen=True, kw_only=True):
+    """New starts that followed a fall; a suspension, a new size or a wish of the user's is none.
+
+    Attributes:
+        count: of all causes.
+        limit: ``policies.max_restarts``; what rules ignore does not count in it.
+        by_cause: slug of the cause -> how many.
+    """
+
+    count: int = 0
+    limit: int = 0
+    by_cause: dict[str, int] = {}
+
+
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of the newest attempt; ``note`` says what its exit alone would tell wrongly, as ``stopped after success``."""
+    """One slot of the newest attempt.
+
+    ``ready`` as :class:`StatusDocument` counts it, ``line_age_s`` seconds since its last line or that of one of its ranks; ``note`` says
+    what its exit alone would tell wrongly, as ``stopped after success``.
+    """
 
     slot: int
     role: str
@@ -43,7 +61,9 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     pod: str | None = None
     pid: int | None = None
     launcher: str | None = None
+    ready: bool = False
     exit: str | None = None
+    line_age_s: float | None = None
     note: str | None = None
 
 
@@ -68,7 +88,20 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """``rankfall status -o json``: the run's fields plus slots and ranks of the newest attempt."""
+    """``rankfall status -o json``: the run's fields plus slots and ranks of the newest attempt.
+
+    Slots are counted by the same words on every backend, each in at most one of ``active``, ``succeeded``, ``failed`` and ``stopped``.
+
+    Attributes:
+        state: the phase.
+        ready: active slots that run, whose pod is Ready, and whose ranks have all started; where no rank can be seen (``inside: off``, an image
+            without Python) the pod's word is enough.
+        active: slots of an attempt that goes on whose end is not known; pods that still wait among them.
+        succeeded: slots that ended with 0.
+        failed: slots that ended otherwise, or were lost.
+        stopped: slots that Rankfall itself ended: after a success, for a suspension, a cancel, or because another part of the gang fell.
+        restarts: by cause.
+    """
 
     schema: str = STATUS_SCHEMA
     run: str
@@ -83,6 +116,12 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     reason: str | None = None
     supervised: bool = False
+    ready: int = 0
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    stopped: int = 0
+    restarts: Restarts = Restarts()
     incomplete: tuple[str, ...] = ()
     slots: tuple[SlotStatus, ...] = ()
     ranks: tuple[RankStatus, ...] = ()

@@ -246,6 +246,7 @@ class Facts:
                 pod=record.pod or held.pod,
                 launcher=held.launcher or _launcher(record),
                 started_at=record.at_ns,
+                recorder=True,
             )
         else:
             held = msgspec.structs.replace(
@@ -256,6 +257,8 @@ class Facts:
                 killed_by="wrapper" if info.ours else "foreign" if info.signal is not None else None,
                 ended_at=record.at_ns,
                 oom_kills=record.oom_kills,
+                recorder=True,
+                signalled=info.sender_pid is not None,
                 where=f"records/{name}",
             )
         self.slots[slot] = held

@@ -57,12 +57,17 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
     """The text of ``rankfall status``: the run in one line, what is wrong with its record, its slots, its ranks."""
     paint = Paint(color=color)
     parts = [f"{paint.bold(status.run)}  {state_text(status.state, paint)}"]
-    if status.attempts:
+    if status.state == "restarting":
+        # The one to come, of how many at most.
+        parts.append(f"attempt {status.attempts + 1} of {status.restarts.limit + 1}")
+    elif status.attempts:
         parts.append(f"attempt {status.attempts}")
     if status.started:
         parts.append(f"{'took' if status.ended else 'for'} {words.since(status.started, status.ended, now=now)}")
     blocks = [", ".join(parts)]
     facts = [f"  {one_line(status.reason, width=400)}"] if status.reason else []
+    if status.slots:
+        facts.append(f"  {_counts(status)}")
     if status.cause:
         who = f", rank {status.rank}" if status.rank is not None else ""
         place = f" on {one_line(status.node, width=100)}" if status.node else ""
@@ -82,6 +87,17 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         titles = ("RANK", "STATE", "NODE", "SLOT", "LOCAL", "PID", "HOOK", "STEP", "EXIT", "LAST LINE")
         blocks.append(table(titles, rows, paint=paint))
     return "\n\n".join(blocks)
+
+
+def _counts(status: StatusDocument) -> str:
+    """How many slots stand how, and what was started again."""
+    numbers = [f"{getattr(status, name)} {name}" for name in ("ready", "active", "succeeded", "failed", "stopped")]
+    counted = status.restarts
+    text = f"slots: {', '.join(numbers)}"
+    if counted.count:
+        causes = ", ".join(f"{slug} {count}" for slug, count in counted.by_cause.items())
+        text += f"; restarts: {counted.count} of {counted.limit} ({causes})"
+    return text
 
 
 def state_text(state: RunState, paint: Paint) -> str:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import signal as signals
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankfall.model import RankFacts, RankStatus, RunSummary, SlotFacts, SlotStatus, StatusDocument, StoreError
+from rankfall.model import (
+    FINAL_STATES,
+    JobSpec,
+    Part,
+    RankFacts,
+    RankStatus,
+    RunSummary,
+    SlotFacts,
+    SlotStatus,
+    StatusDocument,
+    StoreError,
+)
 from rankfall.model.times import rfc3339
+from rankfall.store import counts
 from rankfall.store.after_success import note_of
 from rankfall.store.stream import IndexReader
 
@@ -44,8 +58,21 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     attempt = tables.newest_attempt()
     slots = tables.slots(attempt) if attempt is not None else []
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
-    last = _last_lines(run_dir, tables, attempt, ranks) if attempt is not None else {}
-    notes = _notes(run_dir, slots, ranks) if short.state == "succeeded" else {}
+    last = _LastLines(run_dir, tables, attempt, ranks)
+    spec = _spec(run_dir)
+    notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
+    goes_on = short.state not in FINAL_STATES and any(
+        one.attempt == attempt and one.ended is None for one in tables.attempts()
+    )
+    parts = spec.parts if spec is not None else ()
+    started = counts.started(ranks)
+    ready = {
+        facts.slot: goes_on and counts.is_ready(facts, ranks=started[facts.slot], nproc=_ranks_of(facts, parts))
+        for facts in slots
+    }
+    standings = Counter(
+        counts.standing(facts, goes_on=goes_on, note=notes.get(("slot", facts.slot))) for facts in slots
+    )
     return StatusDocument(
         run=short.run,
         name=short.name,
@@ -59,18 +86,52 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         node=short.node,
         reason=row.reason,
         supervised=run_dir.lease_holder() is not None,
+        ready=sum(ready.values()),
+        active=standings["active"],
+        succeeded=standings["succeeded"],
+        failed=standings["failed"],
+        stopped=standings["stopped"],
+        restarts=counts.restarts(tables, limit=spec.policies.max_restarts if spec is not None else 0),
         incomplete=tuple(dict.fromkeys([*row.incomplete, *tables.problems])),
-        slots=tuple(_slot(run_dir, attempt or 0, facts, notes.get(("slot", facts.slot))) for facts in slots),
-        ranks=tuple(_rank(facts, now, last.get(facts.rank), notes.get(("rank", facts.rank))) for facts in ranks),
+        slots=tuple(
+            _slot(
+                run_dir,
+                attempt or 0,
+                facts,
+                ready=ready[facts.slot],
+                age=_age(now, last.of_slot.get(facts.slot)),
+                note=notes.get(("slot", facts.slot)),
+            )
+            for facts in slots
+        ),
+        ranks=tuple(
+            _rank(
+                facts,
+                age=_age(now, facts.last_line_at, last.of_rank.get(facts.rank)),
+                note=notes.get(("rank", facts.rank)),
+            )
+            for facts in ranks
+        ),
     )
 
 
-def _notes(run_dir: RunDir, slots: list[SlotFacts], ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
-    """What is said beside the exits of slots and ranks of a run that succeeded."""
+def _spec(run_dir: RunDir) -> JobSpec | None:
     try:
-        spec = run_dir.spec
+        return run_dir.spec
     except StoreError:
-        return {}
+        return None
+
+
+def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
+    """How many ranks this slot starts; None where that is not known beforehand, or none can be seen."""
+    part = next((one for one in parts if facts.slot in one.slots), None)
+    if part is None or not part.in_world or part.spec.inside == "off" or facts.launcher in {"exec", None}:
+        return None
+    return part.spec.nproc_per_node
+
+
+def _notes(spec: JobSpec, slots: list[SlotFacts], ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
+    """What is said beside the exits of slots and ranks of a run that succeeded."""
     of_slots = {("slot", facts.slot): note_of(facts, spec=spec, slots=slots) for facts in slots}
     return of_slots | {("rank", facts.rank): note_of(facts, spec=spec, slots=slots) for facts in ranks}
 
@@ -101,7 +162,9 @@ def _named(run_dir: RunDir, tables: Queries) -> tuple[str, str]:
     return spec.name, spec.backend
 
 
-def _slot(run_dir: RunDir, attempt: int, facts: SlotFacts, note: str | None) -> SlotStatus:
+def _slot(
+    run_dir: RunDir, attempt: int, facts: SlotFacts, *, ready: bool, age: float | None, note: str | None
+) -> SlotStatus:
     role = facts.role or ""
     return SlotStatus(
         slot=facts.slot,
@@ -111,7 +174,9 @@ def _slot(run_dir: RunDir, attempt: int, facts: SlotFacts, note: str | None) -> 
         pod=facts.pod,
         pid=_wrapper_pid(run_dir, attempt, role, facts.slot),
         launcher=facts.launcher,
+        ready=ready,
         exit=exit_text(facts.exit_code, facts.signal),
+        line_age_s=age,
         note=note,
     )
 
@@ -126,22 +191,30 @@ def _wrapper_pid(run_dir: RunDir, attempt: int, role: str, slot: int) -> int | N
         return None
 
 
-def _last_lines(run_dir: RunDir, tables: Queries, attempt: int, ranks: list[RankFacts]) -> dict[int, int]:
-    """When each rank's newest chunk came, from the indexes: true also while nobody supervises the run."""
-    rounds = {facts.rank: facts.round for facts in ranks}
-    found: dict[int, int] = {}
-    for row in tables.streams(attempt):
-        if row.rank is None or row.rank not in rounds or row.to_byte is not None or row.round != rounds[row.rank]:
-            continue
-        stamp = IndexReader(run_dir.path / row.stream).last_stamp()
-        if stamp is not None:
-            found[row.rank] = max(stamp, found.get(row.rank, stamp))
-    return found
+class _LastLines:
+    """When the newest chunk of each rank and of each slot came, from the indexes: true also while nobody supervises the run."""
+
+    def __init__(self, run_dir: RunDir, tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> None:
+        self.of_rank: dict[int, int] = {}
+        self.of_slot: dict[int, int] = {}
+        rounds = {facts.rank: facts.round for facts in ranks}
+        for row in tables.streams(attempt) if attempt is not None else ():
+            if row.to_byte is not None:
+                continue
+            stamp = IndexReader(run_dir.path / row.stream).last_stamp()
+            if stamp is None:
+                continue
+            self.of_slot[row.slot] = max(stamp, self.of_slot.get(row.slot, stamp))
+            if row.rank is not None and row.rank in rounds and row.round == rounds[row.rank]:
+                self.of_rank[row.rank] = max(stamp, self.of_rank.get(row.rank, stamp))
 
 
-def _rank(facts: RankFacts, now: int, last: int | None, note: str | None) -> RankStatus:
-    known = [at for at in (facts.last_line_at, last) if at is not None]
-    age = max(0.0, (now - max(known)) / _NS) if known else None
+def _age(now: int, *stamps: int | None) -> float | None:
+    known = [at for at in stamps if at is not None]
+    return max(0.0, (now - max(known)) / _NS) if known else None
+
+
+def _rank(facts: RankFacts, *, age: float | None, note: str | None) -> RankStatus:
     return RankStatus(
         rank=facts.rank,
         state=facts.state,

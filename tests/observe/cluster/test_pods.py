@@ -8,7 +8,7 @@ import pytest
 from observe.cluster.kubemodel import NS
 from rankfall.model import SlotFacts
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
+from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import Stop, mark_stop
 
@@ -141,6 +141,31 @@ def test_whose_signal_ended_a_container(scene, code, seen, finished, slack, by):
     first = look(phase="Failed", main=end, seen_ns=DAY_NS + round(seen * NS))
     done = msgspec.structs.replace(first, log="complete", seen_ns=DAY_NS + 100 * NS)
     assert scene.see(first, done, slack=slack).killed_by == by
+
+
+@pytest.mark.parametrize(
+    ("signalled", "at", "by"),
+    [
+        (True, DAY_NS + NS, "wrapper"),
+        # Its own code, without a signal from outside or before we stopped anything.
+        (False, DAY_NS + NS, None),
+        (True, DAY_NS, None),
+    ],
+)
+def test_a_command_that_answered_our_signal_with_a_code_of_its_own_was_stopped_by_us(scene, signalled, at, by):
+    mark_stop(scene.run, 1, STOP)
+    held = expected(state="ended", exit_code=1, ended_at=at, signalled=signalled)
+    assert scene.see(look(main=ended(1), phase="Failed"), held=held).killed_by == by
+
+
+def test_a_pod_is_ready_as_its_condition_says(scene):
+    def shown(status: str, **fields: object) -> bool | None:
+        return scene.see(
+            look(main=RUNNING, conditions=(Condition(type="Ready", status=status),), **fields)
+        ).platform_ready
+
+    assert [shown("False"), shown("True"), shown("True", gone=True)] == [False, True, False]
+    assert expected().platform_ready is None
 
 
 def test_evidence_of_an_end_is_told_once_as_it_was_seen_first(scene):

@@ -88,7 +88,14 @@ class PodView:
         if fact is None:
             return held
         started = held.started_at or (stamp_ns(fact.main.started) if fact.main else None)
-        held = msgspec.structs.replace(held, node=fact.node or held.node, pod=fact.name, started_at=started)
+        ready = fact.condition("Ready")
+        held = msgspec.structs.replace(
+            held,
+            node=fact.node or held.node,
+            pod=fact.name,
+            started_at=started,
+            platform_ready=not fact.gone and ready is not None and ready.status == "True",
+        )
         if held.state == "ended":
             return self._ours(held, slack=slack)
         if fact.log != "open" and fact.over:
@@ -105,7 +112,10 @@ class PodView:
     def _ours(self, held: SlotFacts, *, slack: float) -> SlotFacts:
         """An end that the wrapper recorded. Of a signal that the kubelet passed on it cannot know that we had asked for it."""
         stop = self._stop
-        if stop is None or held.killed_by != "foreign" or held.signal not in _OUR_SIGNALS or held.ended_at is None:
+        foreign = held.killed_by == "foreign" and held.signal in _OUR_SIGNALS
+        # A command that a signal reached may end with a code of its own, as torchrun does.
+        answered = held.signalled and held.killed_by is None
+        if stop is None or not (foreign or answered) or held.ended_at is None:
             return held
         after = held.ended_at + round(slack * _NS) >= stop.at_ns
         return msgspec.structs.replace(held, killed_by="wrapper") if after else held
