@@ -9,7 +9,7 @@ from rankfall.observe.cluster.podfacts import ContainerFact, ContainerState, Pod
 
 
 def one(state: ContainerState, restarts: int = 0) -> ContainerFact:
-    return ContainerFact(state=state, restarts=restarts)
+    return ContainerFact(state=state, restarts=restarts, id=None if state == "waiting" else "containerd://1")
 
 
 def pod(
@@ -33,6 +33,8 @@ def pod(
         (pod(one("running"), gone=True), 0, "gone", (0,)),
         (pod(one("running"), phase="Failed"), 0, "ended", (0,)),
         (pod(None, phase="Failed"), 0, "ended", ()),
+        # The kubelet calls a container terminated that it never started, where the pod ends first.
+        (pod(ContainerFact(state="terminated", reason="ContainerStatusUnknown"), phase="Failed"), 0, "ended", ()),
     ],
 )
 def test_state_of_an_instance(fact, number, state, instances):

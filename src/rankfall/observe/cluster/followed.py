@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from rankfall.observe.cluster.follower import End, Follower, State
-from rankfall.observe.cluster.podfacts import LogState, PodFact
+from rankfall.observe.cluster.podfacts import ContainerFact, LogState, PodFact
 
 _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 
@@ -66,7 +66,10 @@ def instance_state(fact: PodFact, number: int) -> State:
 
 def instances_of(fact: PodFact) -> tuple[int, ...]:
     """Instances that have a log, by this look."""
-    found = {
-        one.restarts for one in (fact.last, fact.main) if one is not None and one.state in {"running", "terminated"}
-    }
-    return tuple(sorted(found))
+    return tuple(sorted({one.restarts for one in (fact.last, fact.main) if one is not None and _ran(one)}))
+
+
+def _ran(container: ContainerFact) -> bool:
+    """Whether an instance runs or ran. The kubelet also calls one terminated that it never started: that one has neither an id nor a beginning."""
+    ended = container.state == "terminated" and (container.id is not None or container.started is not None)
+    return container.state == "running" or ended
