@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cluster.run_world import RULES, World
 from helpers import wait_until
 from testbed import accounts
@@ -22,7 +24,8 @@ KINDS = {"job": "jobs", "jobset": "jobsets", "trainjob": "trainjobs"}
 COUNT = """
 import os, time
 
-for number in range(int(os.environ["LINES"])):
+lines = os.environ.get("LINES_OF_" + os.environ["RANKFALL_ATTEMPT"], os.environ["LINES"])
+for number in range(int(lines)):
     print("line", number, flush=True)
     time.sleep(float(os.environ["PAUSE"]))
 """
@@ -67,16 +70,19 @@ class Going:
         """Of the run."""
         return self._world.only_run().name
 
-    def hear(self, line: str, *, attempt: int = 1) -> None:
+    def hear(self, line: str) -> None:
         """Wait until a rank has said this."""
-        runs = self._world.home / "runs"
 
         def said() -> bool:
             assert self.process.poll() is None, "the run is over"
-            found = runs.glob(f"count-*/logs/attempt-{attempt}/*/*/*.out.log")
-            return any(f"{line}\n".encode() in path.read_bytes() for path in found)
+            return heard(self._world.home / "runs", line)
 
         wait_until(said, timeout=90, what=f"{line!r}")
+
+
+def heard(folder: Path, line: str) -> bool:
+    """Whether a rank of a run below this folder has said this in its first attempt."""
+    return any(f"{line}\n".encode() in path.read_bytes() for path in folder.rglob("logs/attempt-1/*/*/r*.out.log"))
 
 
 class Chaos(World):
@@ -97,6 +103,15 @@ class Chaos(World):
         super().__init__(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=COUNT)
         self.proxy = proxy
         self.direct = direct
+
+    def log_in_by(self, plugin: Path) -> None:
+        """From now on the account's token comes from this program."""
+        path = self.home.parent / "kubeconfig"
+        document = yaml.safe_load(path.read_text())
+        login = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}
+        for user in document["users"]:
+            user["user"] = {"exec": login}
+        path.write_text(yaml.safe_dump(document))
 
     def requests(self, since: int = 0) -> int:
         """How many the product has sent, from the proxy's own log, after the one of this number."""

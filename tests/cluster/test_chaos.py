@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.chaos_world import OURS, Chaos, counting
+from cluster.chaos_world import OURS, Chaos, counting, heard
 from helpers import wait_until
+from testbed import faults, kubeconfig
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.proxy import (
@@ -115,3 +117,92 @@ def test_launch_s32_a_server_that_refuses_everything_for_a_while_is_not_pressed(
     chaos.whole(run.id, backend="job", lines=250)
     # Three streams: the pods and two logs.
     assert 3 <= sent <= 3 * STREAM_TRIES
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=FULL)])
+def test_launch_s32_a_run_survives_a_restart_of_the_api_server(bed, chaos, how):
+    spec = counting(backend="job", namespace=chaos.namespace, lines=100)
+    with chaos.started(spec) as run:
+        run.hear("line 5")
+        began = chaos.proxy.counters().requests
+        with faults.part_down(bed, "kube-apiserver", how=how):
+            pass
+        back = chaos.proxy.counters().requests
+    chaos.whole(run.id, backend="job", lines=100)
+    # While it was away; the last reading of two logs and what a status costs come after.
+    assert back - began <= 3 * STREAM_TRIES
+
+
+def test_launch_s32_ranks_that_end_while_the_api_server_is_away_lose_no_line(bed, kubectl, chaos):
+    with chaos.started(counting(backend="job", namespace=chaos.namespace, lines=60)) as run:
+        run.hear("line 5")
+        pods = kubectl.get("pods", "-n", chaos.namespace)["items"]
+        pids = {pid for pod in pods for pid in faults.processes_of(bed, chaos.namespace, pod["metadata"]["name"])}
+        assert pids
+        with faults.part_down(bed, "kube-apiserver"):
+            # On the nodes they run to their end, and nobody is told.
+            wait_until(lambda: not any(alive(pid) for pid in pids), timeout=60, what="the end of both ranks")
+    chaos.whole(run.id, backend="job", lines=60)
+
+
+PLUGIN = """#!/bin/sh
+echo started >> "$0.starts"
+printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}' "$(cat "$0.token")"
+"""
+
+
+def test_launch_s50_a_token_that_is_revoked_is_renewed_in_logs_watch_and_cancel_alike(bed, chaos, kubectl, tmp_path):
+    """A real one: bound to a Secret, it ends with that; the plug-in has the next one."""
+    space = chaos.namespace
+    session = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "session", "namespace": space}}
+    kubectl.apply([session])
+    make = ("create", "token", "rankfall", "--namespace", space)
+    first = kubectl(*make, "--bound-object-kind", "Secret", "--bound-object-name", "session").strip()
+    plugin = tmp_path / "login"
+    plugin.write_text(PLUGIN)
+    plugin.chmod(0o700)
+    token = tmp_path / "login.token"
+    token.write_text(first)
+    chaos.log_in_by(plugin)
+
+    spec = counting(backend="job", namespace=space, lines=150)
+    counts, other = (
+        chaos.cli("submit", "--file", str(chaos.file(spec | {"name": name}))) for name in ("count", "other")
+    )
+    assert (counts.returncode, other.returncode) == (0, 0), counts.stderr + other.stderr
+    counts_id, other_id = counts.stdout.strip(), other.stdout.strip()
+    runs = chaos.home / "runs"
+    for run in (counts_id, other_id):
+        wait_until(lambda run=run: heard(runs / run, "line 2"), timeout=90, what=f"a line of {run}")
+    token.write_text(kubectl(*make).strip())
+    kubectl("delete", "secret", "session", "--namespace", space)
+    old = Kubectl(
+        kubectl.program,
+        kubeconfig.write(
+            tmp_path / "old", server=bed.control.server, authority=bed.control.authority.cert, user="old", token=first
+        ),
+    )
+    wait_until(lambda: old.run("auth", "whoami").returncode, timeout=60, what="the end of the first token")
+    chaos.proxy.cut_all()
+    cancelled = chaos.cli("cancel", other_id, "-y")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert chaos.document("status", counts_id)["state"] in {"running", "succeeded"}
+    done = chaos.cli("wait", counts_id)
+    assert done.returncode == 0, done.stderr
+    chaos.whole(counts_id, backend="job", lines=150)
+    log = [one for one in chaos.proxy.log() if one.user_agent.startswith("rankfall/")]
+    refused = [one for one in log if one.status == 401]
+    # Each client was refused what it had in flight, and no more than that.
+    assert {one.method for one in refused} >= {"GET", "PATCH"}
+    assert len(refused) <= 2 * 3 + 1
+    for one in refused:
+        assert any(
+            (later.method, later.path) == (one.method, one.path) and 0 < later.status < 300
+            for later in log
+            if later.number > one.number
+        )
+    assert first not in "".join(path.read_text(errors="replace") for path in runs.rglob("*") if path.is_file())

@@ -65,6 +65,8 @@ class Pod:
     cuts: int = 0
     frozen: int = 0
     requests: list[dict[str, str]] = field(default_factory=list)
+    # It was asked to end; only its node can say that it has.
+    deleting: bool = False
 
     @property
     def container(self) -> Container | None:
@@ -167,10 +169,12 @@ class World:
             shown["containerStatuses"] = [
                 {"name": "main", "restartCount": 0, "state": {"waiting": {"reason": pod.waiting}}}
             ]
+        leaving = {"deletionTimestamp": rfc3339(START, digits=0), "deletionGracePeriodSeconds": 0}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
+                **(leaving if pod.deleting else {}),
                 "name": pod.name,
                 "namespace": "here",
                 "uid": pod.uid,

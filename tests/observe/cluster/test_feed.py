@@ -18,7 +18,7 @@ from observe.cluster.kubemodel import NS, Pod, World, world
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.retry import Retry
-from rankfall.observe.cluster import follower
+from rankfall.observe.cluster import follower, session
 from rankfall.observe.cluster.session import Session
 from rankfall.store import append
 
@@ -367,6 +367,45 @@ def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, 
         assert fed.records("gap-*.json") == []
 
     play(tmp_path, story)
+
+
+def test_a_pod_that_is_to_end_and_of_which_nobody_says_it_has_is_overdue(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "OVERDUE_S", 0.05)
+
+    async def story(made: World, fed: Fed) -> None:
+        fed.connect = lambda: Kube(made.access(), rate=10_000, burst=10_000, retry=Retry(attempts=1))
+        pod, other = made.add(0), made.add(1)
+        fed.start()
+        made.write(pod, b"first")
+        await fed.holds(pod, b"first\n")
+
+        # Not as long as nobody can be asked: it may have ended unseen.
+        made.gets_refused = 503
+        for one in (pod, other):
+            one.deleting = True
+            made.tell("MODIFIED", one)
+        await until(lambda: (fact := fed.fact(pod)) and fact.deleting, "the deletion")
+        assert not overdue(fed, pod)
+        # Its end is told, as it should be.
+        made.end(other, 143)
+        await fed.closed(other)
+        made.gets_refused = None
+        await until(lambda: overdue(fed, pod), "that it is overdue")
+        assert not overdue(fed, other)
+        await fed.restart()
+        assert overdue(fed, pod)
+        made.write(pod, b"last")
+        made.end(pod, 143)
+        assert (await fed.closed(pod)).log == "complete"
+        assert not overdue(fed, pod)
+        assert fed.stream(pod) == b"first\nlast\n"
+
+    play(tmp_path, story)
+
+
+def overdue(fed: Fed, pod: Pod) -> bool:
+    fact = fed.fact(pod)
+    return fact is not None and fact.overdue
 
 
 def test_what_a_container_left_in_its_status_stands_in_for_the_records_of_a_lost_log(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from observe.cluster.kubemodel import NS
 from rankfall.model import SlotFacts
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
+from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact, later
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import Stop, mark_stop
 
@@ -105,6 +105,16 @@ def test_what_the_runtime_calls_a_signal_is_one(scene):
 def test_a_pod_that_ended_without_a_word_of_its_container_is_lost(scene, fact):
     found = scene.see(fact)
     assert (found.state, found.exit_code, found.signal) == ("lost", None, None)
+
+
+def test_a_pod_whose_end_nobody_tells_is_lost_until_it_is_told(scene):
+    leaving = look(main=RUNNING, deleting=DAY)
+    assert scene.see(leaving, held=expected(state="running")).state == "running"
+    overdue = msgspec.structs.replace(leaving, overdue=True, seen_ns=DAY_NS + 90 * NS)
+    assert scene.see(overdue, held=expected(state="running")).state == "lost"
+    # Its node is back.
+    back = later(overdue, look(main=ended(0), deleting=DAY, log="complete", seen_ns=DAY_NS + 95 * NS))
+    assert scene.see(back, held=expected(state="running")).state == "ended"
 
 
 def test_the_wrappers_own_end_is_kept(scene):

@@ -165,6 +165,8 @@ class ClusterBackend:
             return "absent"
         if fact.main is not None and fact.main.state == "terminated":
             return "ended" if fact.log != "open" else "running"
+        if fact.overdue and not fact.over:
+            return "dead"
         if fact.gone or fact.phase == "Failed":
             return "dead" if fact.log != "open" or fact.main is None else "running"
         return "running" if fact.main is not None and fact.main.state == "running" else "starting"

@@ -53,7 +53,7 @@ class Follower:
         pod, namespace, container: whose log.
         log: where it goes.
         state: the instance's state by the newest look at its pod; ``look`` is to be called when that may have changed.
-        refresh: looks at the pod now; whether it could be asked for.
+        refresh: looks at the pod now; whether it was seen to be there.
         trouble: told of difficulties: name of the kind, words.
     """
 

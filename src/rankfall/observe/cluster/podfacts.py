@@ -64,7 +64,9 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seen_ns: when it was seen, nanoseconds since the epoch by this machine's clock.
         slot: the completion index; None for a pod that has none.
         gone: the pod is no longer there; the other fields are those of the last look at it.
-        deleting: when the API was asked to delete it.
+        deleting: when it is to have ended, since the API was asked to delete it.
+        grace_s: what it was given for that.
+        overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
         main, last: state of the training container, and of the instance before it.
         log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
             ``none`` (it never had one).
@@ -83,6 +85,8 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gone: bool = False
     created: str | None = None
     deleting: str | None = None
+    grace_s: int | None = None
+    overdue: bool = False
     conditions: tuple[Condition, ...] = ()
     main: ContainerFact | None = None
     last: ContainerFact | None = None
@@ -125,6 +129,7 @@ def pod_fact(pod: Mapping[str, Any], *, container: str, seen_ns: int, gone: bool
         gone=gone,
         created=_word(meta.get("creationTimestamp")),
         deleting=_word(meta.get("deletionTimestamp")),
+        grace_s=_number(meta.get("deletionGracePeriodSeconds")),
         # Those that a verdict may need first: anybody may add others.
         conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
             :_MAX_CONDITIONS
@@ -148,7 +153,8 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
             held, seen_ns=fact.seen_ns, gone=True, main=main, last=last, deleting=fact.deleting or held.deleting
         )
     slot = fact.slot if fact.slot is not None else held.slot
-    return msgspec.structs.replace(fact, main=main, last=last, node=fact.node or held.node, slot=slot)
+    overdue = held.overdue and not fact.over
+    return msgspec.structs.replace(fact, main=main, last=last, node=fact.node or held.node, slot=slot, overdue=overdue)
 
 
 def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:

@@ -104,7 +104,7 @@ class PodView:
                 # Deleted or refused without a word of its container.
                 return msgspec.structs.replace(held, state="lost", where=self._where)
             return self._ended(held, fact, end, slack=slack)
-        if held.slot in self._given_up:
+        if fact.overdue or held.slot in self._given_up:
             return msgspec.structs.replace(held, state="lost", where=self._where)
         begun = fact.main is not None and fact.main.state in {"running", "terminated"}
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError, ObjectNotFound
+from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
 from rankfall.observe.cluster.clocks import ClockFile
@@ -31,6 +31,9 @@ from rankfall.store import RunDir
 AGAIN_S: Final = 5.0
 # Between two writings of clocks, and of what could not be written before.
 KEEP_S: Final = 1.0
+# How long nobody may say that a pod has ended after it was to, seconds: the kubelet's own margin many times over.
+OVERDUE_S: Final = 60.0
+_GRACE_S: Final = 30
 # A connection that breaks and stands again at once is no difficulty.
 _WORTH_TELLING: Final = 3
 
@@ -61,11 +64,13 @@ class Session:
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
         self._unwritten: set[str] = set()
+        # When pods that are to end are overdue, on the monotonic clock.
+        self._due: dict[str, float] = {}
         self._watch_failures = 0
 
     async def run(self) -> None:
         """Work until cancelled."""
-        keeper = asyncio.create_task(self._keep())
+        keepers = [asyncio.create_task(self._keep()), asyncio.create_task(self._wait_for_ends())]
         try:
             while True:
                 try:
@@ -74,7 +79,7 @@ class Session:
                     self._troubles.say("watch refused", f"pods cannot be watched: {error.message}")
                 await asyncio.sleep(AGAIN_S)
         finally:
-            tasks = [keeper, *(one.task for pod in self._pods.values() for one in pod.logs.values() if one.task)]
+            tasks = [*keepers, *(one.task for pod in self._pods.values() for one in pod.logs.values() if one.task)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -127,6 +132,9 @@ class Session:
             pod = self._pods[fact.uid] = Followed(fact)
         else:
             pod.fact = later(pod.fact, fact)
+        if pod.fact.deleting is not None and not pod.fact.over:
+            grace = _GRACE_S if pod.fact.grace_s is None else pod.fact.grace_s
+            self._due.setdefault(fact.uid, time.monotonic() + grace + OVERDUE_S)
         if pod.fact.slot is not None:
             for number in instances_of(pod.fact):
                 if number not in pod.logs:
@@ -187,19 +195,31 @@ class Session:
                 self._instances.take_message(slot, one.message)
 
     async def _refresh(self, pod: Followed) -> bool:
-        """Look at a pod now: the watch may be behind, or broken. Whether anybody answered."""
+        """Look at a pod now: the watch may be behind, or broken. Whether it is there, by the server's own word."""
         try:
             found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
-        except ObjectNotFound:
-            return True
         except KubeError:
             return False
         fact = pod_fact(found, container=self._source.container, seen_ns=time.time_ns())
-        if fact.uid == pod.fact.uid:
-            self._see(fact)
+        if fact.uid != pod.fact.uid:
+            return False
+        self._see(fact)
         return True
 
     # -- keeping
+
+    async def _wait_for_ends(self) -> None:
+        """Notice pods of which nobody says that they have ended. Looked at once more each: we may have been blind meanwhile."""
+        while True:
+            await asyncio.sleep(KEEP_S)
+            for uid in [uid for uid, due in self._due.items() if time.monotonic() >= due]:
+                pod = self._pods[uid]
+                if pod.fact.over:
+                    del self._due[uid]
+                elif await self._refresh(pod) and not pod.fact.over:
+                    del self._due[uid]
+                    pod.fact = msgspec.structs.replace(pod.fact, overdue=True, seen_ns=time.time_ns())
+                    self._write(pod)
 
     async def _keep(self) -> None:
         while True:
