@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from rankfall.backends.protocol import Plan
 from rankfall.kube.errors import Unreachable
 from rankfall.model import InfrastructureError, JobSpec, Refused
 from rankfall.store import AttemptRow
+from rankfall.store.resizes import ResizeRequest, append_resize
 from rankfall.supervise.planning import Planner
 
 ROW = AttemptRow(attempt=1, plan={"attempt": 1, "launcher": "plain", "slots": []})
@@ -25,24 +27,24 @@ class Backend:
         assert plan.attempt == 1
         self.cleared += 1
 
-    def plan(self, spec, run_dir, number, *, exclude):
+    def plan(self, spec, run_dir, number, *, nnodes, exclude):
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return (answer, number, tuple(exclude))
+        return Plan(attempt=number, launcher="plain", slots=(), notes=(answer, *exclude, str(spec.nnodes), str(nnodes)))
 
 
 class Desk:
     """Everything else that a planner talks to."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, folder, **fields):
         self.said, self.states, self.notes, self.waits = [], [], [], 0
         self.give_up_after = 99
         ledger = SimpleNamespace(
             set_run=lambda state, **_: self.states.append(state), note=self.notes.append, flush=lambda: None
         )
         self.planner = Planner(
-            SimpleNamespace(spec=JobSpec(command=("x",))),
+            SimpleNamespace(spec=JobSpec(command=("x",), **fields), path=folder),
             backend=backend,
             ledger=ledger,
             say=self.said.append,
@@ -55,10 +57,12 @@ class Desk:
         self.waits += 1
 
 
-def test_a_later_attempt_waits_for_a_cluster_that_does_not_answer_and_says_so_once():
+def test_a_later_attempt_waits_for_a_cluster_that_does_not_answer_and_says_so_once(tmp_path):
     backend = Backend(Unreachable("no answer"), Unreachable("no answer"), Unreachable("refused"), "plan")
-    desk = Desk(backend)
-    assert desk.planner.plan(2, before=ROW, exclude=["n1"]) == ("plan", 2, ("n1",))
+    desk = Desk(backend, tmp_path)
+    plan = desk.planner.plan(2, before=ROW, exclude=["n1"])
+    assert (plan.attempt, plan.notes) == (2, ("plan", "n1", "1", "None"))
+    assert (plan.sizes, plan.changes) == ({"worker": 1}, ())
     assert desk.said == ["attempt 2 waits: no answer", "attempt 2 waits: refused"]
     assert (desk.waits, desk.states, backend.cleared) == (3, ["restarting", "restarting"], 4)
 
@@ -67,25 +71,35 @@ def test_a_later_attempt_waits_for_a_cluster_that_does_not_answer_and_says_so_on
     ("number", "error"),
     [(1, Unreachable("no answer")), (2, Refused("no such field")), (2, Unreachable("bad", tls=True))],
 )
-def test_what_does_not_pass_by_itself_and_a_first_attempt_end_at_once(number, error):
-    desk = Desk(Backend(error))
+def test_what_does_not_pass_by_itself_and_a_first_attempt_end_at_once(tmp_path, number, error):
+    desk = Desk(Backend(error), tmp_path)
     assert desk.planner.plan(number, before=ROW if number > 1 else None, exclude=()) is None
     assert desk.planner.refusal == error.message
     assert desk.waits == 0
 
 
-def test_a_wish_ends_the_wait():
-    desk = Desk(Backend(*(Unreachable("no answer") for _ in range(9))))
+def test_a_wish_ends_the_wait(tmp_path):
+    desk = Desk(Backend(*(Unreachable("no answer") for _ in range(9))), tmp_path)
     desk.give_up_after = 2
     assert desk.planner.plan(2, before=None, exclude=()) is None
     assert desk.waits == 2
 
 
-def test_what_does_not_go_after_a_cancel_is_said_and_noted():
+def test_what_does_not_go_after_a_cancel_is_said_and_noted(tmp_path):
     class Stuck(Backend):
         def clear(self, plan):
             raise InfrastructureError("pod p is still going")
 
-    desk = Desk(Stuck())
+    desk = Desk(Stuck(), tmp_path)
     desk.planner.remove(ROW)
     assert desk.said == desk.notes == ["pod p is still going"]
+
+
+def test_jobapi_s07_the_next_attempt_has_as_many_nodes_as_are_wished_by_then(tmp_path):
+    append_resize(tmp_path, ResizeRequest(role="worker", nodes=3, at=5, by="somebody@here", reason="why not"))
+    fixed = Desk(Backend("plan"), tmp_path).planner.plan(2, before=ROW, exclude=())
+    assert fixed.notes == ("plan", "3", "None")
+    assert [(one.before, one.nodes, one.asked_at, one.by) for one in fixed.changes] == [(1, 3, 5, "somebody@here")]
+    within = Desk(Backend("plan"), tmp_path, nnodes=2, nnodes_max=4).planner.plan(1, before=None, exclude=())
+    assert within.notes == ("plan", "2", "3")
+    assert [(one.before, one.nodes) for one in within.changes] == [(4, 3)]

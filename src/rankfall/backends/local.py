@@ -50,7 +50,7 @@ class LocalBackend:
             spec: the job.
             run_dir: where it would live; need not exist.
             attempt: counted from 1.
-            nnodes: another number of nodes than the spec's.
+            nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
             exclude: all nodes are this machine, so none can be avoided.
 
         Raises:
@@ -67,8 +67,8 @@ class LocalBackend:
         launcher, note = choose_launcher(spec, command, python)
         rdzv: Rendezvous = _rendezvous(spec, command) if launcher == "torchrun" else "none"
         port = self._reserve(0).port
-        count = nnodes or spec.nnodes_max or spec.nnodes
-        least = min(nnodes or spec.nnodes, count)
+        most = spec.nnodes_max or spec.nnodes
+        count = nnodes or most
         home = run_dir.path.parent.parent
         strategy = spec.strategy or self.strategy
         made = []
@@ -85,8 +85,8 @@ class LocalBackend:
                 }
             flags = torchrun.rendezvous_flags(
                 spec=spec,
-                nnodes=least,
-                most=count,
+                nnodes=spec.nnodes,
+                most=most,
                 node=number,
                 backend=rdzv,
                 run=f"{run_dir.id}-a{attempt}",

@@ -11,6 +11,7 @@ import msgspec
 from rankfall.backends.secrets import MASK, masked, masked_words
 from rankfall.diagnose import CAUSAL
 from rankfall.model import JobSpec
+from rankfall.model.sizes import SizeChange
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
@@ -65,6 +66,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         strategy: the one in force for this attempt, by name.
         cluster: where in a cluster; None on this machine.
         objects: manifests for people, with secrets masked; only while they are shown, never stored.
+        sizes: nodes by role, as they were wished when the plan was made; empty = the spec's.
+        changes: what of that differs from the attempt before, and what changed while this one ran.
         port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
     """
 
@@ -80,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterPlan | None = None
     objects: tuple[dict[str, Any], ...] = ()
     strategy: str = CAUSAL.name
+    sizes: dict[str, int] = {}
+    changes: tuple[SizeChange, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
@@ -143,7 +148,10 @@ class Backend(Protocol):
         nnodes: int | None = None,
         exclude: Collection[str] = (),
     ) -> Plan:
-        """What would be started, on other nodes than those of ``exclude``; refuses what cannot work."""
+        """What would be started, on other nodes than those of ``exclude``; refuses what cannot work.
+
+        ``nnodes`` is how many of the spec's ``MIN:MAX`` nodes there are at first; None = the most.
+        """
         ...
 
     def submit(self, plan: Plan) -> tuple[int, ...]:

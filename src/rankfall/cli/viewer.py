@@ -13,12 +13,14 @@ from rankfall.cli.frames import raised_at
 from rankfall.cli.values import Ranks
 from rankfall.cli.view import Interesting, LineWriter
 from rankfall.model import Outcome, StoreError, Verdict
+from rankfall.model.sizes import sized
 from rankfall.report import words
 from rankfall.report.escape import one_line
 from rankfall.report.paint import Paint
 from rankfall.report.terminal import render_brief, render_verdict
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery
+from rankfall.store.resizes import wished_sizes
 from rankfall.supervise.events import Event, read_events
 
 _TOLD: Final = frozenset(
@@ -32,6 +34,7 @@ _TOLD: Final = frozenset(
         "deadline",
         "success",
         "suspended",
+        "resize",
         "stopping",
         "gap",
     }
@@ -202,6 +205,7 @@ class Viewer:
 def _usual(directory: RunDir) -> frozenset[int]:
     """Rank 0 and the last rank of a full start."""
     try:
-        return frozenset({0, directory.spec.world_size - 1})
+        spec = directory.spec
+        return frozenset({0, sized(spec, wished_sizes(directory.path, spec)).world_size - 1})
     except StoreError:
         return frozenset({0})

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Final, Literal
 
+from rankfall.client import resizing
 from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, RunState, StatusDocument, Verdict
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
@@ -191,6 +192,28 @@ class Run:
         if held:
             await asyncio.to_thread(self._hold, "resume", reason)
         return await self._supervised() or held
+
+    async def resize(
+        self, nodes: int, *, role: str | None = None, reason: str = "", wait: bool = False
+    ) -> resizing.Resized:
+        """Give the run another number of nodes; a run that nobody supervises gets a detached supervisor, unless it is suspended.
+
+        Args:
+            nodes: wished.
+            role: whose; needed only where the job has several roles.
+            reason: kept with the run.
+            wait: return when the run has this size. It is given up when the run ends or is suspended, or somebody wishes for another size.
+
+        Raises:
+            UsageError: the job cannot have this size; nothing was changed.
+            InfrastructureError: the cluster, which would have to say so, does not answer.
+        """
+        asked = await asyncio.to_thread(resizing.ask, self.directory, nodes=nodes, role=role, reason=reason)
+        if asked.over or asked.how == "nothing":
+            return asked
+        if not await asyncio.to_thread(self._held):
+            await self._supervised()
+        return await resizing.holds(self.directory, asked) if wait else asked
 
     async def _supervised(self) -> bool:
         """Start a detached supervisor where there is none; whether one was started."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rankfall.client.client import Client
+from rankfall.client.resizing import Resized
 from rankfall.client.run import Run
 from rankfall.model import JobSpec, Outcome, RunSummary, StatusDocument, Verdict
 from rankfall.store.lines import Line
@@ -58,6 +59,10 @@ class SyncRun:
     def resume(self, reason: str = "") -> bool:
         """As :meth:`Run.resume`."""
         return _sync(self._run.resume(reason))
+
+    def resize(self, nodes: int, *, role: str | None = None, reason: str = "", wait: bool = False) -> Resized:
+        """As :meth:`Run.resize`."""
+        return _sync(self._run.resize(nodes, role=role, reason=reason, wait=wait))
 
 
 class SyncClient:

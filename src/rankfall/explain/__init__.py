@@ -10,11 +10,13 @@ from typing import BinaryIO, Final, cast, get_args
 from rankfall.diagnose import diagnose
 from rankfall.model import Diagnosis, NotFound
 from rankfall.model.evidence import SlotLauncher
+from rankfall.model.sizes import sized
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.catalogues import catalogue_of
 from rankfall.observe.files import case_of_files, case_of_stream
 from rankfall.observe.strategies import diagnose_by, find_strategy
 from rankfall.store import AttemptRow, RunDir, default_home
+from rankfall.store.resizes import planned_sizes
 
 # How long a live run's streams are followed for one answer, seconds.
 _LIVE_S: Final = 10.0
@@ -51,7 +53,10 @@ def explain_run(
     if stored is not None:
         return stored
     number = attempt if attempt is not None else max(numbers, default=1)
-    observer = AttemptObserver(run_dir, spec=run_dir.spec, attempt=number, launcher=_launcher(rows, number))
+    spec = sized(
+        run_dir.spec, planned_sizes(next((row.plan for row in rows if row.attempt == number), {}), run_dir.spec)
+    )
+    observer = AttemptObserver(run_dir, spec=spec, attempt=number, launcher=_launcher(rows, number))
     # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.
     until = time.monotonic() + _LIVE_S
     while observer.poll(time.time_ns()).bytes:

@@ -101,6 +101,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         failed: slots that ended otherwise, or were lost.
         stopped: slots that Rankfall itself ended: after a success, for a suspension, a cancel, or because another part of the gang fell.
         restarts: by cause.
+        sizes: nodes by role, as the newest attempt has them.
+        sizes_wished: nodes by role, as they are to be; another number is a resize under way.
     """
 
     schema: str = STATUS_SCHEMA
@@ -123,6 +125,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     stopped: int = 0
     restarts: Restarts = Restarts()
     incomplete: tuple[str, ...] = ()
+    sizes: dict[str, int] = {}
+    sizes_wished: dict[str, int] = {}
     slots: tuple[SlotStatus, ...] = ()
     ranks: tuple[RankStatus, ...] = ()
 

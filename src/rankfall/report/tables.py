@@ -72,6 +72,11 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         who = f", rank {status.rank}" if status.rank is not None else ""
         place = f" on {one_line(status.node, width=100)}" if status.node else ""
         facts.append(f"  cause: {status.cause}{who}{place}")
+    facts += [
+        paint.warn(f"  {role}: {status.sizes.get(role, 0)} nodes, {nodes} wished")
+        for role, nodes in status.sizes_wished.items()
+        if status.sizes.get(role) != nodes
+    ]
     if not status.supervised and status.state in {"queued", "starting", "running", "restarting"}:
         facts.append(paint.warn(f"  nobody supervises it now; rankfall attach {status.run} takes it over"))
     facts += [paint.warn(f"  record incomplete: {one_line(text, width=400)}") for text in status.incomplete]

@@ -19,9 +19,11 @@ from rankfall.model import (
     StatusDocument,
     StoreError,
 )
+from rankfall.model.sizes import sized
 from rankfall.model.times import rfc3339
 from rankfall.store import counts
 from rankfall.store.after_success import note_of
+from rankfall.store.resizes import planned_sizes, wished_sizes
 from rankfall.store.stream import IndexReader
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     last = _LastLines(run_dir, tables, attempt, ranks)
     spec = _spec(run_dir)
     notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
+    sizes, wished = _sizes(run_dir, tables, attempt, spec)
+    spec = sized(spec, sizes) if spec is not None else None
     goes_on = short.state not in FINAL_STATES and any(
         one.attempt == attempt and one.ended is None for one in tables.attempts()
     )
@@ -93,6 +97,8 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         stopped=standings["stopped"],
         restarts=counts.restarts(tables, limit=spec.policies.max_restarts if spec is not None else 0),
         incomplete=tuple(dict.fromkeys([*row.incomplete, *tables.problems])),
+        sizes=sizes,
+        sizes_wished=wished,
         slots=tuple(
             _slot(
                 run_dir,
@@ -120,6 +126,16 @@ def _spec(run_dir: RunDir) -> JobSpec | None:
         return run_dir.spec
     except StoreError:
         return None
+
+
+def _sizes(
+    run_dir: RunDir, tables: Queries, attempt: int | None, spec: JobSpec | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Nodes by role: of this attempt, and as they are wished."""
+    if spec is None:
+        return {}, {}
+    plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
+    return planned_sizes(plan, spec), wished_sizes(run_dir.path, spec)
 
 
 def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:

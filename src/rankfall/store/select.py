@@ -12,6 +12,7 @@ import msgspec
 from rankfall.model import RankFacts, StoreError, UsageError
 from rankfall.store.documents import newest_round
 from rankfall.store.names import StreamName, find_streams
+from rankfall.store.resizes import attempt_spec
 from rankfall.store.salvage import streams as salvaged_streams
 from rankfall.store.salvage import world_sizes
 
@@ -203,7 +204,7 @@ def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: in
 def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
     """The spec tells it where membership is fixed; else the ranks of the newest round themselves, or nobody yet."""
     try:
-        spec = run_dir.spec
+        spec = attempt_spec(run_dir, tables, attempt)
     except StoreError:
         spec = None
     if spec is not None and not spec.elastic and spec.launcher != "exec":

@@ -3,6 +3,7 @@
 from rankfall.supervise.control import CancelRequest, Control, read_cancel, request_cancel
 from rankfall.supervise.detach import spawn_detached
 from rankfall.supervise.events import Event, read_events
+from rankfall.supervise.resizing import request_resize
 from rankfall.supervise.suspension import Suspension, read_suspension, request_hold
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "read_suspension",
     "request_cancel",
     "request_hold",
+    "request_resize",
     "spawn_detached",
 ]

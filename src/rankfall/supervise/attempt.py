@@ -13,10 +13,12 @@ import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
+from rankfall.model.sizes import first_sizes, sized
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.open import Feed
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
+from rankfall.store.resizes import ResizeRequest
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
 from rankfall.supervise.events import EventLog
@@ -24,12 +26,13 @@ from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.news import BadEnd, News, bad_ends
+from rankfall.supervise.resizing import resized_diagnosis, unmet
 from rankfall.supervise.settle import SettleWindow, went_on
 from rankfall.supervise.sheets import Sheets
 from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
 from rankfall.supervise.stopping import Stopping
 from rankfall.supervise.success import SuccessWatch
-from rankfall.supervise.suspension import read_suspension, suspended_diagnosis
+from rankfall.supervise.suspension import before_the_end, read_suspension, suspended_diagnosis
 
 # Between two looks: while something falls or stops, while ranks start, while the job just runs.
 _FAST_S: Final = 0.02
@@ -74,7 +77,8 @@ class AttemptWatch:
         total_at: int | None = None,
     ) -> None:
         self._run_dir = run_dir
-        self._spec: JobSpec = run_dir.spec
+        self._sizes = first_sizes(run_dir.spec) | plan.sizes
+        self._spec: JobSpec = sized(run_dir.spec, self._sizes)
         self._plan = plan
         self._backend = backend
         self._ledger = ledger
@@ -116,6 +120,7 @@ class AttemptWatch:
         self._verdict: Diagnosis | None = None
         self._cancelled: str | None = None
         self._suspended: str | None = None
+        self._resized: ResizeRequest | None = None
         self._draining = False
 
     def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
@@ -125,7 +130,7 @@ class AttemptWatch:
             settled: a verdict that an earlier supervisor of this attempt had stored; it stands, the slots are only brought to their end.
 
         Returns:
-            The diagnosis, with state succeeded, failed, cancelled or suspended; None when this process let go of the run.
+            The diagnosis, with state succeeded, failed, cancelled, suspended or (for another size) restarting; None when this process let go of the run.
         """
         self._verdict = settled
         self._feed.start()
@@ -237,14 +242,21 @@ class AttemptWatch:
             self._stop(self._cancelled)
 
     def _watch_hold(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
-        """Stop for a suspension, unless how the attempt ends was decided before it was asked for."""
+        """Stop for a suspension or another size, unless how the attempt ends was decided before it was asked for."""
         if self._stopping is not None or self._window.opened is not None or self._verdict is not None:
             return
-        hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
-        if self._success.reached or not hold.stops(self._started, slots, ranks, bad=bad):
+        if self._success.reached:
             return
-        self._suspended = hold.text
-        self._stop(self._suspended)
+        hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+        if hold.stops(self._started, slots, ranks, bad=bad):
+            self._suspended = hold.text
+            self._stop(self._suspended)
+            return
+        wish = unmet(self._run_dir, self._sizes)
+        if wish is not None and before_the_end(wish.at, slots, ranks, bad=bad):
+            self._resized = wish
+            self._events.say("resize", wish.text, at=time.time_ns(), attempt=self._plan.attempt, nodes=wish.nodes)
+            self._stop(f"another size: {wish.text}")
 
     def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
         if self._spec.elastic and went_on(ranks, slots, least=self._spec.nnodes):
@@ -367,6 +379,8 @@ class AttemptWatch:
             found = suspended_diagnosis(
                 self._suspended, run=self._run_dir.id, attempt=self._plan.attempt, role=self._spec.role
             )
+        elif self._resized is not None:
+            found = resized_diagnosis(self._resized, run=self._run_dir.id, attempt=self._plan.attempt)
         else:
             found = self._verdict or diagnose_by(self._plan.strategy, case)
             if found.verdict.state == "failed" and found.verdict.cause.confidence != "proven":

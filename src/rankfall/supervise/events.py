@@ -20,6 +20,7 @@ EventKind = Literal[
     "deadline",
     "success",
     "suspended",
+    "resize",
     "stopping",
     "stopped",
     "gap",

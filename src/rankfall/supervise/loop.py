@@ -36,6 +36,7 @@ from rankfall.supervise.history import past_attempts
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.planning import Planner
+from rankfall.supervise.resizing import RESIZED
 from rankfall.supervise.root import root_facts
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.turn import Turns
@@ -181,6 +182,8 @@ class _Run:
             rdzv=plan.rdzv,
             port=plan.port,
         )
+        for change in plan.changes:
+            self._events.say("resize", f"now {change.text}", at=now, attempt=number, nodes=change.nodes, done=True)
         for note in plan.notes:
             self._events.say("launcher", note, at=now, attempt=number, launcher=plan.launcher)
         return True
@@ -228,7 +231,8 @@ class _Run:
     def _conclude(self, number: int, diagnosis: Diagnosis) -> None:
         """Write down the verdict, then the end of the attempt, then the decision as intent."""
         verdict = diagnosis.verdict
-        if verdict.state not in {"succeeded", "suspended"}:
+        paused = verdict.state in {"suspended", "restarting"}
+        if not paused and verdict.state != "succeeded":
             version = self._ledger.add_verdict(number, diagnosis)
             verdict = msgspec.structs.replace(verdict, version=version)
             diagnosis = msgspec.structs.replace(diagnosis, verdict=verdict)
@@ -247,11 +251,13 @@ class _Run:
                 node=verdict.node,
                 version=version,
             )
-        if verdict.state != "suspended":
+        if not paused:
             self._verdicts[number] = diagnosis
         now = time.time_ns()
-        self._ledger.end_attempt(number, at=now, state=verdict.state)
-        self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)
+        # What the run does next is no state of an attempt that is over.
+        state = RESIZED if verdict.state == "restarting" else verdict.state
+        self._ledger.end_attempt(number, at=now, state=state)
+        self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=state)
         self._see_off(number)
 
     def _see_off(self, number: int) -> None:
@@ -268,7 +274,7 @@ class _Run:
 
     def _goes_on(self, number: int) -> bool:
         """Whether another attempt follows this ended one; decides when nobody did."""
-        if self._attempts[number].state == "suspended":
+        if self._attempts[number].state in {"suspended", RESIZED}:
             return True
         diagnosis = self._diagnosis(number)
         if self._attempts[number].state == "succeeded" or diagnosis is None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+import msgspec
+
 from rankfall.backends.protocol import Backend, Plan
-from rankfall.model import InfrastructureError, RankfallError
+from rankfall.model import InfrastructureError, JobSpec, RankfallError
+from rankfall.model.sizes import first_sizes, sized
 from rankfall.store import AttemptRow, RunDir
+from rankfall.store.resizes import planned_sizes, wished_sizes
 from rankfall.supervise.control import Control
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.resizing import changes
 
 # Between two tries while the cluster does not answer, seconds.
 _AGAIN_S: Final = 5.0
@@ -62,7 +67,7 @@ class Planner:
             try:
                 if before is not None:
                     self._backend.clear(Plan.of_row(before.plan, self._run_dir.spec))
-                return self._backend.plan(self._run_dir.spec, self._run_dir, number, exclude=exclude)
+                return self._sized_plan(number, before=before, exclude=exclude)
             except RankfallError as error:
                 self.refusal = error.message
                 if not error.passing or number == 1 or self._over():
@@ -73,6 +78,18 @@ class Planner:
                     self._ledger.set_run("restarting", reason=said, at=time.time_ns())
                 self._control.wait(_AGAIN_S)
 
+    def _sized_plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan:
+        """With as many nodes as are wished by now."""
+        spec = self._run_dir.spec
+        sizes = wished_sizes(self._run_dir.path, spec)
+        now = planned_sizes(before.plan, spec) if before is not None else first_sizes(spec)
+        plan = self._backend.plan(
+            sized(spec, sizes), self._run_dir, number, nnodes=within_bounds(spec, sizes), exclude=exclude
+        )
+        return msgspec.structs.replace(
+            plan, sizes=sizes, changes=changes(self._run_dir, before=now, after=sizes, done_at=time.time_ns())
+        )
+
     def remove(self, row: AttemptRow) -> None:
         """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
         try:
@@ -81,3 +98,8 @@ class Planner:
             self._ledger.note(error.message)
             self._say(error.message)
             self._ledger.flush()
+
+
+def within_bounds(spec: JobSpec, sizes: Mapping[str, int]) -> int | None:
+    """How many slots of ``MIN:MAX`` nodes are begun with; None where the number is fixed and stands in the spec itself."""
+    return sizes[spec.role] if spec.elastic else None

@@ -79,15 +79,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
             bad: the ends among them that count as failures.
         """
         asked = self.asked(started)
-        if asked is None:
-            return False
-        slots = tuple(slots)
-        ends = {("slot", s.slot, None): s.ended_at for s in slots} | {
-            ("rank", r.rank, r.pid): r.ended_at for r in ranks
-        }
-        if any((at := ends.get(end)) is not None and at < asked for end in bad):
-            return False
-        return not all(s.state == "ended" and s.ended_at is not None and s.ended_at < asked for s in slots)
+        return asked is not None and before_the_end(asked, slots, ranks, bad=bad)
 
     def paused(self, since: int, until: int) -> int:
         """Nanoseconds between two moments in which the run was suspended."""
@@ -98,6 +90,17 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
                 total += max(0, at - begun)
             state, begun = one.what == "suspend", max(begun, at)
         return total + (max(0, until - begun) if state else 0)
+
+
+def before_the_end(
+    asked: int, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, bad: Collection[BadEnd]
+) -> bool:
+    """Whether something was asked for before it was decided how the attempt ends; arguments as of :meth:`Suspension.stops`."""
+    slots = tuple(slots)
+    ends = {("slot", s.slot, None): s.ended_at for s in slots} | {("rank", r.rank, r.pid): r.ended_at for r in ranks}
+    if any((at := ends.get(end)) is not None and at < asked for end in bad):
+        return False
+    return not all(s.state == "ended" and s.ended_at is not None and s.ended_at < asked for s in slots)
 
 
 def suspended_diagnosis(by: str, *, run: str, attempt: int, role: str) -> Diagnosis:

@@ -108,10 +108,13 @@ def test_jobapi_s20_two_attempts_never_share_a_rendezvous():
     assert ids == {"job-000000-a1", "job-000000-a2", "job-000001-a1", "job-000001-a2"}
 
 
-def test_another_number_of_nodes_is_a_fixed_one():
-    made = compiled(spec(nnodes=2, nnodes_max=4), nnodes=3)
+def test_a_job_that_may_grow_is_told_min_and_max_whatever_it_begins_with():
+    made = compiled(spec(nnodes=1, nnodes_max=4), nnodes=1)
     torchrun = json.loads(started(made)[1]["RANKFALL_TORCHRUN"])
-    assert (made.slots, torchrun[torchrun.index("--nnodes") + 1]) == (3, "3")
+    assert (made.slots, torchrun[torchrun.index("--nnodes") + 1]) == (1, "1:4")
+    # Those that come later have the same template, and their rendezvous is slot 0.
+    assert started(made)[0].count("--wait-for") == 1
+    assert (child(made)["completions"], child(made)["parallelism"]) == (1, 1)
 
 
 def test_a_list_of_names_is_bounded():

@@ -30,6 +30,7 @@ from rankfall.kube.kubeconfig import access_of
 from rankfall.kube.portal import Portal
 from rankfall.kube.resources import JOBS, JOBSETS, TRAINJOBS, Resource
 from rankfall.model import InfrastructureError, JobSpec
+from rankfall.model.sizes import sized
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.pods import PodView
@@ -135,7 +136,9 @@ class ClusterBackend:
             return ()
         compiled = self._compiled.get(plan.attempt)
         if compiled is None:
-            compiled = self._compile(run_dir.spec, run_dir, plan.attempt, place=place, nnodes=len(plan.slots))
+            spec = sized(run_dir.spec, plan.sizes)
+            nnodes = len(plan.slots) if spec.elastic else None
+            compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes)
         objects, number = compiled.objects, compiled.workload
         done = self._call(
             plan,

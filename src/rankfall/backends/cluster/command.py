@@ -112,7 +112,7 @@ def _words(request: Request, command: Command, *, rdzv: Rendezvous | None) -> tu
         flags = rendezvous_flags(
             spec=spec,
             nnodes=request.least,
-            most=request.count,
+            most=request.most,
             node=SLOT_REFERENCE,
             backend=rdzv,
             run=request.rendezvous_id,

@@ -46,7 +46,7 @@ def compile_job(
         inside_zip: what travels into the pods.
         excluded_nodes: nodes to avoid, beside those of the spec.
         namespace: where; None = the spec's, else ``default``.
-        nnodes: another number of nodes than the spec's.
+        nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
         strategy: of diagnosis, where the spec names none.
 
     Raises:
@@ -54,13 +54,15 @@ def compile_job(
         SpecError: overrides or flags contradict the job.
     """
     check_spec_of_pod(spec)
-    count = nnodes or spec.nnodes_max or spec.nnodes
+    most = spec.nnodes_max or spec.nnodes
+    count = nnodes or most
     request = Request(
         spec=spec,
-        names=names_for(run=run, attempt=attempt, backend=spec.backend, role=spec.role, count=count),
+        names=names_for(run=run, attempt=attempt, backend=spec.backend, role=spec.role, count=most),
         namespace=namespace or spec.kubernetes.namespace or DEFAULT_NAMESPACE,
         count=count,
-        least=min(nnodes or spec.nnodes, count),
+        least=spec.nnodes,
+        most=most,
         token=token,
         strategy=spec.strategy or strategy,
         served=served,
@@ -128,7 +130,7 @@ def _notes(request: Request, *, by_rule: bool) -> list[str]:
         else:
             found.append(f"runtime: {spec.kubernetes.runtime}; what it restarts by itself is the platform's choice")
     most = most_waited_for(spec)
-    if request.least == request.count > most:
+    if request.least == request.most > most:
         found.append(f"names: slots wait for slot 0's name only; above {most} slots a list of all is too long")
     if spec.kubernetes.queue is not None:
         found.append(f"queue: {spec.kubernetes.queue} of Kueue releases the job")

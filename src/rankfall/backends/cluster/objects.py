@@ -51,8 +51,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         spec: checked.
         names: of the attempt.
         namespace: where everything lives.
-        count: slots that are made.
-        least: slots that the rendezvous needs; less than ``count`` is elastic.
+        count: slots that are made at first.
+        least, most: slots that the rendezvous needs, and takes; a difference is elastic.
         token: of the attempt; lines of records carry it.
         strategy: of diagnosis, in force for this attempt.
         excluded: names of nodes that no slot may run on.
@@ -63,6 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     count: int
     least: int
+    most: int
     token: str
     strategy: str
     served: ServedFacts

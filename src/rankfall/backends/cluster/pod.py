@@ -101,9 +101,9 @@ def waited_for(request: Request) -> range:
     All of a fixed size: no command may meet a peer that is not there yet. Of MIN:MAX only slot 0, which holds the rendezvous: any other
     may be missing for good.
     """
-    if request.count == 1:
+    if request.most == 1:
         return range(0)
-    all_of_them = request.least == request.count <= most_waited_for(request.spec)
+    all_of_them = request.least == request.most <= most_waited_for(request.spec)
     return range(request.count if all_of_them else 1)
 
 

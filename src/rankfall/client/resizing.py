@@ -1,0 +1,124 @@
+"""Another size for a run: refuses what cannot be, leaves the wish, and waits until it holds. Who supervises the run carries it out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.model import FINAL_STATES, RunState, StatusDocument
+from rankfall.model.sizes import check_size, sized
+from rankfall.store import RunDir
+from rankfall.store.resizes import planned_sizes, read_resizes, wished_sizes
+from rankfall.supervise import request_resize
+
+_POLL_S: Final = 0.1
+# A slot that has begun; how it ends is another matter.
+_BEGUN: Final = frozenset({"running", "ended", "lost"})
+# Backends whose slots of MIN:MAX nodes can join and leave while the others run on.
+_IN_PLACE: Final[frozenset[str]] = frozenset()
+
+How = Literal["nothing", "in_place", "new_attempt", "next_attempt"]
+
+
+class Resized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a wish for another size.
+
+    Attributes:
+        nodes: wished.
+        before: nodes of the newest attempt, or of the first when none has begun.
+        how: ``nothing``: it has this size, and nobody wished for another one. ``in_place``: slots join or leave while the others run on.
+            ``new_attempt``: the attempt that runs is stopped and one of the new size begins. ``next_attempt``: none runs now.
+        state: of the run.
+        holds: whether it has this size now.
+    """
+
+    run: str
+    role: str
+    nodes: int
+    before: int
+    how: How
+    state: RunState
+    holds: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.state in FINAL_STATES
+
+
+def ask(directory: RunDir, *, nodes: int, role: str | None, reason: str) -> Resized:
+    """Leave the wish, when it is one that can be fulfilled and is not fulfilled yet.
+
+    Raises:
+        UsageError: the job cannot have this size; nothing was asked for.
+        InfrastructureError: the cluster, which would have to say so, does not answer.
+        StoreError: the wish cannot be written.
+    """
+    spec = directory.spec
+    name = check_size(spec, nodes=nodes, role=role)
+    with directory.reader() as reader:
+        state = reader.run().state
+        newest = next(iter(reversed(reader.attempts())), None)
+    before = planned_sizes(newest.plan if newest else {}, spec)[name]
+    answer = Resized(run=directory.id, role=name, nodes=nodes, before=before, how="nothing", state=state)
+    if answer.over:
+        return answer
+    wished = wished_sizes(directory.path, spec)
+    if wished[name] == nodes:
+        # Asked for before, and perhaps on its way.
+        how = "nothing" if before == nodes else _how(directory, running=newest is not None and newest.ended is None)
+        return msgspec.structs.replace(answer, how=how, holds=before == nodes)
+    _try_plan(directory, wished | {name: nodes}, attempt=(newest.attempt if newest else 0) + 1)
+    request_resize(directory, role=name, nodes=nodes, reason=reason)
+    if before == nodes:
+        return msgspec.structs.replace(answer, holds=True)
+    return msgspec.structs.replace(answer, how=_how(directory, running=newest is not None and newest.ended is None))
+
+
+async def holds(directory: RunDir, asked: Resized) -> Resized:
+    """Wait until the run has the size, another one is wished, it stands still, or it has ended; says which by ``state`` and ``holds``."""
+    while True:
+        status = await asyncio.to_thread(_status, directory)
+        found = msgspec.structs.replace(asked, state=status.state, holds=_has(status, asked))
+        newest = (await asyncio.to_thread(read_resizes, directory.path)).get(asked.role)
+        other = newest is not None and newest.nodes != asked.nodes
+        if found.holds or found.over or other or status.state == "suspended":
+            return found
+        await asyncio.sleep(_POLL_S)
+
+
+def _has(status: StatusDocument, asked: Resized) -> bool:
+    slots = [slot for slot in status.slots if slot.role == asked.role]
+    running = sum(slot.state == "running" for slot in slots)
+    begun = sum(slot.state in _BEGUN for slot in slots)
+    return status.sizes.get(asked.role) == asked.nodes and running <= asked.nodes <= begun
+
+
+def _how(directory: RunDir, *, running: bool) -> How:
+    if not running:
+        return "next_attempt"
+    spec = directory.spec
+    return "in_place" if spec.elastic and spec.backend in _IN_PLACE else "new_attempt"
+
+
+def _try_plan(directory: RunDir, sizes: dict[str, int], *, attempt: int) -> None:
+    """Refuse now what the next attempt would be refused for, where the whole gang is planned anew."""
+    from rankfall.backends.registry import backend_for  # noqa: PLC0415 - a client that only lists runs needs none
+
+    spec = directory.spec
+    if spec.elastic:
+        return
+    wanted = sized(spec, sizes)
+    backend = backend_for(wanted)
+    try:
+        backend.plan(wanted, directory, attempt)
+    finally:
+        backend.release()
+
+
+def _status(directory: RunDir) -> StatusDocument:
+    with directory.reader() as reader:
+        return reader.status(time.time_ns())

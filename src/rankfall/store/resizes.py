@@ -1,0 +1,104 @@
+"""What size was wished for a run: a file of requests in the run directory that only grows. Of two for one role the newest is meant.
+
+Anybody may ask; the supervisor, or the next one, carries it out. What was carried out stands in the plans of the attempts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rankfall.model import JobSpec, StoreError
+from rankfall.model.policies import Positive
+from rankfall.model.sizes import first_sizes, sized
+
+if TYPE_CHECKING:
+    from rankfall.store.queries import Queries
+    from rankfall.store.rundir import RunDir
+
+RESIZE_NAME: Final = "resize"
+_MAX_FILE: Final = 1 << 20
+_MODE: Final = 0o644
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wished for how many nodes of which role, why, and when (nanoseconds since the epoch)."""
+
+    role: str
+    nodes: Positive
+    at: int
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The request in one line."""
+        words = f"{self.nodes} nodes of {self.role} wished by {self.by or 'somebody'}"
+        return f"{words}: {self.reason}" if self.reason else words
+
+
+def read_resizes(folder: Path) -> dict[str, ResizeRequest]:
+    """The newest request for each role; what cannot be read is left out."""
+    try:
+        with (folder / RESIZE_NAME).open("rb") as file:
+            lines = file.read(_MAX_FILE).split(b"\n")
+    except OSError:
+        return {}
+    found: dict[str, ResizeRequest] = {}
+    for line in lines:
+        try:
+            one = msgspec.json.decode(line, type=ResizeRequest)
+        except msgspec.MsgspecError:
+            continue
+        found[one.role] = one
+    return found
+
+
+def wished_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
+    """Nodes of each role as they are to be: the spec's, and what was wished since."""
+    sizes = first_sizes(spec)
+    return sizes | {role: one.nodes for role, one in read_resizes(folder).items() if role in sizes}
+
+
+def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
+    """Nodes of each role in the stored plan of an attempt."""
+    said = plan.get("sizes")
+    stored = said if isinstance(said, dict) else {}
+    sizes = first_sizes(spec)
+    return sizes | {role: stored[role] for role in sizes if isinstance(stored.get(role), int)}
+
+
+def attempt_spec(run_dir: RunDir, tables: Queries, attempt: int) -> JobSpec:
+    """The job as this attempt ran it.
+
+    Raises:
+        StoreError: the run's spec cannot be read.
+    """
+    spec = run_dir.spec
+    if not (run_dir.path / RESIZE_NAME).exists():
+        return spec
+    plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
+    return sized(spec, planned_sizes(plan, spec))
+
+
+def append_resize(folder: Path, request: ResizeRequest) -> None:
+    """Add a request; one appended line, so that two who ask at once lose nothing.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        fd = os.open(folder / RESIZE_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+        try:
+            os.write(fd, b"\n" + msgspec.json.encode(request) + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(
+            f"cannot resize {folder.name}: {error.strerror or error}", hint="free space in the run directory"
+        ) from error
