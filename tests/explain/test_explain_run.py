@@ -48,3 +48,13 @@ def test_a_stored_verdict_is_the_answer_until_a_fresh_one_is_asked_for(run):
 def test_an_attempt_that_never_was_is_named(run):
     with pytest.raises(NotFound, match="no attempt 7"):
         explain_run(run, attempt=7)
+
+
+@pytest.mark.parametrize(
+    ("how", "state"), [("succeeded", "succeeded"), ("suspended", "suspended"), ("resized", "restarting")]
+)
+def test_an_attempt_that_did_not_fall_is_not_said_to_have_fallen(run, how, state):
+    with run.lease() as writer:
+        writer.end_attempt(1, at=time.time_ns(), state=how)
+    verdict = explain_run(run).verdict
+    assert (verdict.state, verdict.rank, verdict.consequences) == (state, None, ())

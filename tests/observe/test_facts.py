@@ -18,8 +18,10 @@ def found(kind, *, at, **fields):
     return Found(record=record, name=f"{kind}.json", mtime=at * NS)
 
 
-def killers(died_at: int, signalled_at: int) -> str | None:
+def killers(died_at: int, signalled_at: int, *, stop_at: int | None = None) -> str | None:
     facts = Facts({0: SlotFacts(slot=0)})
+    if stop_at is not None:
+        facts.set_stop(stop_at * NS)
     facts.add(found("start", at=1, rank=0, pid=10, ordinal=0))
     facts.add(found("end", at=died_at, rank=0, pid=10, exit=ExitInfo(signal=9, how="proc")))
     facts.add(found("kill", at=signalled_at, exit=ExitInfo(signal=15, how="received", sender_pid=0)))
@@ -30,6 +32,13 @@ def killers(died_at: int, signalled_at: int) -> str | None:
 def test_who_died_before_its_slot_was_told_to_stop_did_not_die_of_that():
     assert killers(died_at=5, signalled_at=6) == "foreign"
     assert killers(died_at=7, signalled_at=6) == "agent"
+
+
+def test_a_signal_that_came_after_rankfall_had_asked_for_the_end_was_rankfalls():
+    assert killers(died_at=7, signalled_at=6, stop_at=5) == "wrapper"
+    # Somebody else's, which came before; and what died before any signal died of its own.
+    assert killers(died_at=9, signalled_at=6, stop_at=8) == "agent"
+    assert killers(died_at=5, signalled_at=6, stop_at=4) == "foreign"
 
 
 def slot_after_stop(tmp_path, *, ended: int, signal: int = 15) -> SlotFacts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import Final
+from typing import Final, Literal
 
 from rankfall.diagnose.candidates import HANG, Candidate
 from rankfall.diagnose.roots import Root
@@ -166,6 +166,33 @@ def no_failure(case: Case) -> Diagnosis:
         retry="no",
     )
     return Diagnosis(verdict=verdict, fingerprint=slug)
+
+
+def stopped_by_wish(
+    by: str, *, how: Literal["suspended", "resized"], run: str | None, attempt: int | None, role: str | None
+) -> Diagnosis:
+    """What is said of an attempt that was stopped for a suspension, or for another size: nothing fell, somebody asked for it.
+
+    Args:
+        by: who asked, and why.
+        how: what was asked for.
+        run: of the attempt.
+        attempt: its number.
+        role: of its slots.
+    """
+    suspended = how == "suspended"
+    verdict = Verdict(
+        run=run,
+        attempt=attempt,
+        state="suspended" if suspended else "restarting",
+        exit_origin="rankfall",
+        cause=Cause.of("cancelled", confidence="proven"),
+        scope="external",
+        role=role,
+        decisive=Decisive(source="event", where="suspend request" if suspended else "resize request", line=by),
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=how)
 
 
 def _local_rank(chosen: Candidate) -> int | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, cast, get_args
+from typing import BinaryIO, Final, Literal, cast, get_args
 
-from rankfall.diagnose import diagnose
+import msgspec
+
+from rankfall.diagnose import diagnose, stopped_by_wish
 from rankfall.model import Diagnosis, NotFound
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.sizes import sized
@@ -20,6 +22,11 @@ from rankfall.store.resizes import planned_sizes
 
 # How long a live run's streams are followed for one answer, seconds.
 _LIVE_S: Final = 10.0
+# Ends of attempts that somebody asked for, as the store has them, and what is said of each.
+_WISHES: Final[tuple[tuple[Literal["suspended", "resized"], str], ...]] = (
+    ("suspended", "the attempt was stopped for a suspension"),
+    ("resized", "the attempt was stopped for a new size"),
+)
 # How the argument of the functions here is called.
 _FLAG: Final = "strategy"
 
@@ -62,7 +69,14 @@ def explain_run(
     while observer.poll(time.time_ns()).bytes:
         if not _all_over(observer) and time.monotonic() > until:
             break
-    return diagnose_by(strategy or _strategy(rows, number) or run_dir.spec.strategy, observer.case())
+    case = observer.case()
+    how = next((row.state for row in rows if row.attempt == number), None)
+    for wish, words in _WISHES:
+        if how == wish:
+            return stopped_by_wish(words, how=wish, run=case.run, attempt=number, role=case.role)
+    # By its policy a job may have succeeded though slots were stopped, or fell.
+    case = msgspec.structs.replace(case, succeeded=case.succeeded or how == "succeeded")
+    return diagnose_by(strategy or _strategy(rows, number) or run_dir.spec.strategy, case)
 
 
 def _strategy(rows: Sequence[AttemptRow], number: int) -> str | None:

@@ -332,6 +332,8 @@ class AttemptObserver:
         for slot, delay in self._clocks.poll().items():
             self._facts.set_clock(slot, -delay)
         changed, found = pods.poll()
+        if pods.stop is not None:
+            self._facts.set_stop(pods.stop.at_ns)
         # The nodes' own stamps among them are as good as the nodes' clocks.
         self._keep(
             msgspec.structs.replace(e, uncertainty=(e.uncertainty or 0.0) + self._facts.uncertainty(e.slot))

@@ -43,7 +43,15 @@ class Facts:
         self._offsets: dict[int | None, int] = {}
         self._steps: dict[Process, tuple[int, str | None]] = {}
         self._last_lines: dict[tuple[int | None, int], int] = {}
+        # When Rankfall asked the platform for the end of all slots, by this machine's clock; None: it did not.
+        self._stop_at: int | None = None
         self._sheets: tuple[RankFacts, ...] | None = None
+
+    def set_stop(self, at_ns: int) -> None:
+        """Take when Rankfall itself asked for the end of all slots; a signal that a slot got after that was Rankfall's."""
+        if self._stop_at != at_ns:
+            self._stop_at = at_ns
+            self._sheets = None
 
     def add(self, found: Found) -> None:
         """Take one record."""
@@ -221,7 +229,10 @@ class Facts:
             return None
         if info.ours:
             return "wrapper"
-        if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or self._was_signalled(key)):
+        signalled = info.signal in _STOP_SIGNALS and self._was_signalled(key)
+        if signalled and key not in self._agent_stopped and self._signal_was_ours(key[0]):
+            return "wrapper"
+        if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or signalled):
             return "agent"  # its launcher stopped it, of its own accord or because it was told to
         return "foreign"
 
@@ -231,6 +242,13 @@ class Facts:
         end = self._ends.get(key)
         ended = end[0].at_ns if end is not None else None
         return at is not None and (ended is None or ended >= at)
+
+    def _signal_was_ours(self, slot: int | None) -> bool:
+        """Whether the first signal from outside came after Rankfall had asked for the end, as far as the slot's clock can tell."""
+        at = self._signalled.get(slot)
+        if not at or self._stop_at is None:
+            return False
+        return at >= self._stop_at - round(self.slack(slot) * _NS)
 
     def _slot(self, record: Record, name: str) -> None:
         slot = record.slot if record.slot is not None else -1

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
+from rankfall.diagnose import stopped_by_wish
 from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
 from rankfall.model.sizes import first_sizes, sized
 from rankfall.observe.attempt import AttemptObserver, Delta
@@ -32,7 +33,7 @@ from rankfall.supervise.sheets import Sheets
 from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
 from rankfall.supervise.stopping import Stopping
 from rankfall.supervise.success import SuccessWatch
-from rankfall.supervise.suspension import before_the_end, read_suspension, suspended_diagnosis
+from rankfall.supervise.suspension import before_the_end, read_suspension
 
 # Between two looks: while something falls or stops, while ranks start, while the job just runs.
 _FAST_S: Final = 0.02
@@ -376,8 +377,8 @@ class AttemptWatch:
                 break
         case = msgspec.structs.replace(self._case(), ended=True)
         if self._suspended is not None:
-            found = suspended_diagnosis(
-                self._suspended, run=self._run_dir.id, attempt=self._plan.attempt, role=self._spec.role
+            found = stopped_by_wish(
+                self._suspended, how="suspended", run=self._run_dir.id, attempt=self._plan.attempt, role=self._spec.role
             )
         elif self._resized is not None:
             found = resized_diagnosis(self._resized, run=self._run_dir.id, attempt=self._plan.attempt)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from rankfall.model import Cause, Decisive, Diagnosis, Verdict
+from rankfall.diagnose import stopped_by_wish
+from rankfall.model import Diagnosis
 from rankfall.model.sizes import SizeChange
 from rankfall.store import RunDir
 from rankfall.store.resizes import ResizeRequest, append_resize, read_resizes, wished_sizes
@@ -68,15 +69,4 @@ def changes(
 
 def resized_diagnosis(request: ResizeRequest, *, run: str, attempt: int) -> Diagnosis:
     """What is said of an attempt that was stopped for another size: nothing fell, and the run goes on at once."""
-    verdict = Verdict(
-        run=run,
-        attempt=attempt,
-        state="restarting",
-        exit_origin="rankfall",
-        cause=Cause.of("cancelled", confidence="proven"),
-        scope="external",
-        role=request.role,
-        decisive=Decisive(source="event", where="resize request", line=request.text),
-        retry="no",
-    )
-    return Diagnosis(verdict=verdict, fingerprint=RESIZED)
+    return stopped_by_wish(request.text, how="resized", run=run, attempt=attempt, role=request.role)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from rankfall.model import Cause, Decisive, Diagnosis, RankFacts, SlotFacts, StoreError, Verdict
+from rankfall.model import RankFacts, SlotFacts, StoreError
 from rankfall.supervise.control import who
 
 if TYPE_CHECKING:
@@ -101,22 +101,6 @@ def before_the_end(
     if any((at := ends.get(end)) is not None and at < asked for end in bad):
         return False
     return not all(s.state == "ended" and s.ended_at is not None and s.ended_at < asked for s in slots)
-
-
-def suspended_diagnosis(by: str, *, run: str, attempt: int, role: str) -> Diagnosis:
-    """What is said of an attempt that was stopped for a suspension: nothing fell, somebody asked for a pause."""
-    verdict = Verdict(
-        run=run,
-        attempt=attempt,
-        state="suspended",
-        exit_origin="rankfall",
-        cause=Cause.of("cancelled", confidence="proven"),
-        scope="external",
-        role=role,
-        decisive=Decisive(source="event", where="suspend request", line=by),
-        retry="no",
-    )
-    return Diagnosis(verdict=verdict, fingerprint="suspended")
 
 
 def read_suspension(folder: Path, *, initially: bool) -> Suspension:

@@ -182,6 +182,15 @@ def test_lost_track_is_known_when_the_newest_line_does_not_come_again(tmp_path):
     assert (tmp_path / "slot.out.log").read_bytes() == b"one\ntwo\nnine\nten\n"
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_log_is_whole_when_the_wrapper_said_its_last_word_though_the_server_gave_no_end(tmp_path, ended):
+    log = InstanceLog(tmp_path, on_record=lambda line, at: True, now=lambda: 0, ended=lambda: ended)
+    log.opened()
+    log.feed(stamp(START * NS) + b" one\n")
+    assert log.leave() is ended
+    log.close()
+
+
 def test_records_leave_the_stream_and_strangers_stay(tmp_path):
     seen = []
 

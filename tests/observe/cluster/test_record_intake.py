@@ -79,6 +79,13 @@ def test_a_record_of_another_is_none(scene, line):
     assert (scene.names, scene.intake.refused) == ([], 1)
 
 
+def test_the_slots_end_is_the_last_word_of_a_log(scene):
+    scene.take(record_line("job-1", 0, 5))
+    assert not scene.intake.ended
+    scene.take(record_line("job-1", 0, 6, kind="slot_end"))
+    assert scene.intake.ended
+
+
 def good() -> bytes:
     return record_line("job-1", 0, 5)
 

@@ -40,6 +40,7 @@ class RecordIntake:
 
     Attributes:
         refused: lines that bore the mark and were no record of this slot.
+        ended: the slot's end came; only the wrapper writes that, after everything else.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class RecordIntake:
         on_progress: Callable[[Record], None],
     ) -> None:
         self.refused = 0
+        self.ended = False
         self._folder = folder
         self._head = RECORD_MARK + token.encode() + b" "
         self._run, self._attempt, self._role, self._slot = run, attempt, role, slot
@@ -80,6 +82,7 @@ class RecordIntake:
             return True
         self._taken += 1
         self.keep(record, at)
+        self.ended = self.ended or record.kind == "slot_end"
         return True
 
     def take_message(self, text: str) -> int:

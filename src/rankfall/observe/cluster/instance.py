@@ -35,6 +35,7 @@ class InstanceLog:
         now: clock of this machine, nanoseconds.
         on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
             beginning, to the end, or not known.
+        ended: whether a record was taken that the wrapper writes last of all.
 
     Attributes:
         cursor: where to resume; its totals count lines.
@@ -55,6 +56,7 @@ class InstanceLog:
         on_record: Callable[[bytes, int | None], bool],
         now: Callable[[], int],
         on_gap: Callable[[int | None, int | None], None] | None = None,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self.cursor = Cursor(folder)
         self.bytes = 0
@@ -65,6 +67,7 @@ class InstanceLog:
         self._on_record = on_record
         self._now = now
         self._on_gap = on_gap
+        self._ended = ended
         self._files: dict[str, StreamAppender] = {}
         self._stamps = StampParser()
         self._rest = b""
@@ -135,14 +138,14 @@ class InstanceLog:
         """The log will not be opened again: what is left of the newest stream is stored, where it can only be new.
 
         Returns:
-            Whether that stream had come to its end.
+            Whether all of the log is stored: that stream had come to its end, or the wrapper had said its last word.
 
         Raises:
             OSError: it could not be stored.
         """
         if self._part is not None or (not self.cursor.expecting and self._stamps.split(self._rest)[0] is not None):
             self.finish()
-        return self.at_end
+        return self.at_end or self._ended()
 
     def lose(self) -> None:
         """What comes after the newest line could not be had."""

@@ -68,7 +68,9 @@ class Instances:
             )
             intake.keep(record, after)
 
-        log = self._open[key] = InstanceLog(folder, on_record=intake.take, now=time.time_ns, on_gap=on_gap)
+        log = self._open[key] = InstanceLog(
+            folder, on_record=intake.take, now=time.time_ns, on_gap=on_gap, ended=lambda: intake.ended
+        )
         return log
 
     def take_message(self, slot: int, text: str) -> int:

@@ -48,6 +48,11 @@ class PodView:
         self._end_seen: dict[str, int] = {}
 
     @property
+    def stop(self) -> Stop | None:
+        """The mark of our own stop, as it was at the last poll."""
+        return self._stop
+
+    @property
     def problems(self) -> list[str]:
         """Lines that could not be used, in words."""
         return self._journal.problems
