@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"rankfall: {error}\n{given.USAGE}")
         return _USAGE_CODE
-    from rankfall_inside import channel, signals
+    from rankfall_inside import channel, place, signals
 
     # At once: process 1 of a container never gets a signal that it neither handles nor blocks.
     signals.block()
@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
         os.setsid()
     except OSError:
         pass  # it leads a session already
+    place.settle(options, os.environ)
     from rankfall_inside.slot import SlotBusyError
 
     token = channel.take_token()

@@ -22,6 +22,8 @@ SOURCES: tuple[tuple[str, str, str, str], ...] = (
     ("PMI_RANK", "PMI_LOCAL_RANK", "PMI_SIZE", "PMI_LOCAL_SIZE"),
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
 )
+# Set in slots of a role outside the world of ranks: numbers that its programs give each other are none of the job's ranks.
+OUTSIDE = "RANKFALL_OUTSIDE"
 # Programs that start ranks: they may inherit a RANK of the pod (operators set one), but are none themselves.
 LAUNCHERS = (
     "torchrun",
@@ -52,7 +54,7 @@ def number(text: str | None) -> int | None:
 
 def has_rank(environ: Mapping[str, str]) -> bool:
     """Whether any launcher's variable is there: the cheap question, asked in every process."""
-    return any(source[0] in environ for source in SOURCES) or "TF_CONFIG" in environ
+    return OUTSIDE not in environ and (any(source[0] in environ for source in SOURCES) or "TF_CONFIG" in environ)
 
 
 def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -62,6 +64,8 @@ def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
         ``rank``, ``local_rank``, ``group_rank``, ``world_size``, ``local_world_size``, ``restart_count`` (each None when nobody said
         it) and ``rank_source``, such as ``env:RANK``.
     """
+    if OUTSIDE in environ:
+        return None
     for rank_name, local_name, world_name, local_world_name in SOURCES:
         rank = number(environ.get(rank_name))
         if rank is not None:

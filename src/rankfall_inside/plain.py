@@ -22,21 +22,28 @@ REASON = "a rank of this slot failed"
 
 
 def worker_environ(base: Mapping[str, str], *, local: int, nproc: int) -> dict[str, str]:
-    """Environment of local rank ``local``: what torchrun would set, from ``RANKFALL_PLAIN_NNODES`` and ``RANKFALL_PLAIN_NODE_RANK``."""
+    """Environment of local rank ``local``: what torchrun would set, from ``RANKFALL_PLAIN_NNODES`` and ``RANKFALL_PLAIN_NODE_RANK``.
+
+    In a job of several roles (``RANKFALL_FIRST_RANK``) slots may have different numbers of ranks, so the sums are given.
+    """
     nodes = int(base.get("RANKFALL_PLAIN_NNODES") or 1)
     node = int(base.get("RANKFALL_PLAIN_NODE_RANK") or base.get("RANKFALL_SLOT") or 0)
-    rank, world = node * nproc + local, nodes * nproc
+    several = "RANKFALL_FIRST_RANK" in base
+    role_rank = int(base["RANKFALL_INDEX"] if several else node) * nproc + local
+    rank = role_rank + int(base.get("RANKFALL_FIRST_RANK") or 0)
+    world = int(base["RANKFALL_WORLD_SIZE"]) if several else nodes * nproc
+    role_world = int(base["RANKFALL_ROLE_SIZE"]) if several else world
     environ = dict(base)
     environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(local),
         GROUP_RANK=str(node),
-        ROLE_RANK=str(rank),
+        ROLE_RANK=str(role_rank),
         ROLE_NAME=base.get("RANKFALL_ROLE") or "default",
         WORLD_SIZE=str(world),
         LOCAL_WORLD_SIZE=str(nproc),
         GROUP_WORLD_SIZE=str(nodes),
-        ROLE_WORLD_SIZE=str(world),
+        ROLE_WORLD_SIZE=str(role_world),
         MASTER_ADDR=base.get("MASTER_ADDR") or "127.0.0.1",
         MASTER_PORT=base.get("MASTER_PORT") or "29500",
         TORCHELASTIC_RUN_ID=base.get("TORCHELASTIC_RUN_ID") or base.get("RANKFALL_RUN") or "none",

@@ -100,6 +100,31 @@ def job_words(
     return (python, *words) if command.kind == "script" else words
 
 
+def rendezvous_of(spec: JobSpec, command: Command) -> Literal["static", "c10d"]:
+    """How the torchruns of all slots find each other: as the job says, else as a given torchrun does, else with fixed ranks."""
+    if spec.elastic or spec.rdzv == "c10d":
+        return "c10d"
+    asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
+    return "c10d" if asked == "c10d" else "static"
+
+
+def given_torchrun(spec: JobSpec, command: Command) -> bool:
+    """Whether the command is torchrun itself, to be completed for each slot.
+
+    Raises:
+        SpecError: it would be started once for each rank.
+    """
+    if command.kind != "torchrun" or spec.launcher == "exec":
+        return False
+    if spec.launcher == "plain":
+        raise SpecError(
+            "$.launcher",
+            "plain would start torchrun once for each rank",
+            hint="use launcher auto, or give the script itself",
+        )
+    return True
+
+
 def check_hook(spec: JobSpec, command: Command, python: Interpreter) -> None:
     """Refuse ``inside: require`` where the hook surely cannot be loaded.
 

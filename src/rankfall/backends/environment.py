@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, Part
 from rankfall.store import RunDir
 
 FOREIGN: Final = frozenset(
@@ -50,6 +50,25 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
     if spec.policies.final:
         env["RANKFALL_FINAL"] = ",".join(spec.policies.final)
     return env
+
+
+def place(spec: JobSpec, part: Part) -> dict[str, str]:
+    """Where a role's slots stand in a job of several, the same for all of them; the index alone differs. Empty for a job of one role.
+
+    ``rankfall_inside.place`` and its plain launcher make the sums.
+    """
+    if not spec.several_roles:
+        return {}
+    base = {"RANKFALL_SLOT_BASE": str(part.base)}
+    if part.first_node is None:
+        return {**base, "RANKFALL_OUTSIDE": "1"}
+    return {
+        **base,
+        "RANKFALL_FIRST_NODE": str(part.first_node),
+        "RANKFALL_FIRST_RANK": str(part.first_rank),
+        "RANKFALL_WORLD_SIZE": str(spec.world_size),
+        "RANKFALL_ROLE_SIZE": str(part.count * part.spec.nproc_per_node),
+    }
 
 
 def assembled(*, own: Mapping[str, str], job: Mapping[str, str], drop: Iterable[str]) -> dict[str, str]:

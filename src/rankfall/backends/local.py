@@ -11,14 +11,17 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankfall.backends import bundle, environment, slots, torchrun
-from rankfall.backends.command import Command, check_hook, job_words, read_command
+from rankfall.backends.command import Command, check_hook, given_torchrun, job_words, read_command
+from rankfall.backends.gang import told_of, world_launcher, world_rendezvous
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.backends.local_limits import unused
 from rankfall.backends.ports import Reservation
-from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, slot_plan
+from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, role_env, slot_plan
 from rankfall.diagnose import CAUSAL
-from rankfall.model import InfrastructureError, JobSpec, SpecError
+from rankfall.model import InfrastructureError, JobSpec, Part, SpecError
 from rankfall.store import RunDir
 
 HOST: Final = "127.0.0.1"
@@ -61,75 +64,42 @@ class LocalBackend:
         notes = unused(spec)
         del exclude
         cwd = _folder(spec)
-        python = find_interpreter(spec, cwd=cwd)
-        command = read_command(spec, cwd=cwd)
-        check_hook(spec, command, python)
-        launcher, note = choose_launcher(spec, command, python)
-        rdzv: Rendezvous = _rendezvous(spec, command) if launcher == "torchrun" else "none"
-        port = self._reserve(0).port
-        most = spec.nnodes_max or spec.nnodes
-        count = nnodes or most
-        home = run_dir.path.parent.parent
-        strategy = spec.strategy or self.strategy
+        own: list[_Own] = []
+        for part in spec.parts:
+            with told_of(spec, part):
+                own.append(_own(part, cwd=cwd))
+        launcher = world_launcher([(one.part, one.launcher) for one in own])
+        rdzv: Rendezvous = (
+            world_rendezvous([(one.part, one.command) for one in own]) if launcher == "torchrun" else "none"
+        )
+        start = _Start(
+            run_dir=run_dir,
+            attempt=attempt,
+            cwd=cwd,
+            rdzv=rdzv,
+            port=self._reserve(0).port,
+            most=spec.world_nodes,
+            least=spec.nnodes if spec.elastic else spec.world_nodes,
+            strategy=spec.strategy or self.strategy,
+        )
         made = []
-        for number in range(count):
-            node = f"node{number}"
-            env = environment.identity(spec, run_dir, attempt=attempt, slot=number, node=node, strategy=strategy)
-            if launcher != "torchrun":
-                env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
-            if launcher == "plain":
-                env |= {
-                    "RANKFALL_PLAIN_NNODES": str(count),
-                    "RANKFALL_PLAIN_NODE_RANK": str(number),
-                    "TORCHELASTIC_RUN_ID": f"{run_dir.id}-a{attempt}",
-                }
-            flags = torchrun.rendezvous_flags(
-                spec=spec,
-                nnodes=spec.nnodes,
-                most=most,
-                node=number,
-                backend=rdzv,
-                run=f"{run_dir.id}-a{attempt}",
-                port=port,
-            )
-            slot_dir = run_dir.slot_dir(attempt, spec.role, number)
-            stream_dir = run_dir.stream_dir(attempt, spec.role, number)
-            job = job_words(
-                command,
-                python=python.path,
-                flags=flags if launcher == "torchrun" else None,
-                # Its error files belong to the slot, not to a temporary folder that nobody removes.
-                log_dir=str(slot_dir / "torchelastic"),
-                env=torchrun.job_environment(spec.env),
-            )
-            wrapper = (
-                # -I -S: neither the job's PYTHONPATH nor this environment's .pth files reach the wrapper.
-                *(sys.executable, "-I", "-S", str(bundle.location(home)), "wrap"),
-                *("--stream-dir", str(stream_dir), "--launcher", "plain" if launcher == "plain" else "exec"),
-                *("--nproc", str(spec.nproc_per_node), "--grace", f"{spec.policies.grace_s:g}", "--"),
-            )
-            made.append(
-                SlotPlan(
-                    slot=number,
-                    role=spec.role,
-                    node=node,
-                    argv=(*wrapper, *job),
-                    env=env,
-                    cwd=str(cwd),
-                    slot_dir=str(slot_dir),
-                    stream_dir=str(stream_dir),
-                )
-            )
+        for one in own:
+            slots_of = range(nnodes) if nnodes is not None else one.part.slots
+            for number in slots_of:
+                with told_of(spec, one.part):
+                    made.append(_slot(spec, one, number, start))
+        names = [f"role {one.part.name}: {one.note}" if spec.several_roles else one.note for one in own]
         return Plan(
             attempt=attempt,
             launcher=launcher,
             rdzv=rdzv,
             slots=tuple(made),
             env=dict(spec.env),
+            role_env=role_env(spec),
             removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
-            notes=(note, *notes),
-            port=port,
-            strategy=strategy,
+            notes=(*names, *notes),
+            port=start.port,
+            strategy=start.strategy,
         )
 
     def submit(self, plan: Plan) -> tuple[int, ...]:
@@ -152,7 +122,7 @@ class LocalBackend:
         started = []
         for slot in plan.slots:
             slot_dir = Path(slot.slot_dir)
-            env = environment.assembled(own=slot.env, job=plan.env, drop=drop)
+            env = environment.assembled(own=slot.env, job=plan.env_of(slot.role), drop=drop)
             pid = slots.start(slot.argv, env=env, cwd=slot.cwd, slot_dir=slot_dir)
             if pid is not None:
                 self._children[pid] = slot_dir
@@ -267,13 +237,7 @@ def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tup
     Raises:
         SpecError: torchrun is asked for, or needed, and the job's Python has no torch.
     """
-    if command.kind == "torchrun" and spec.launcher != "exec":
-        if spec.launcher == "plain":
-            raise SpecError(
-                "$.launcher",
-                "plain would start torchrun once for each rank",
-                hint="use launcher auto, or give the script itself",
-            )
+    if given_torchrun(spec, command):
         return "torchrun", f"launcher: the given {Path(command.words[0]).name}, completed for each slot"
     with_torch = f"torch {python.torch} in {python.path}"
     if spec.launcher == "torchrun" or (spec.elastic and spec.launcher == "auto"):
@@ -293,11 +257,92 @@ def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tup
     return "torchrun", f"launcher: torchrun ({with_torch})"
 
 
-def _rendezvous(spec: JobSpec, command: Command) -> Rendezvous:
-    if spec.elastic or spec.rdzv == "c10d":
-        return "c10d"
-    asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
-    return "c10d" if asked == "c10d" else "static"
+class _Own(msgspec.Struct, frozen=True, kw_only=True):
+    """What one role starts, and how."""
+
+    part: Part
+    python: Interpreter
+    command: Command
+    launcher: Launcher
+    note: str
+
+
+class _Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What all slots of an attempt share; ``most`` and ``least`` are the nodes of the world."""
+
+    run_dir: RunDir
+    attempt: int
+    cwd: Path
+    rdzv: Rendezvous
+    port: int
+    most: int
+    least: int
+    strategy: str
+
+
+def _own(part: Part, *, cwd: Path) -> _Own:
+    python = find_interpreter(part.spec, cwd=cwd)
+    command = read_command(part.spec, cwd=cwd)
+    check_hook(part.spec, command, python)
+    launcher, note = choose_launcher(part.spec, command, python)
+    return _Own(part=part, python=python, command=command, launcher=launcher, note=note)
+
+
+def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
+    """The plan of one slot."""
+    part, run_dir, attempt = one.part, start.run_dir, start.attempt
+    index = part.index_of(number)
+    position = (part.first_node or 0) + index
+    node = f"node{number}"
+    env = environment.identity(part.spec, run_dir, attempt=attempt, slot=number, node=node, strategy=start.strategy)
+    if spec.several_roles:
+        env |= {**environment.place(spec, part), "RANKFALL_INDEX": str(index)}
+    if one.launcher != "torchrun":
+        env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(start.port)}
+    if one.launcher == "plain":
+        env |= {
+            "RANKFALL_PLAIN_NNODES": str(start.most),
+            "RANKFALL_PLAIN_NODE_RANK": str(position),
+            "TORCHELASTIC_RUN_ID": f"{run_dir.id}-a{attempt}",
+        }
+    flags = None
+    if one.launcher == "torchrun":
+        flags = torchrun.rendezvous_flags(
+            spec=part.spec,
+            nnodes=start.least,
+            most=start.most,
+            node=position,
+            backend=start.rdzv,
+            run=f"{run_dir.id}-a{attempt}",
+            port=start.port,
+            role=part.name if spec.several_roles else None,
+        )
+    slot_dir = run_dir.slot_dir(attempt, part.name, number)
+    stream_dir = run_dir.stream_dir(attempt, part.name, number)
+    job = job_words(
+        one.command,
+        python=one.python.path,
+        flags=flags,
+        # Its error files belong to the slot, not to a temporary folder that nobody removes.
+        log_dir=str(slot_dir / "torchelastic"),
+        env=torchrun.job_environment(part.spec.env),
+    )
+    wrapper = (
+        # -I -S: neither the job's PYTHONPATH nor this environment's .pth files reach the wrapper.
+        *(sys.executable, "-I", "-S", str(bundle.location(run_dir.path.parent.parent)), "wrap"),
+        *("--stream-dir", str(stream_dir), "--launcher", "plain" if one.launcher == "plain" else "exec"),
+        *("--nproc", str(part.spec.nproc_per_node), "--grace", f"{spec.policies.grace_s:g}", "--"),
+    )
+    return SlotPlan(
+        slot=number,
+        role=part.name,
+        node=node,
+        argv=(*wrapper, *job),
+        env=env,
+        cwd=str(start.cwd),
+        slot_dir=str(slot_dir),
+        stream_dir=str(stream_dir),
+    )
 
 
 def _folder(spec: JobSpec) -> Path:

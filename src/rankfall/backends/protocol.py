@@ -61,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         env: variables of the job spec, the same for all slots.
+        role_env: variables over these, by role; roles that have none of their own are left out.
         removed: names taken out of the inherited environment, because they speak of another job.
         notes: what was chosen and why, for people.
         strategy: the one in force for this attempt, by name.
@@ -77,6 +78,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rdzv: Rendezvous = "none"
     slots: tuple[SlotPlan, ...]
     env: dict[str, str] = {}
+    role_env: dict[str, dict[str, str]] = {}
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     port: int | None = None
@@ -86,12 +88,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, int] = {}
     changes: tuple[SizeChange, ...] = ()
 
+    def env_of(self, role: str) -> dict[str, str]:
+        """The job's variables as a role has them."""
+        return {**self.env, **self.role_env.get(role, {})}
+
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
         slots = tuple(
             msgspec.structs.replace(slot, argv=masked_words(slot.argv), env=masked(slot.env)) for slot in self.slots
         )
-        plan = msgspec.structs.replace(self, slots=slots, env=masked(self.env))
+        own = {role: masked(env) for role, env in self.role_env.items()}
+        plan = msgspec.structs.replace(self, slots=slots, env=masked(self.env), role_env=own)
         if self.cluster is not None:
             plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(self.cluster, token=MASK))
         shown: dict[str, Any] = msgspec.to_builtins(plan)
@@ -99,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def row(self) -> dict[str, Any]:
         """The plan as it is stored: without the job's own variables, which stand in the spec and nowhere else."""
-        stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}, objects=()))
+        stored: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, env={}, role_env={}, objects=()))
         return stored
 
     @classmethod
@@ -109,7 +116,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: it was not written by :meth:`row`.
         """
-        return msgspec.structs.replace(msgspec.convert(row, cls), env=dict(spec.env))
+        return msgspec.structs.replace(msgspec.convert(row, cls), env=dict(spec.env), role_env=role_env(spec))
+
+
+def role_env(spec: JobSpec) -> dict[str, dict[str, str]]:
+    """The roles' own variables."""
+    return {role.name: dict(role.env) for role in spec.roles if role.env}
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

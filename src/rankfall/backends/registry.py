@@ -33,11 +33,6 @@ def backend_for(spec: JobSpec) -> Backend:
     Raises:
         Refused: this version has no such backend.
     """
-    if spec.roles:
-        raise Refused(
-            "$.roles: this version starts jobs of one role only",
-            hint="leave roles out: role, nnodes and command are the job's own",
-        )
     found = BACKENDS.get(spec.backend)
     if found is None:
         raise Refused(

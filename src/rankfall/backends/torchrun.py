@@ -137,19 +137,29 @@ def _flag(name: str) -> str | None:
 
 
 def rendezvous_flags(
-    *, spec: JobSpec, nnodes: int, most: int, node: int | str, backend: str, run: str, port: int, host: str = LOOPBACK
+    *,
+    spec: JobSpec,
+    nnodes: int,
+    most: int,
+    node: int | str,
+    backend: str,
+    run: str,
+    port: int,
+    host: str = LOOPBACK,
+    role: str | None = None,
 ) -> dict[str, str]:
     """The flags that make one gang of all slots.
 
     Args:
-        spec: the job.
+        spec: the job, of the slot's role alone.
         nnodes: nodes that are needed at least.
         most: nodes at most; more than ``nnodes`` is elastic.
-        node: number of this slot, or text that becomes it in the slot.
+        node: place of this slot among those with ranks, or text that becomes it in the slot.
         backend: ``static`` or ``c10d``.
         run: rendezvous id; each attempt has its own.
         port: TCP port of the rendezvous.
-        host: where slot 0 is reached; this machine for local slots.
+        host: where the first of them is reached; this machine for local slots.
+        role: torchrun's own name of the role, where there are several: ranks are numbered within each one too.
     """
     flags = {
         "nnodes": f"{nnodes}:{most}" if most != nnodes else str(nnodes),
@@ -157,6 +167,7 @@ def rendezvous_flags(
         "max-restarts": "0",
         "rdzv-id": run,
         "rdzv-backend": backend,
+        **({"role": role} if role is not None else {}),
     }
     if backend == "static":
         return flags | {"node-rank": str(node), "master-addr": host, "master-port": str(port)}

@@ -76,13 +76,19 @@ def make_spec(flags: Flags) -> JobSpec:
     _policies(data, flags)
     _ends(data, flags)
     _kubernetes(data, flags)
-    if "command" not in data:
+    roles = data.get("roles")
+    named = [role["command"] for role in roles if _has_command(role)] if isinstance(roles, list) else []
+    if "command" not in data and not named:
         raise UsageError(
             "there is nothing to run", hint="rankfall run train.py, rankfall run -- CMD ARGS, or -f job.yaml"
         )
     if "name" not in data:
-        data["name"] = name_from(data["command"])
+        data["name"] = name_from(data["command"] if "command" in data else named[0])
     return spec_from(data)
+
+
+def _has_command(role: object) -> bool:
+    return isinstance(role, dict) and "command" in role
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -124,6 +130,10 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
     elif flags.module:
         raise UsageError("-m names no module", hint="rankfall run -m package.module ARGS")
     if flags.nnodes is not None:
+        if data.get("roles"):
+            raise UsageError(
+                "--nnodes contradicts the file's roles: each has its own", hint="change nnodes of a role in the file"
+            )
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
     for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy", "backend"):
         value = getattr(flags, field)

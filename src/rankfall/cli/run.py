@@ -140,7 +140,7 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
     for slot in slots[:_MANY_SLOTS]:
         emit.out(f"\nslot {slot['slot']} on {slot['node']}, in {slot['cwd']}")
         emit.out(f"  {shlex.join(slot['argv'])}")
-        for key, value in {**slot["env"], **shown["env"]}.items():
+        for key, value in {**slot["env"], **shown["env"], **shown["role_env"].get(slot["role"], {})}.items():
             emit.out(f"    {key}={value}")
     if len(slots) > _MANY_SLOTS:
         emit.out(f"\nand {len(slots) - _MANY_SLOTS} slots more, all of them in -o json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from rankfall.diagnose.candidates import HANG, Candidate
@@ -71,7 +72,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         scope=scope,
         rank=None if everywhere else subject.rank_number,
         local_rank=None if everywhere else _local_rank(chosen),
-        role=(facts.role if facts else None) or case.role,
+        role=_role(case, subjects, shown if everywhere else [subject]),
         slot=subject.slot_number if not everywhere or one_slot else None,
         pod=None if everywhere else (facts.pod if facts else None),
         node=subject.node if not everywhere or one_slot else None,
@@ -118,6 +119,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         if slot is None and len(root.suspect_slots) == 1:
             slot = root.suspect_slots[0]
             node = subjects.slots[slot].node if slot in subjects.slots else None
+    place = subjects.slots.get(slot) if slot is not None else None
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
@@ -131,7 +133,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         else subject.rank.local_rank
         if at_subject and subject and subject.rank
         else None,
-        role=case.role,
+        role=(place.role if place else None) or case.role,
         slot=slot,
         node=node,
         time=_time(piece.at, piece.uncertainty or 0.0) if piece else Time(),
@@ -145,6 +147,15 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     fingerprint = (piece.fingerprint if piece else None) or slug
     code = _code(subjects, subject) if at_subject and subject is not None else None
     return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
+
+
+def _role(case: Case, subjects: Subjects, shown: Sequence[Subject]) -> str | None:
+    """The role of all of these; None where they have several."""
+    found = set()
+    for subject in shown:
+        place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
+        found.add((subject.rank.role if subject.rank else None) or (place.role if place else None) or case.role)
+    return found.pop() if len(found) == 1 else case.role
 
 
 def no_failure(case: Case) -> Diagnosis:

@@ -68,7 +68,7 @@ class AttemptObserver:
         spec: its job spec: expected slots and ranks.
         attempt: counted from 1.
         catalogue: signatures; the packaged ones and those of the run's home by default.
-        launcher: what started the ranks in each slot, where the plan is known.
+        launcher: what started the ranks in each slot, where the plan is known. Roles outside the world have ``exec`` by the spec.
         spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
     """
 
@@ -88,11 +88,17 @@ class AttemptObserver:
         self._life = Life(here=spec.backend == "local")
         found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
         self._catalogue = found
-        nodes = spec.nnodes_max or spec.nnodes
         here = spec.backend == "local"
         expected = {
-            n: SlotFacts(slot=n, role=spec.role, node=f"node{n}" if here else None, state="expected", launcher=launcher)
-            for n in range(nodes)
+            n: SlotFacts(
+                slot=n,
+                role=part.name,
+                node=f"node{n}" if here else None,
+                state="expected",
+                launcher=launcher if part.in_world else "exec",
+            )
+            for part in spec.parts
+            for n in part.slots
         }
         self._facts = Facts(expected, here=here)
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
@@ -100,7 +106,9 @@ class AttemptObserver:
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         alone = spare_listing and stands_alone(spec, launcher)
         self._lone = self._lone_slot(launcher) if alone and launcher else None
-        self._streams = SlotStreams(run_dir, attempt=attempt, role=spec.role, catalogue=found)
+        # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
+        outside = {n for part in spec.parts if spec.several_roles and not part.in_world for n in part.slots}
+        self._streams = SlotStreams(run_dir, attempt=attempt, role_of=spec.role_of, outside=outside, catalogue=found)
         self._evidence: dict[str, Evidence] = {}
         # Why slots do not start: true only as long as they wait, so it is looked for when a case is made, and never kept.
         self._waiting: dict[str, Evidence] = {}
@@ -208,9 +216,9 @@ class AttemptObserver:
             run=self.run_dir.id,
             attempt=self.attempt,
             backend=self.spec.backend,
-            role=self.spec.role,
+            role=self.spec.one_role,
             world_size=self._world_size(ranks),
-            nnodes=self.spec.nnodes,
+            nnodes=self.spec.least_slots,
             ended=ended,
             succeeded=succeeded,
             cancelled=cancelled,
@@ -222,13 +230,18 @@ class AttemptObserver:
         )
 
     def _world_size(self, ranks: tuple[RankFacts, ...]) -> int | None:
-        if self.spec.elastic or self.spec.launcher == "exec":
+        if self.spec.elastic or not any(part.in_world for part in self.spec.parts):
             sizes = [s.world_size for r in ranks if (s := self._facts.start_of(r.slot, r.pid)) and s.world_size]
             return max(sizes, default=None)
         return self.spec.world_size
 
     def _lone_slot(self, launcher: SlotLauncher) -> LoneSlot:
-        place: dict[str, object] = {"run": self.run_dir.id, "attempt": self.attempt, "role": self.spec.role, "slot": 0}
+        place: dict[str, object] = {
+            "run": self.run_dir.id,
+            "attempt": self.attempt,
+            "role": self.spec.role_of(0),
+            "slot": 0,
+        }
         place["node"] = self._facts.slots[0].node
         hook = self.spec.inside != "off"
         return LoneSlot(self._slot_dir(0), place=place, hook=hook, patience=PATIENCE_S[launcher])
@@ -325,7 +338,7 @@ class AttemptObserver:
             self._evidence[piece.id] = piece
 
     def _slot_dir(self, slot: int) -> Path:
-        return self.run_dir.slot_dir(self.attempt, self.spec.role, slot)
+        return self.run_dir.slot_dir(self.attempt, self.spec.role_of(slot), slot)
 
     def _poll_pods(self, pods: PodView) -> bool:
         """Take what the pods of the slots tell; whether that was anything new."""

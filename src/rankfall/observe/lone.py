@@ -35,7 +35,12 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 
     What ``exec`` starts is not known beforehand, and its exit code need not be its rank's.
     """
-    return spec.world_size == 1 and not spec.elastic and spec.strategy is None and launcher in PATIENCE_S
+    return (
+        spec.world_size == spec.slot_count == 1
+        and not spec.elastic
+        and spec.strategy is None
+        and launcher in PATIENCE_S
+    )
 
 
 class LoneSlot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -40,12 +41,21 @@ class _Stream:
 
 
 class SlotStreams:
-    """Streams of all slots of one attempt."""
+    """Streams of all slots of one attempt; ``role_of`` gives the role of a slot, and slots ``outside`` have no ranks."""
 
-    def __init__(self, run_dir: RunDir, *, attempt: int, role: str, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        role_of: Callable[[int], str],
+        outside: Collection[int],
+        catalogue: Catalogue,
+    ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self._role = role
+        self._role_of = role_of
+        self._outside = outside
         self._catalogue = catalogue
         self._streams: dict[Path, _Stream] = {}
 
@@ -74,7 +84,7 @@ class SlotStreams:
             owner = owners.of(stream)
             node = place.node if place else None
             found += [self._evidence(stream, item, owner=owner, node=node) for item in placed]
-            for report in reports:
+            for report in () if stream.slot in self._outside else reports:
                 facts.add_report(report.reported, slot=stream.slot, where=f"{stream.name}:{report.line}")
         return StreamNews(
             evidence=tuple(found), bytes=fresh, new_streams=len(self._streams) - before, output_at=output_at
@@ -91,7 +101,7 @@ class SlotStreams:
             stream=stream.name,
             attempt=self._attempt,
             round=owner.round if owner else None,
-            role=self._role,
+            role=self._role_of(stream.slot),
             slot=stream.slot,
             instance=int(instance) if instance.isdecimal() else 0,
             local=stream.local,
@@ -117,13 +127,16 @@ class SlotStreams:
             attempt=self._attempt,
             round_number=owner.round if owner else None,
         )
+        if stream.slot in self._outside:
+            # Numbers that such a slot's programs give each other are none of the job's ranks.
+            piece = msgspec.structs.replace(piece, rank=None, local_rank=None)
         if count > KEEP_FIRST:
             piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *kind))
         return piece
 
     def _discover(self, facts: Facts) -> None:
         for slot in facts.slots:
-            folder = self._run_dir.stream_dir(self._attempt, self._role, slot).parent
+            folder = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
             try:
                 instances = sorted(os.scandir(folder), key=lambda e: e.name)
             except OSError:

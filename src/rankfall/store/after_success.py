@@ -19,15 +19,19 @@ def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[Slot
         spec: of the run.
         slots: all slots of the attempt.
     """
-    if spec.success.policy == "all" or not (facts.signal or facts.exit_code or facts.state == "lost"):
+    role = spec.success.role
+    if (spec.success.policy == "all" and role is None) or not (
+        facts.signal or facts.exit_code or facts.state == "lost"
+    ):
         return None
     if facts.killed_by in {"wrapper", "agent"}:
         return STOPPED
     if spec.success.policy == "rank0":
         # A bad end before rank 0's good one would have been a failure of the run.
         return ENDED
-    good = sorted(s.ended_at or 0 for s in slots if s.state == "ended" and s.exit_code == 0 and s.signal is None)
-    wanted = spec.success.wanted(len(slots))
+    counted = [s for s in slots if role is None or s.role == role]
+    good = sorted(s.ended_at or 0 for s in counted if s.state == "ended" and s.exit_code == 0 and s.signal is None)
+    wanted = spec.success.wanted(len(counted))
     reached = good[wanted - 1] if len(good) >= wanted else None
     late = reached is not None and facts.ended_at is not None and facts.ended_at > reached
     return ENDED if late else TOLERATED

@@ -207,7 +207,7 @@ def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
         spec = attempt_spec(run_dir, tables, attempt)
     except StoreError:
         spec = None
-    if spec is not None and not spec.elastic and spec.launcher != "exec":
+    if spec is not None and not spec.elastic and any(part.in_world for part in spec.parts):
         return spec.world_size - 1
     sizes = world_sizes(run_dir, attempt)
     if sizes:

@@ -98,11 +98,10 @@ class AttemptWatch:
         self._feed = Feed(
             run_dir,
             attempt=plan.attempt,
-            role=self._spec.role,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
             trouble=self._troubles.append,
         )
-        self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger, role=self._spec.role)
+        self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger)
         self._keeper = Keeper(ledger, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
         self._deadlines = DeadlineWatch(self._spec.deadlines, started=started, total_at=total_at)
@@ -301,7 +300,7 @@ class AttemptWatch:
             passed,
             run=self._run_dir.id,
             attempt=self._plan.attempt,
-            role=self._spec.role,
+            role=self._spec.one_role,
             missing=tuple(dict.fromkeys(missing)),
         )
         self._settle(verdict, reason=passed.text)
@@ -321,8 +320,11 @@ class AttemptWatch:
             self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
-        nodes = self._spec.nnodes if self._spec.elastic else len(self._plan.slots)
-        wanted = 1 if self._plan.launcher == "exec" else nodes * self._spec.nproc_per_node
+        wanted = 1
+        if self._plan.launcher != "exec":
+            each = {part.name: part.spec.nproc_per_node for part in self._spec.parts if part.in_world}
+            slots = [slot.role for slot in self._plan.slots if slot.role in each]
+            wanted = sum(each[role] for role in (slots[: self._spec.nnodes] if self._spec.elastic else slots))
         return max(0, wanted - len({r.rank for r in ranks}))
 
     def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
@@ -378,7 +380,11 @@ class AttemptWatch:
         case = msgspec.structs.replace(self._case(), ended=True)
         if self._suspended is not None:
             found = stopped_by_wish(
-                self._suspended, how="suspended", run=self._run_dir.id, attempt=self._plan.attempt, role=self._spec.role
+                self._suspended,
+                how="suspended",
+                run=self._run_dir.id,
+                attempt=self._plan.attempt,
+                role=self._spec.one_role,
             )
         elif self._resized is not None:
             found = resized_diagnosis(self._resized, run=self._run_dir.id, attempt=self._plan.attempt)

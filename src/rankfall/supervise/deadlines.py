@@ -97,7 +97,7 @@ def deadline_evidence(passed: Passed, *, attempt: int) -> Evidence:
 
 
 def deadline_diagnosis(
-    passed: Passed, *, run: str, attempt: int, role: str, missing: tuple[str, ...] = ()
+    passed: Passed, *, run: str, attempt: int, role: str | None, missing: tuple[str, ...] = ()
 ) -> Diagnosis:
     """The verdict that time was up. It needs no evidence of the job and blames none of it."""
     piece = deadline_evidence(passed, attempt=attempt)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.protocol import Backend, Plan, slot_plan
 from rankfall.model import SlotFacts
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.supervise.ledger import Ledger
@@ -21,15 +21,13 @@ class Sheets:
         backend: that planned it.
         observer: reads the records.
         ledger: takes notes about ends that could not be recorded.
-        role: of slots whose record names none.
     """
 
-    def __init__(self, plan: Plan, *, backend: Backend, observer: AttemptObserver, ledger: Ledger, role: str) -> None:
+    def __init__(self, plan: Plan, *, backend: Backend, observer: AttemptObserver, ledger: Ledger) -> None:
         self._plan = plan
         self._backend = backend
         self._observer = observer
         self._ledger = ledger
-        self._role = role
         self._dead: set[int] = set()
         self._unwritten: set[int] = set()
 
@@ -62,7 +60,7 @@ class Sheets:
                     # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
                     self._dead.add(slot)
                 return facts
-            where = f"slots/attempt-{self._plan.attempt}/{facts.role or self._role}-{slot}/wrapper.log"
+            where = f"slots/attempt-{self._plan.attempt}/{slot_plan(self._plan, slot).role}-{slot}/wrapper.log"
             facts = msgspec.structs.replace(facts, state="lost", where=where)
             came_up = False
         else:

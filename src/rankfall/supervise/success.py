@@ -1,4 +1,4 @@
-"""When a job counts as done before all of it has ended: the success policies ``rank0`` and ``fraction``.
+"""When a job counts as done before all of it has ended: the success policies ``rank0`` and ``fraction``, and success of one role alone.
 
 Who is still running then may finish its work for ``drain_s`` and is stopped after that; how it ends no longer matters. A failure
 that came before is not healed by a later success, and a fraction that can no longer be reached is a failure at that moment.
@@ -49,7 +49,9 @@ class SuccessWatch:
             return "reached"
         if self._success.policy == "rank0":
             return self._see_rank0(slots, ranks, now=now)
-        return self._see_fraction(slots, ranks, now=now) if self._success.policy == "fraction" else "open"
+        if self._success.policy == "fraction" or self._success.role is not None:
+            return self._see_count(slots, ranks, now=now)
+        return "open"
 
     def drained(self, now: int) -> bool:
         """Whether the others have had their time; ``now`` in nanoseconds since the epoch."""
@@ -72,19 +74,27 @@ class SuccessWatch:
         self.because = "rank 0 ended with 0" if isinstance(first, RankFacts) else "slot 0 ended with 0"
         return "reached"
 
-    def _see_fraction(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
-        wanted = self._success.wanted(len(slots))
-        done = [facts for facts in slots if _ended_well(facts)]
+    def _see_count(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        """So many slots, of all or of one role, ended with 0."""
+        role = self._success.role
+        counted = [facts for facts in slots if role is None or facts.role == role]
+        wanted = self._success.wanted(len(counted))
+        done = [facts for facts in counted if _ended_well(facts)]
         if len(done) >= wanted:
             self._reached = max((facts.ended_at or now for facts in done), default=now)
-            self.because = f"{len(done)} of {len(slots)} slots ended with 0, {wanted} are wanted"
+            of = f" of role {role}" if role is not None else ""
+            self.because = f"{len(done)} of {len(counted)} slots{of} ended with 0, {wanted} are wanted"
             return "reached"
         places = {(facts.rank, facts.pid): facts.slot for facts in ranks}
         fallen = {
             number if kind == "slot" else places.get((number, pid))
             for kind, number, pid in bad_ends(slots, ranks, launcher=self._launcher)
         }
-        return "tolerated" if len(slots) - len(fallen - {None}) >= wanted else "open"
+        own = {facts.slot for facts in counted}
+        if role is not None and fallen - own:
+            # Another role is not counted, and so it may not fall either.
+            return "open"
+        return "tolerated" if len(counted) - len(fallen & own) >= wanted else "open"
 
 
 def _ended_well(facts: RankFacts | SlotFacts) -> bool:

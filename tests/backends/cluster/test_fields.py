@@ -33,12 +33,14 @@ BY_THE_SUPERVISOR = {
     "success.policy",
     "success.fraction",
     "success.drain_s",
+    "success.role",
     "deadlines.total_s",
     "deadlines.attempt_s",
     "deadlines.startup_s",
     "rules",
 }
 RANK0 = {"success": {"policy": "rank0"}}
+ROLES = {"roles": [{"name": "ps"}, {"name": "worker"}]}
 CONTEXT = {"env_from": {"A": {"secret": "s", "key": "k"}}}
 
 # Path -> (fields before, fields after). What a field only modifies stands in both.
@@ -53,6 +55,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nnodes_max": ({}, {"nnodes_max": 3}),
     "nproc_per_node": ({}, {"nproc_per_node": 2}),
     "role": ({}, {"role": "trainer"}),
+    "roles": ({}, {"roles": [{"name": "ps"}, {"name": "worker"}]}),
     "cwd": ({}, {"cwd": "/code"}),
     "python": ({}, {"python": "/venv/bin/python"}),
     "env": ({}, {"env": {"A": "1"}}),
@@ -73,6 +76,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"success": {"policy": "fraction", "fraction": 0.5}, "nnodes": 4},
         {"success": {"policy": "fraction", "fraction": 1.0}, "nnodes": 4},
     ),
+    "success.role": (ROLES, {**ROLES, "success": {"role": "ps"}}),
     "success.drain_s": (RANK0, {"success": {"policy": "rank0", "drain_s": 90}}),
     "deadlines.total_s": ({}, {"deadlines": {"total_s": 60}}),
     "deadlines.attempt_s": ({}, {"deadlines": {"attempt_s": 60}}),
@@ -171,8 +175,8 @@ def test_no_field_is_dropped_silently(path, backend, runtime, unattended):
     )
     if before == after and before.startswith("refused"):
         # What these two modify is refused there itself.
-        assert path in {"success.fraction", "success.drain_s"}
-        assert "$.success.policy" in before
+        assert path in {"success.fraction", "success.drain_s", "success.role"}
+        assert "$.success.policy" in before or "$.roles" in before
         return
     if path == "policies.budgets" and unattended and runtime:
         return  # nothing is restarted there, which keeps every budget
@@ -183,5 +187,5 @@ def test_no_field_is_dropped_silently(path, backend, runtime, unattended):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_the_supervisor_keeps_changes_nothing_it_would_have_to_fight(backend):
     plain = outcome({}, backend=backend, unattended=False, runtime=None)
-    for path in sorted(BY_THE_SUPERVISOR - {"success.fraction", "success.drain_s"}):
+    for path in sorted(BY_THE_SUPERVISOR - {"success.fraction", "success.drain_s", "success.role"}):
         assert outcome(example(path)[1], backend=backend, unattended=False, runtime=None) == plain

@@ -68,9 +68,14 @@ class Fed:
         self.feed = PodFeed(
             self.run,
             attempt=1,
-            role="worker",
             source=PodSource(
-                context="c", kubeconfig=None, namespace="here", selector="a=b", container="main", token=CHANNEL
+                context="c",
+                kubeconfig=None,
+                namespace="here",
+                selector="a=b",
+                container="main",
+                token=CHANNEL,
+                bases={"worker": 0},
             ),
             connect=self.connect,
             trouble=self.troubles.append,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from observe.cluster.kubemodel import NS
 from rankfall.observe.cluster.podfacts import INDEX_LABEL, MAX_TEXT, MAX_WORD, PodFact, later, pod_fact, stamp_ns
+from rankfall.observe.cluster.source import PodSource
 
 DAY = "2026-11-21T16:00:00Z"
 
@@ -63,8 +64,11 @@ POD: dict[str, Any] = {
 }
 
 
+SOURCE = PodSource(context="c", namespace="n", selector="a=b", container="main", token="", bases={"worker": 0})
+
+
 def fact(pod: dict[str, Any] = POD, *, gone: bool = False) -> PodFact:
-    return pod_fact(pod, container="main", seen_ns=1, gone=gone)
+    return pod_fact(pod, source=SOURCE, seen_ns=1, gone=gone)
 
 
 def test_what_a_pod_says():

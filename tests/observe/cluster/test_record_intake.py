@@ -187,7 +187,7 @@ def run(tmp_path):
 
 
 def instances(run: RunDir) -> Instances:
-    return Instances(run, attempt=1, role="worker", token=CHANNEL)
+    return Instances(run, attempt=1, role_of=lambda _: "worker", token=CHANNEL)
 
 
 def folders(run: RunDir) -> list[str]:

@@ -92,6 +92,7 @@ class ClusterBackend:
             selector="",
             container="",
             token=token,
+            bases={part.name: part.base for part in spec.parts},
             excluded=tuple(sorted(exclude)),
         )
         compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)

@@ -13,10 +13,10 @@ import msgspec
 
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.text import SLOT_REFERENCE, check_text, escape
-from rankfall.backends.command import Command, command_elsewhere, job_words
+from rankfall.backends.command import Command, command_elsewhere, given_torchrun, job_words, rendezvous_of
 from rankfall.backends.protocol import Launcher, Rendezvous
 from rankfall.backends.torchrun import rendezvous_flags
-from rankfall.model import JobSpec, Refused, SpecError
+from rankfall.model import JobSpec, Refused
 
 SLOT_DIR: Final = "/rankfall-run"
 DEFAULT_PYTHON: Final = "python3"
@@ -58,15 +58,9 @@ def start_of(request: Request) -> Start:
     check_text("$.command", spec.command)
     # From here on every word is Kubernetes' text, so the one reference that is meant stands out.
     command = command_elsewhere(msgspec.structs.replace(spec, command=tuple(map(escape, spec.command))))
-    rdzv = _rendezvous(spec, command)
+    rdzv = rendezvous_of(spec, command)
     plain = _words(request, command, rdzv=None)
-    if command.kind == "torchrun" and spec.launcher != "exec":
-        if spec.launcher == "plain":
-            raise SpecError(
-                "$.launcher",
-                "plain would start torchrun once for each rank",
-                hint="use launcher auto, or give the script itself",
-            )
+    if given_torchrun(spec, command):
         words = _words(request, command, rdzv=rdzv)
         note = "launcher: the given torchrun, completed for each slot"
         return Start(launcher="exec", chosen="torchrun", words=words, rdzv=rdzv, note=note)
@@ -96,13 +90,6 @@ def _plain(spec: JobSpec, words: tuple[str, ...], why: str) -> Start:
         )
     note = f"launcher: plain ({why}; it is started once for each rank)"
     return Start(launcher="plain", chosen="plain", words=words, note=note)
-
-
-def _rendezvous(spec: JobSpec, command: Command) -> Rendezvous:
-    if spec.elastic or spec.rdzv == "c10d":
-        return "c10d"
-    asked = command.torchrun.given.get("rdzv-backend") if command.torchrun and spec.rdzv == "auto" else None
-    return "c10d" if asked == "c10d" else "static"
 
 
 def _words(request: Request, command: Command, *, rdzv: Rendezvous | None) -> tuple[str, ...]:

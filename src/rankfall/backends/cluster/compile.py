@@ -17,7 +17,7 @@ from rankfall.backends.cluster.native import Native, native
 from rankfall.backends.cluster.objects import Compiled, Request, ServedFacts, request_token
 from rankfall.backends.cluster.pod import check_spec_of_pod, most_waited_for, template
 from rankfall.backends.cluster.refusals import Problem, bundle, general, refuse, supervised_only
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, Refused
 
 DEFAULT_NAMESPACE = "default"
 
@@ -54,6 +54,11 @@ def compile_job(
         SpecError: overrides or flags contradict the job.
     """
     check_spec_of_pod(spec)
+    if spec.roles:
+        raise Refused(
+            f"$.roles: backend {spec.backend} starts jobs of one role only",
+            hint="leave roles out: role, nnodes and command are the job's own; or use backend: local",
+        )
     most = spec.nnodes_max or spec.nnodes
     count = nnodes or most
     request = Request(

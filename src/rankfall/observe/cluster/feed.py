@@ -27,7 +27,7 @@ class PodFeed:
 
     Args:
         run_dir: where everything goes.
-        attempt, role: of the attempt.
+        attempt: counted from 1.
         source: which pods.
         connect: makes a client; called in the feed's thread.
         trouble: told of difficulties in words, from the feed's thread: what lasts once, what comes and goes once a minute at most.
@@ -38,14 +38,12 @@ class PodFeed:
         run_dir: RunDir,
         *,
         attempt: int,
-        role: str,
         source: PodSource,
         connect: Callable[[], Kube],
         trouble: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self._role = role
         self._source = source
         self._connect = connect
         self._troubles = Troubles(trouble)
@@ -96,7 +94,6 @@ class PodFeed:
                         kube,
                         run_dir=self._run_dir,
                         attempt=self._attempt,
-                        role=self._role,
                         source=self._source,
                         troubles=self._troubles,
                     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,14 +32,15 @@ class Instances:
 
     Args:
         run_dir: the run.
-        attempt, role: of the attempt.
+        attempt: counted from 1.
+        role_of: gives the role of a slot.
         token: of the log channel.
     """
 
-    def __init__(self, run_dir: RunDir, *, attempt: int, role: str, token: str) -> None:
+    def __init__(self, run_dir: RunDir, *, attempt: int, role_of: Callable[[int], str], token: str) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self._role = role
+        self._role_of = role_of
         self._token = token
         self._open: dict[tuple[int, str, int], InstanceLog] = {}
 
@@ -59,7 +61,7 @@ class Instances:
             record = gap_record(
                 run=self._run_dir.id,
                 attempt=self._attempt,
-                role=self._role,
+                role=self._role_of(slot),
                 slot=slot,
                 uid=uid,
                 number=number,
@@ -94,20 +96,20 @@ class Instances:
         self._open.clear()
 
     def _intake(self, slot: int) -> RecordIntake:
-        slot_dir = self._run_dir.slot_dir(self._attempt, self._role, slot)
+        slot_dir = self._run_dir.slot_dir(self._attempt, self._role_of(slot), slot)
         self._run_dir.records_dir.mkdir(parents=True, exist_ok=True)
         return RecordIntake(
             self._run_dir.records_dir,
             token=self._token,
             run=self._run_dir.id,
             attempt=self._attempt,
-            role=self._role,
+            role=self._role_of(slot),
             slot=slot,
             on_progress=lambda record: write_progress(slot_dir / "progress", record),
         )
 
     def _folder(self, slot: int, identity: _Identity) -> Path:
-        parent = self._run_dir.stream_dir(self._attempt, self._role, slot).parent
+        parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
         parent.mkdir(parents=True, exist_ok=True)
         taken = 0
         for folder in sorted(parent.iterdir(), key=lambda path: (len(path.name), path.name)):

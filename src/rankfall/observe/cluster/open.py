@@ -21,7 +21,7 @@ class Feed:
 
     Args:
         run_dir: where it writes.
-        attempt, role: of the attempt.
+        attempt: counted from 1.
         source: which pods; None = there are none.
         trouble: told of difficulties in words, from another thread.
     """
@@ -31,13 +31,11 @@ class Feed:
         run_dir: RunDir,
         *,
         attempt: int,
-        role: str,
         source: PodSource | None,
         trouble: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
-        self._role = role
         self._source = source
         self._trouble = trouble
         self._feed: PodFeed | None = None
@@ -54,7 +52,6 @@ class Feed:
         self._feed = PodFeed(
             self._run_dir,
             attempt=self._attempt,
-            role=self._role,
             source=source,
             connect=lambda: Kube(access_of(source), rate=_RATE, burst=_BURST),
             trouble=self._trouble,

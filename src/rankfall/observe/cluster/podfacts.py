@@ -12,7 +12,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rankfall.observe.cluster.source import PodSource
+
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+ROLE_LABEL: Final = "rankfall.dev/role"
 MAX_TEXT: Final = 4096
 MAX_WORD: Final = 256
 _MAX_CONDITIONS: Final = 16
@@ -62,7 +65,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         seen_ns: when it was seen, nanoseconds since the epoch by this machine's clock.
-        slot: the completion index; None for a pod that has none.
+        slot: of the job, by the completion index and the role; None for a pod that has none.
         gone: the pod is no longer there; the other fields are those of the last look at it.
         deleting: when it is to have ended, since the API was asked to delete it.
         grace_s: what it was given for that.
@@ -104,23 +107,25 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((one for one in self.conditions if one.type == kind), None)
 
 
-def pod_fact(pod: Mapping[str, Any], *, container: str, seen_ns: int, gone: bool = False) -> PodFact:
+def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: bool = False) -> PodFact:
     """The facts of a pod object.
 
     Args:
         pod: as the API gave it; parts that are missing or of a wrong type are unknown, never an error.
-        container: name of the training container.
+        source: whose pods they are.
         seen_ns: when it was seen.
         gone: the API said that it was deleted.
     """
     meta, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
     labels = _map(meta, "labels")
+    container = source.container
     own = _status(status, container)
+    index = _number(labels.get(INDEX_LABEL) or _map(meta, "annotations").get(INDEX_LABEL))
     return PodFact(
         seen_ns=seen_ns,
         name=_word(meta.get("name")) or "",
         uid=_word(meta.get("uid")) or "",
-        slot=_number(labels.get(INDEX_LABEL) or _map(meta, "annotations").get(INDEX_LABEL)),
+        slot=source.slot_of(_word(labels.get(ROLE_LABEL)), index),
         attempt=_number(labels.get("rankfall.dev/attempt")),
         node=_word(spec.get("nodeName")),
         phase=_word(status.get("phase")) or "Unknown",

@@ -44,7 +44,7 @@ class Session:
     Args:
         kube: an open client.
         run_dir: where everything goes.
-        attempt, role: of the attempt.
+        attempt: counted from 1.
         source: which pods.
         troubles: takes difficulties.
 
@@ -52,15 +52,13 @@ class Session:
         OSError: the journal cannot be opened.
     """
 
-    def __init__(
-        self, kube: Kube, *, run_dir: RunDir, attempt: int, role: str, source: PodSource, troubles: Troubles
-    ) -> None:
+    def __init__(self, kube: Kube, *, run_dir: RunDir, attempt: int, source: PodSource, troubles: Troubles) -> None:
         self._kube = kube
         self._attempt = attempt
         self._source = source
         self._troubles = troubles
         self._journal = JournalWriter(journal_path(run_dir.path, attempt))
-        self._instances = Instances(run_dir, attempt=attempt, role=role, token=source.token)
+        self._instances = Instances(run_dir, attempt=attempt, role_of=source.role_of, token=source.token)
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
         self._unwritten: set[str] = set()
@@ -108,7 +106,7 @@ class Session:
                         unseen = None
                     continue
                 gone = event.type == "deleted"
-                fact = pod_fact(event.object, container=source.container, seen_ns=time.time_ns(), gone=gone)
+                fact = pod_fact(event.object, source=source, seen_ns=time.time_ns(), gone=gone)
                 if unseen is not None:
                     unseen.discard(fact.uid)
                 if fact.uid in self._pods or (fact.uid and not gone and fact.attempt in {None, self._attempt}):
@@ -200,7 +198,7 @@ class Session:
             found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
         except KubeError:
             return False
-        fact = pod_fact(found, container=self._source.container, seen_ns=time.time_ns())
+        fact = pod_fact(found, source=self._source, seen_ns=time.time_ns())
         if fact.uid != pod.fact.uid:
             return False
         self._see(fact)

@@ -13,6 +13,7 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
         selector: of labels.
         container: name of the training container.
         token: of the log channel.
+        bases: first slot of each role, in order.
     """
 
     context: str
@@ -21,3 +22,18 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     selector: str
     container: str
     token: str
+    bases: dict[str, int]
+
+    def slot_of(self, role: str | None, index: int | None) -> int | None:
+        """The slot of the pod with this completion index; None when it is not known whose index that is."""
+        if index is None:
+            return None
+        if len(self.bases) == 1:
+            # Pods of a platform's own runtime do not say their role.
+            return index + next(iter(self.bases.values()))
+        base = self.bases.get(role) if role is not None else None
+        return None if base is None else base + index
+
+    def role_of(self, slot: int) -> str:
+        """The role of a slot."""
+        return max(self.bases, key=lambda role: (self.bases[role] <= slot, self.bases[role]))
