@@ -43,7 +43,8 @@ def test_what_is_registered_is_there_and_can_do_what_a_backend_does() -> None:
             assert callable(getattr(backend, method)), (name, method)
 
 
-def test_a_run_without_supervisor_can_be_looked_at_and_is_not_started() -> None:
-    registry.check_startable(JobSpec(command=("true",), backend="job"))
-    with pytest.raises(Refused, match=r"\$\.unattended: .*--dry-run"):
-        registry.check_startable(JobSpec(command=("true",), backend="job", unattended=True))
+def test_only_a_platform_can_run_a_job_without_supervisor() -> None:
+    cluster = registry.backend_for(JobSpec(command=("true",), backend="job", unattended=True))
+    assert registry.native_of(cluster) is cluster
+    with pytest.raises(Refused, match=r"\$\.unattended: .*no platform"):
+        registry.native_of(LocalBackend())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -14,6 +14,9 @@ from rankfall.model import JobSpec
 from rankfall.model.sizes import SizeChange
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
+
+if TYPE_CHECKING:
+    from rankfall.backends.cluster.workload import Workload
 
 Launcher = Literal["torchrun", "plain", "exec"]
 Rendezvous = Literal["static", "c10d", "none"]
@@ -49,11 +52,13 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
         backend: ``job``, ``jobset`` or ``trainjob``.
         object: name of the workload and of what belongs to it.
         excluded: nodes that were avoided, beside those of the spec.
+        restart: how often Kubernetes itself had started the gang again before this attempt; its pods bear that number.
     """
 
     backend: str
     object: str
     excluded: tuple[str, ...] = ()
+    restart: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +217,15 @@ class Backend(Protocol):
 
     def release(self) -> None:
         """Let go of what is only needed while an attempt runs."""
+        ...
+
+
+@runtime_checkable
+class NativeBackend(Backend, Protocol):
+    """A backend whose platform can restart and end a job by itself."""
+
+    def workload(self, plan: Plan) -> Workload | None:
+        """What the platform restarts and ends; None where nothing was launched until now."""
         ...
 
 

@@ -14,7 +14,7 @@ from rankfall.model import JobSpec, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankfall.backends.protocol import Backend
+    from rankfall.backends.protocol import Backend, NativeBackend
 
 # Name in a spec -> module and class; the class is called without arguments.
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -44,15 +44,17 @@ def backend_for(spec: JobSpec) -> Backend:
     return backend
 
 
-def check_startable(spec: JobSpec) -> None:
-    """Refuse what can be planned and shown, and not yet be started.
+def native_of(backend: Backend) -> NativeBackend:
+    """The same backend, for a run without a supervisor.
 
     Raises:
-        Refused: names the field.
+        Refused: it has no platform that could run a job alone.
     """
-    if spec.unattended:
+    from rankfall.backends.protocol import NativeBackend  # noqa: PLC0415 - who names backends only needs none
+
+    if not isinstance(backend, NativeBackend):
         raise Refused(
-            "$.unattended: its manifests can be looked at (--dry-run), but this version starts no run without a supervisor: two would decide "
-            "about its restarts",
-            hint="leave it out, and use rankfall submit: the supervisor runs in the background",
+            "$.unattended: this backend has no platform that would run the job alone",
+            hint="leave unattended out; rankfall submit keeps a supervisor in the background",
         )
+    return backend

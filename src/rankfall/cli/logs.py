@@ -10,7 +10,7 @@ import click
 
 from rankfall.cli import emit
 from rankfall.cli.options import run_argument
-from rankfall.cli.target import one_run
+from rankfall.cli.target import run_as_it_is
 from rankfall.cli.values import Ranks, parse_ranks, parse_since
 from rankfall.cli.view import LineWriter
 from rankfall.model import FINAL_STATES, NotFound, UsageError
@@ -65,7 +65,7 @@ def logs(
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     ranks = parse_ranks(rank)
-    directory = one_run(run)
+    directory = run_as_it_is(run)
     query = LineQuery(
         ranks=ranks.numbers or None,
         last=ranks.last,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from rankfall.backends.protocol import Plan
-from rankfall.backends.registry import backend_for, check_startable
+from rankfall.backends.registry import backend_for
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.job_options import job_options
@@ -69,7 +69,7 @@ def run(
     if directory is None:
         return 0
     if detach:
-        _start_detached(directory, output, quiet=quiet)
+        _start_alone(directory, output, quiet=quiet)
         return 0
     emit.say(f"rankfall: run {directory.id}", quiet=quiet)
     viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=console_limit)
@@ -83,7 +83,7 @@ def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
     """As ``run -d``; the exit code."""
     directory = _made(job, dry_run=dry_run, output=output)
     if directory is not None:
-        _start_detached(directory, output, quiet=quiet)
+        _start_alone(directory, output, quiet=quiet)
     return 0
 
 
@@ -94,7 +94,6 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
     if dry_run:
         _print_plan(plan, spec, output)
         return None
-    check_startable(spec)
     # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
     return RunDir.create(complete(spec), home=home())
 
@@ -114,8 +113,17 @@ def planned(spec: JobSpec) -> Plan:
         backend.release()
 
 
-def _start_detached(directory: RunDir, output: Output, *, quiet: bool) -> None:
-    spawn_detached(directory)
+def _start_alone(directory: RunDir, output: Output, *, quiet: bool) -> None:
+    """With a supervisor in the background, or, where Kubernetes needs none, launched and left."""
+    if directory.spec.unattended:
+        from rankfall.supervise.unattended import launch  # noqa: PLC0415 - loads the client of Kubernetes
+
+        launch(directory)
+        emit.say(
+            "rankfall: unattended: Kubernetes alone decides; nobody records it until somebody attaches", quiet=quiet
+        )
+    else:
+        spawn_detached(directory)
     if output is Output.TABLE:
         emit.out(directory.id)
     else:

@@ -11,7 +11,7 @@ import click
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.options import output_option, run_argument
-from rankfall.cli.target import one_run, read_home
+from rankfall.cli.target import read_home, run_as_it_is
 from rankfall.model import FINAL_STATES, RunsDocument, RunSummary
 from rankfall.report.tables import render_runs, render_status
 from rankfall.store import list_runs
@@ -42,7 +42,7 @@ def ps(*, everything: bool, output: Output) -> None:
 @output_option()
 def status(*, run: str | None, output: Output) -> None:
     """Show a run: its state, its slots, its ranks."""
-    with one_run(run).reader() as reader:
+    with run_as_it_is(run).reader() as reader:
         document = reader.status(time.time_ns())
     if output is Output.TABLE:
         emit.out(render_status(document, now=datetime.now(UTC), color=emit.color_on()))

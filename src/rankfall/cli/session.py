@@ -90,6 +90,8 @@ class Session:
         self._cancelled = False
         self._orphaned = 0
         self._patience = 0
+        # Nothing hangs on who watches such a run: who leaves it neither ends it nor hands it on.
+        self._unattended = directory.spec.unattended
         self._own = Supervision(directory) if own else None
 
     def stay(self) -> Outcome | None:
@@ -169,6 +171,8 @@ class Session:
         signals = self._signals
         if signals.hung_up:
             return True
+        if self._unattended and (signals.terminated or signals.interrupts > self._asked):
+            return True
         if signals.terminated:
             signals.terminated = False
             self._cancel("SIGTERM to rankfall")
@@ -224,8 +228,9 @@ class Session:
             if outcome is not None and outcome.state in FINAL_STATES:
                 self._show(final=outcome)
                 return outcome
-            with contextlib.suppress(LockHeld):
-                spawn_detached(self._directory)
+            if not self._unattended:
+                with contextlib.suppress(LockHeld):
+                    spawn_detached(self._directory)
         emit.say(f"rankfall: detached; {self._directory.id} goes on. Come back: rankfall attach {self._directory.id}")
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankfall.cli import emit
-from rankfall.model import NotFound
+from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError
 from rankfall.store import RunDir, default_home, home, list_runs
 
 
@@ -17,6 +17,29 @@ def read_home() -> Path:
     """
     path = default_home()
     return home() if path.exists() else path
+
+
+def run_as_it_is(name: str | None) -> RunDir:
+    """The run that ``name`` stands for. One that nobody supervises or records is looked at first; where that fails it is said.
+
+    Raises:
+        NotFound, UsageError: as :func:`one_run`.
+    """
+    directory = one_run(name)
+    try:
+        if not directory.spec.unattended or directory.lease_holder() is not None:
+            return directory
+        with directory.reader() as reader:
+            if reader.run().state in FINAL_STATES:
+                return directory
+        from rankfall.supervise.unattended import take_in  # noqa: PLC0415 - loads the client of Kubernetes
+
+        take_in(directory)
+    except LockHeld:
+        pass
+    except RankfallError as error:
+        emit.say(f"rankfall: as it was seen last, because it cannot be asked now: {error.message}")
+    return directory
 
 
 def one_run(name: str | None, *, quiet: bool = False) -> RunDir:

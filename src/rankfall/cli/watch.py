@@ -12,11 +12,11 @@ import click
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.options import output_option, run_argument, shown_ranks
-from rankfall.cli.session import Session, tell_exit
+from rankfall.cli.session import Session, Supervision, tell_exit
 from rankfall.cli.target import one_run
 from rankfall.cli.values import Ranks, parse_ranks, parse_span
 from rankfall.cli.viewer import Viewer
-from rankfall.model import FINAL_STATES, EvidenceLost, Outcome, UsageError
+from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
 from rankfall.store import RunDir
 from rankfall.supervise import request_cancel
 from rankfall.supervise.outcome import outcome_of
@@ -95,6 +95,8 @@ def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
     if state in FINAL_STATES:
         emit.say(f"rankfall: {directory.id} is over already: {state}")
         return 0
+    if directory.spec.unattended:
+        return _cancel_unattended(directory, reason, output)
     request_cancel(directory.path, reason=reason)
     # Waits for its supervisor, or stops the slots from here when there is none.
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, final_words=False)
@@ -105,7 +107,52 @@ def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
     return 0
 
 
+def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
+    """Nobody would act on a wish: the command asks the cluster itself, and records the last words where nobody else does."""
+    from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+
+    viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, final_words=False)
+    session = Session(directory, viewer, own=directory.lease_holder() is None)
+    said: list[str] = []
+    answer = steering.cancel(directory, reason=reason, say=said.append)
+    if answer != "gone":
+        what = "is still going" if answer == "going" else "may be gone or not: it cannot be seen"
+        raise InfrastructureError(
+            f"{directory.id} was asked to end and {what}{f': {said[-1]}' if said else ''}",
+            hint=f"ask again: rankfall cancel {directory.id}",
+        )
+    outcome = session.stay()
+    if outcome is None:
+        return _CANCELLED
+    _tell(outcome, output)
+    return 0
+
+
+def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | None:
+    """Nobody need hold such a run; where nobody does, the wait itself looks and records."""
+    begun = time.monotonic()
+    own: Supervision | None = None
+    while True:
+        if own is not None and own.over:
+            own.result()
+            own = None
+        if own is None:
+            with directory.reader() as reader:
+                if reader.run().state in FINAL_STATES:
+                    return outcome_of(directory, reader)
+            if directory.lease_holder() is None:
+                own = Supervision(directory)
+        if limit is not None and time.monotonic() - begun >= limit:
+            if own is not None:
+                own.control.release()
+                own.result()
+            return None
+        threading.Event().wait(_TICK_S)
+
+
 def _wait(directory: RunDir, *, limit: float | None) -> Outcome | None:
+    if directory.spec.unattended:
+        return _wait_unattended(directory, limit=limit)
     pause = threading.Event()
     begun = alone = time.monotonic()
     while True:

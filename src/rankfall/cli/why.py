@@ -11,7 +11,7 @@ from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.frames import raised_at
 from rankfall.cli.options import output_option
-from rankfall.cli.target import one_run, read_home
+from rankfall.cli.target import one_run, read_home, run_as_it_is
 from rankfall.explain import explain_files, explain_run, explain_stream
 from rankfall.model import NotFound, UsageError, Verdict
 from rankfall.observe.strategies import find_strategy
@@ -63,6 +63,8 @@ def _explained(
     targets: list[str], *, attempt: int | None, fresh: bool, own: list[Path], strategy: str | None
 ) -> tuple[Verdict, str, RunDir | None]:
     run = one_run(None) if not targets else _as_run(targets)
+    if run is not None:
+        run = run_as_it_is(run.id)
     if run is not None and own:
         raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
     if run is not None:

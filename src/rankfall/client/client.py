@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from rankfall.backends.registry import check_startable
 from rankfall.client.run import Run, supervise_here
 from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict, check_spec
 from rankfall.store import RunDir, list_runs
@@ -40,7 +39,8 @@ class Client:
         Args:
             spec: the job. Without ``cwd`` and ``python`` this process's folder and Python are written into it, so that the run is
                 the same whoever supervises it later.
-            detach: supervise in a process of its own; false = in a thread of this process, and the run waits when it ends.
+            detach: supervise in a process of its own; false = in a thread of this process, and the run waits when it ends. An unattended job
+                is launched and left, or recorded in that thread.
             request_token: names the request: a second call with it gives the same run.
 
         Raises:
@@ -93,13 +93,16 @@ class Client:
     def _submit(self, spec: JobSpec, detach: bool, request_token: str | None) -> Run:  # noqa: FBT001 - private, by position from to_thread
         spec = complete(spec)
         self._plan(spec, elsewhere=detach)
-        check_startable(spec)
         directory = RunDir.create(spec, home=self.home, request_token=request_token)
         run = Run(directory)
         if run.outcome() is not None or directory.lease_holder() is not None:
             # An earlier request with the same token made it.
             return run
-        if detach:
+        if detach and spec.unattended:
+            from rankfall.supervise.unattended import launch  # noqa: PLC0415 - loads the client of Kubernetes
+
+            launch(directory)
+        elif detach:
             with contextlib.suppress(LockHeld):
                 spawn_detached(directory)
         else:

@@ -9,7 +9,17 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Final, Literal
 
 from rankfall.client import resizing
-from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, RunState, StatusDocument, Verdict
+from rankfall.model import (
+    FINAL_STATES,
+    EvidenceLost,
+    InfrastructureError,
+    LockHeld,
+    Outcome,
+    RankfallError,
+    RunState,
+    StatusDocument,
+    Verdict,
+)
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
 from rankfall.supervise import read_suspension, request_cancel, request_hold, spawn_detached
@@ -122,7 +132,7 @@ class Run:
 
         Raises:
             TimeoutError: the run had not ended by then; it goes on.
-            EvidenceLost: nobody supervises the run, so it cannot come to its end by itself.
+            EvidenceLost: nobody supervises the run, so it cannot come to its end by itself. An unattended one is recorded here then.
         """
         async with asyncio.timeout(timeout):
             found = await self._end()
@@ -133,7 +143,20 @@ class Run:
             await asyncio.sleep(_FOLLOW_S)
         return found
 
+    async def _recorded(self) -> Outcome:
+        """The end of a run that nobody has to hold: where nobody records it, this process does."""
+        while True:
+            found = await asyncio.to_thread(self.outcome)
+            if found is not None:
+                return found
+            if await asyncio.to_thread(self.directory.lease_holder) is None:
+                with contextlib.suppress(LockHeld):
+                    return await _until_cancelled(self.directory)
+            await asyncio.sleep(_POLL_S)
+
     async def _end(self) -> Outcome:
+        if self.directory.spec.unattended:
+            return await self._recorded()
         alone_since: float | None = None
         while True:
             found = await asyncio.to_thread(self.outcome)
@@ -157,6 +180,8 @@ class Run:
         """
         if (ended := await asyncio.to_thread(self.outcome)) is not None:
             return ended
+        if self.directory.spec.unattended:
+            return await self._cancel_unattended(reason)
         await asyncio.to_thread(request_cancel, self.directory.path, reason=reason)
         while (found := await asyncio.to_thread(self.outcome)) is None:
             if await asyncio.to_thread(self.directory.lease_holder) is None:
@@ -171,6 +196,8 @@ class Run:
         Returns:
             Whether the run is suspended now; false when it had ended before it could be.
         """
+        if self.directory.spec.unattended:
+            return await self._suspend_unattended(reason)
         if not await asyncio.to_thread(self._hold, "suspend", reason):
             return False
         while True:
@@ -189,6 +216,8 @@ class Run:
         if await asyncio.to_thread(self.outcome) is not None:
             return False
         held = await asyncio.to_thread(self._held)
+        if self.directory.spec.unattended:
+            return held and await self._resume_unattended(reason)
         if held:
             await asyncio.to_thread(self._hold, "resume", reason)
         return await self._supervised() or held
@@ -214,6 +243,49 @@ class Run:
         if not await asyncio.to_thread(self._held):
             await self._supervised()
         return await resizing.holds(self.directory, asked) if wait else asked
+
+    async def _cancel_unattended(self, reason: str) -> Outcome:
+        from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+
+        said: list[str] = []
+        recorder = asyncio.create_task(self._recorded())
+        try:
+            answer = await asyncio.to_thread(steering.cancel, self.directory, reason=reason, say=said.append)
+            if answer != "gone":
+                raise InfrastructureError(
+                    f"{self.id} was asked to end and is {answer}{f': {said[-1]}' if said else ''}",
+                    hint="ask again: Run.cancel()",
+                )
+            return await recorder
+        finally:
+            recorder.cancel()
+
+    async def _suspend_unattended(self, reason: str) -> bool:
+        from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+
+        if await asyncio.to_thread(self.outcome) is not None:
+            return False
+        recorder = asyncio.create_task(self._recorded())
+        try:
+            answer = await asyncio.to_thread(steering.suspend, self.directory, reason=reason)
+            if answer in {"going", "unknown"}:
+                raise InfrastructureError(
+                    f"{self.id} was asked to stand still and is {answer}", hint="ask again: rankfall suspend"
+                )
+            while True:
+                state = await asyncio.to_thread(self._state)
+                if state == "suspended" or state in FINAL_STATES:
+                    return state == "suspended"
+                await asyncio.sleep(_FOLLOW_S)
+        finally:
+            recorder.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RankfallError):
+                await recorder
+
+    async def _resume_unattended(self, reason: str) -> bool:
+        from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+
+        return await asyncio.to_thread(steering.resume, self.directory, reason=reason)
 
     async def _supervised(self) -> bool:
         """Start a detached supervisor where there is none; whether one was started."""
@@ -265,6 +337,25 @@ def supervise_here(directory: RunDir) -> Outcome:
     from rankfall.supervise.loop import supervise  # noqa: PLC0415 - loads the signatures
 
     return supervise(directory)
+
+
+async def _until_cancelled(directory: RunDir) -> Outcome:
+    """Record a run in a thread; who is cancelled lets go of it, and the run goes on."""
+    from rankfall.supervise.control import Control  # noqa: PLC0415 - a client that only lists runs needs none
+    from rankfall.supervise.loop import supervise  # noqa: PLC0415 - as above
+
+    control = Control()
+    work = asyncio.ensure_future(asyncio.to_thread(supervise, directory, control=control))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        control.release()
+        with contextlib.suppress(RankfallError):
+            await work
+        raise
+    finally:
+        if work.done():
+            control.close()
 
 
 def _some(lines: Iterator[Line], count: int = 500) -> list[Line]:

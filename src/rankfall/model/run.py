@@ -94,6 +94,9 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: the phase.
+        supervised: somebody decides about it.
+        unattended: nobody has to: its platform restarts and ends it by itself.
+        recorded: somebody follows its lines and writes them down; of a supervised run its supervisor does.
         ready: active slots that run, whose pod is Ready, and whose ranks have all started; where no rank can be seen (``inside: off``, an image
             without Python) the pod's word is enough.
         active: slots of an attempt that goes on whose end is not known; pods that still wait among them.
@@ -118,6 +121,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     reason: str | None = None
     supervised: bool = False
+    unattended: bool = False
+    recorded: bool = False
     ready: int = 0
     active: int = 0
     succeeded: int = 0

@@ -58,8 +58,9 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
     paint = Paint(color=color)
     parts = [f"{paint.bold(status.run)}  {state_text(status.state, paint)}"]
     if status.state == "restarting":
-        # The one to come, of how many at most.
-        parts.append(f"attempt {status.attempts + 1} of {status.restarts.limit + 1}")
+        # The one to come, of how many at most; one that Kubernetes made itself is there as soon as it is seen.
+        number = status.attempts if status.unattended else status.attempts + 1
+        parts.append(f"attempt {number} of {status.restarts.limit + 1}")
     elif status.attempts:
         parts.append(f"attempt {status.attempts}")
     if status.started:
@@ -77,8 +78,8 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         for role, nodes in status.sizes_wished.items()
         if status.sizes.get(role) != nodes
     ]
-    if not status.supervised and status.state in {"queued", "starting", "running", "restarting"}:
-        facts.append(paint.warn(f"  nobody supervises it now; rankfall attach {status.run} takes it over"))
+    if status.state in {"queued", "starting", "running", "restarting"}:
+        facts += _held_by(status, paint)
     facts += [paint.warn(f"  record incomplete: {one_line(text, width=400)}") for text in status.incomplete]
     if facts:
         blocks[0] = "\n".join([blocks[0], *facts])
@@ -103,6 +104,18 @@ def _counts(status: StatusDocument) -> str:
         causes = ", ".join(f"{slug} {count}" for slug, count in counted.by_cause.items())
         text += f"; restarts: {counted.count} of {counted.limit} ({causes})"
     return text
+
+
+def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
+    """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
+    if status.unattended:
+        words = (
+            "somebody records it" if status.recorded else f"nobody records it now; rankfall attach {status.run} does"
+        )
+        return [f"  unattended: Kubernetes alone decides; {words}"]
+    if status.supervised:
+        return []
+    return [paint.warn(f"  nobody supervises it now; rankfall attach {status.run} takes it over")]
 
 
 def state_text(state: RunState, paint: Paint) -> str:

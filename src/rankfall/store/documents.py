@@ -62,6 +62,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
     last = _LastLines(run_dir, tables, attempt, ranks)
     spec = _spec(run_dir)
+    held, unattended = run_dir.lease_holder() is not None, _unattended(run_dir)
     notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
     sizes, wished = _sizes(run_dir, tables, attempt, spec)
     spec = sized(spec, sizes) if spec is not None else None
@@ -89,7 +90,9 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         rank=short.rank,
         node=short.node,
         reason=row.reason,
-        supervised=run_dir.lease_holder() is not None,
+        supervised=held and not unattended,
+        unattended=unattended,
+        recorded=held,
         ready=sum(ready.values()),
         active=standings["active"],
         succeeded=standings["succeeded"],
@@ -150,6 +153,13 @@ def _notes(spec: JobSpec, slots: list[SlotFacts], ranks: list[RankFacts]) -> dic
     """What is said beside the exits of slots and ranks of a run that succeeded."""
     of_slots = {("slot", facts.slot): note_of(facts, spec=spec, slots=slots) for facts in slots}
     return of_slots | {("rank", facts.rank): note_of(facts, spec=spec, slots=slots) for facts in ranks}
+
+
+def _unattended(run_dir: RunDir) -> bool:
+    try:
+        return run_dir.spec.unattended
+    except StoreError:
+        return False
 
 
 def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:

@@ -12,12 +12,12 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
-from rankfall.backends.registry import backend_for
+from rankfall.backends.registry import backend_for, native_of
 from rankfall.decide import decide
 from rankfall.model import (
     FINAL_STATES,
@@ -40,6 +40,9 @@ from rankfall.supervise.resizing import RESIZED
 from rankfall.supervise.root import root_facts
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.turn import Turns
+
+if TYPE_CHECKING:
+    from rankfall.supervise.unattended import Unattended
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
@@ -83,11 +86,11 @@ def supervise(
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
             with run_dir.lease(wait=wait) as writer:
-                run = _Run(run_dir, writer=writer, on_event=on_event, control=own, backend=chosen)
+                run = _of(run_dir, writer=writer, on_event=on_event, control=own, backend=chosen)
                 if on_lease is not None:
                     on_lease()
                 outcome = run.to_end()
-            if own.wish == "hand_over" and outcome.state not in FINAL_STATES:
+            if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
                 from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
 
                 spawn_detached(run_dir)
@@ -95,6 +98,22 @@ def supervise(
     finally:
         if control is None:
             own.close()
+
+
+def _of(
+    run_dir: RunDir,
+    *,
+    writer: Writer,
+    on_event: Callable[[Event], None] | None,
+    control: Control,
+    backend: Backend,
+) -> _Run | Unattended:
+    """Who brings a run to its end; one that its platform ends by itself is only recorded."""
+    if not run_dir.spec.unattended:
+        return _Run(run_dir, writer=writer, on_event=on_event, control=control, backend=backend)
+    from rankfall.supervise.unattended import Unattended  # noqa: PLC0415 - loads the client of Kubernetes
+
+    return Unattended(run_dir, writer=writer, on_event=on_event, control=control, backend=native_of(backend))
 
 
 class _Run:

@@ -21,6 +21,7 @@ from rankfall.backends.cluster.launch import launch
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.remove import remove
 from rankfall.backends.cluster.served import ask, check_fields, served_facts
+from rankfall.backends.cluster.workload import RESOURCES, Workload
 from rankfall.backends.protocol import ClusterPlan, Life, Plan, SlotPlan, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
@@ -28,7 +29,6 @@ from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.exec import execute
 from rankfall.kube.kubeconfig import access_of
 from rankfall.kube.portal import Portal
-from rankfall.kube.resources import JOBS, JOBSETS, TRAINJOBS, Resource
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.model.sizes import sized
 from rankfall.observe.cluster.places import pods_folder
@@ -37,7 +37,6 @@ from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
 from rankfall.store import RunDir
 
-RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainjob": TRAINJOBS}
 # How long the objects of an ended attempt may take to go before the next one begins, seconds.
 _CLEAR_S: Final = 300.0
 _LAUNCH_S: Final = 300.0
@@ -257,6 +256,12 @@ class ClusterBackend:
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """The attempt's pods."""
         return (Source(kind="pods", path=str(_run_dir(plan).path), pods=_place(plan)),)
+
+    def workload(self, plan: Plan) -> Workload | None:
+        """What a launched attempt's Kubernetes restarts and ends by itself; None where nothing was launched until now."""
+        place = _place(plan)
+        uid = _uid(_marker(_run_dir(plan), place.named or plan.attempt))
+        return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
 
     def withdrawn(self, plan: Plan) -> str | None:
         """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""

@@ -36,6 +36,7 @@ class RecordIntake:
         folder: the run's records folder.
         token: of the attempt.
         run, attempt, role, slot: whose log it is; a record that names others is refused.
+        named: the attempt that records name instead, and are kept without; None = this one.
         on_progress: takes records of progress, which are not kept as files: (record, stamp).
 
     Attributes:
@@ -53,12 +54,14 @@ class RecordIntake:
         role: str,
         slot: int,
         on_progress: Callable[[Record], None],
+        named: int | None = None,
     ) -> None:
         self.refused = 0
         self.ended = False
         self._folder = folder
         self._head = RECORD_MARK + token.encode() + b" "
         self._run, self._attempt, self._role, self._slot = run, attempt, role, slot
+        self._named = named or attempt
         self._decoder = msgspec.json.Decoder(Record)
         self._on_progress = on_progress
         self._taken = 0
@@ -119,7 +122,7 @@ class RecordIntake:
         if (
             not _ID.fullmatch(record.id)
             or record.run not in {None, self._run}
-            or record.attempt not in {None, self._attempt}
+            or record.attempt not in {None, self._named}
             or record.role not in {None, self._role}
             or record.slot not in {None, self._slot}
         ):

@@ -35,13 +35,17 @@ class Instances:
         attempt: counted from 1.
         role_of: gives the role of a slot.
         token: of the log channel.
+        named: the attempt that its pods' own records name; None = this one.
     """
 
-    def __init__(self, run_dir: RunDir, *, attempt: int, role_of: Callable[[int], str], token: str) -> None:
+    def __init__(
+        self, run_dir: RunDir, *, attempt: int, role_of: Callable[[int], str], token: str, named: int | None = None
+    ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._role_of = role_of
         self._token = token
+        self._named = named
         self._open: dict[tuple[int, str, int], InstanceLog] = {}
 
     def open(self, slot: int, *, uid: str, number: int) -> InstanceLog:
@@ -105,6 +109,7 @@ class Instances:
             attempt=self._attempt,
             role=self._role_of(slot),
             slot=slot,
+            named=self._named,
             on_progress=lambda record: write_progress(slot_dir / "progress", record),
         )
 

@@ -116,6 +116,13 @@ class JournalReader:
         self._inode = -1
         self._decoder = msgspec.json.Decoder(PodFact)
 
+    @classmethod
+    def newest(cls, path: Path) -> dict[str, PodFact]:
+        """The newest look at each pod of a journal, read once."""
+        reader = cls(path)
+        reader.poll()
+        return reader.pods
+
     def poll(self) -> list[PodFact]:
         """Looks that came since, oldest first. From the beginning when the file is another one by now."""
         try:

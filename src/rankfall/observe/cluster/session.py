@@ -21,7 +21,7 @@ from rankfall.observe.cluster.clocks import ClockFile
 from rankfall.observe.cluster.followed import Followed, InstanceFollowed, instance_state, instances_of
 from rankfall.observe.cluster.follower import Follower
 from rankfall.observe.cluster.instances import Instances
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
+from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import Troubles, in_words
@@ -54,11 +54,14 @@ class Session:
 
     def __init__(self, kube: Kube, *, run_dir: RunDir, attempt: int, source: PodSource, troubles: Troubles) -> None:
         self._kube = kube
-        self._attempt = attempt
         self._source = source
         self._troubles = troubles
         self._journal = JournalWriter(journal_path(run_dir.path, attempt))
-        self._instances = Instances(run_dir, attempt=attempt, role_of=source.role_of, token=source.token)
+        self._named = source.named or attempt
+        self._apart = {uid for other in source.apart for uid in JournalReader.newest(journal_path(run_dir.path, other))}
+        self._instances = Instances(
+            run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=self._named
+        )
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
         self._unwritten: set[str] = set()
@@ -109,7 +112,9 @@ class Session:
                 fact = pod_fact(event.object, source=source, seen_ns=time.time_ns(), gone=gone)
                 if unseen is not None:
                     unseen.discard(fact.uid)
-                if fact.uid in self._pods or (fact.uid and not gone and fact.attempt in {None, self._attempt}):
+                if fact.uid in self._apart:
+                    continue
+                if fact.uid in self._pods or (fact.uid and not gone and fact.attempt in {None, self._named}):
                     self._see(fact)
 
     def _watch_trouble(self, error: KubeError | None) -> None:

@@ -14,6 +14,8 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
         container: name of the training container.
         token: of the log channel.
         bases: first slot of each role, in order.
+        named: the attempt that the pods themselves name, where Kubernetes started the gang again without telling them; None = this one.
+        apart: earlier attempts whose pods bear the same labels; theirs are not this one's.
     """
 
     context: str
@@ -23,6 +25,8 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     token: str
     bases: dict[str, int]
+    named: int | None = None
+    apart: tuple[int, ...] = ()
 
     def slot_of(self, role: str | None, index: int | None) -> int | None:
         """The slot of the pod with this completion index; None when it is not known whose index that is."""

@@ -1,0 +1,136 @@
+"""One workload that Kubernetes restarts and ends by itself, as whoever records it or steers it by hand needs it.
+
+It asks, suspends, releases and removes the very object of the launch and no other of its name. What it cannot see is an error, never "gone".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from rankfall.backends.cluster.launch_patience import Say
+from rankfall.backends.cluster.ownership import uid_of
+from rankfall.backends.cluster.remove import Removed, remove
+from rankfall.backends.protocol import ClusterPlan
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, ObjectNotFound, Unreachable
+from rankfall.kube.portal import Portal
+from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
+from rankfall.observe.cluster.native_state import NativeState, native_state, of_restart, with_job_of_set
+
+RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainjob": TRAINJOBS}
+_T = TypeVar("_T")
+_SET: Final = "jobset.sigs.k8s.io/jobset-name"
+# For one look with all of its requests, seconds: who watches looks again soon.
+_LOOK_S: Final = 15.0
+
+
+class Workload:
+    """The workload of one launch.
+
+    Args:
+        portal: to its cluster.
+        place: where it is.
+        uid: of the object that was launched.
+    """
+
+    def __init__(self, portal: Portal, *, place: ClusterPlan, uid: str) -> None:
+        self._portal = portal
+        self._place = place
+        self._uid = uid
+        self.shown = f"{place.backend} {place.object}"
+        # Of all its pods, whichever start of the gang they are of.
+        self.selector = of_restart(place.selector, None)
+
+    def look(self) -> NativeState | None:
+        """Where it stands; None when it is not there any more.
+
+        Raises:
+            KubeError: it cannot be seen now.
+        """
+        return self._portal.call(lambda kube: _in_time(self._look(kube)))
+
+    def pods(self, selector: str) -> dict[str, str]:
+        """Phases of the pods that are there now, by UID.
+
+        Raises:
+            KubeError: they cannot be seen now.
+        """
+        return self._portal.call(lambda kube: _in_time(self._pods(kube, selector)))
+
+    def hold(self, *, suspend: bool) -> bool:
+        """Suspend it, or release it; False when it is not there any more.
+
+        Raises:
+            KubeError: the server refuses, or cannot be asked.
+        """
+        return self._portal.call(lambda kube: self._hold(kube, suspend=suspend))
+
+    def remove(self, *, wait_s: float, say: Say) -> Removed:
+        """Delete it and wait until it and its pods are gone, ``wait_s`` seconds at most; ``say`` takes what is waited for.
+
+        Raises:
+            KubeError: what waiting does not heal: 401, 403.
+        """
+        place = self._place
+        return self._portal.call(
+            lambda kube: remove(
+                kube,
+                resource=RESOURCES[place.backend],
+                name=place.object,
+                namespace=place.namespace,
+                uid=self._uid,
+                pods_selector=self.selector,
+                wait_s=wait_s,
+                say=say,
+            )
+        )
+
+    async def _look(self, kube: Kube) -> NativeState | None:
+        place = self._place
+        try:
+            found = await kube.get(RESOURCES[place.backend], place.object, namespace=place.namespace)
+        except ObjectNotFound:
+            return None
+        if uid_of(found) != self._uid:
+            return None
+        inner = await self._inner(kube) if place.backend == "trainjob" else None
+        # An object that was asked for by name does not repeat its kind.
+        state = native_state({**found, "kind": RESOURCES[place.backend].kind}, inner=inner)
+        if state.phase != "failed" or place.backend == "job":
+            return state
+        return with_job_of_set(
+            state, (await kube.list(JOBS, namespace=place.namespace, labels=f"{_SET}={place.object}")).items
+        )
+
+    async def _inner(self, kube: Kube) -> dict[str, Any] | None:
+        """The set of a TrainJob: another one of that name is none of ours."""
+        try:
+            found = await kube.get(JOBSETS, self._place.object, namespace=self._place.namespace)
+        except ObjectNotFound:
+            return None
+        owners = found.get("metadata", {}).get("ownerReferences") or ()
+        return found if any(owner.get("uid") == self._uid for owner in owners) else None
+
+    async def _pods(self, kube: Kube, selector: str) -> dict[str, str]:
+        found = await kube.list(PODS, namespace=self._place.namespace, labels=selector)
+        return {uid_of(item): str(item.get("status", {}).get("phase")) for item in found.items}
+
+    async def _hold(self, kube: Kube, *, suspend: bool) -> bool:
+        place = self._place
+        body = {"metadata": {"uid": self._uid}, "spec": {"suspend": suspend}}
+        try:
+            # With the UID in it, the server refuses the change of another object of this name.
+            await kube.patch(RESOURCES[place.backend], place.object, body, namespace=place.namespace, kind="merge")
+        except (ObjectNotFound, Conflict):
+            return False
+        return True
+
+
+async def _in_time(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            return await work
+    except TimeoutError:
+        raise Unreachable(f"no answer within {_LOOK_S:g} s", hint="it is asked again") from None

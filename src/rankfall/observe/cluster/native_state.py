@@ -1,0 +1,135 @@
+"""Where a workload stands that Kubernetes itself restarts and ends: read from its conditions, never from its counters.
+
+A counter of failures is above zero for a moment in every restart that will succeed, so only the workload's own terminal condition ends a run.
+Whatever is missing or of a wrong type is unknown, never an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.observe.cluster.podfacts import MAX_TEXT, MAX_WORD
+
+Phase = Literal["suspended", "going", "succeeded", "failed"]
+
+_GOOD: Final = {"Job": "Complete", "JobSet": "Completed", "TrainJob": "Complete"}
+# Which of a start's pods are meant is said by this label; it counts from 0.
+RESTART_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
+_MOST: Final = 1 << 31
+
+
+class NativeState(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a workload.
+
+    Attributes:
+        phase: ``succeeded`` and ``failed`` by its terminal condition alone.
+        start: names the start of the gang that goes on: another one when Kubernetes started it again, by a restart or after a suspension.
+            Empty while none is known. Compared for equality, never by order.
+        restarts: how often its set started the whole gang again.
+        reason, message: of the terminal condition.
+        at: when that was set, RFC 3339 of the API.
+        deleting: somebody had it deleted, and it is on its way out.
+    """
+
+    phase: Phase
+    start: str = ""
+    restarts: int = 0
+    reason: str | None = None
+    message: str | None = None
+    at: str | None = None
+    deleting: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended for good."""
+        return self.phase in {"succeeded", "failed"}
+
+
+def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None = None) -> NativeState:
+    """What a workload's own words say.
+
+    Args:
+        workload: a Job, a JobSet or a TrainJob, as the API gave it.
+        inner: the JobSet of a TrainJob, which says less than its set; None = there is none yet, or no more.
+    """
+    kind = str(workload.get("kind"))
+    deleting = bool(_map(workload, "metadata").get("deletionTimestamp"))
+    gang = inner if kind == "TrainJob" else workload
+    restarts = _number(_map(gang, "status").get("restarts")) if gang is not None else 0
+    # Failure first, as Kubernetes itself weighs them.
+    for name, phase in (("Failed", "failed"), (_GOOD.get(kind, "Complete"), "succeeded")):
+        end = _condition(workload, name)
+        if end.get("status") == "True":
+            return NativeState(
+                phase="failed" if phase == "failed" else "succeeded",
+                start=_start(gang, restarts),
+                restarts=restarts,
+                reason=_word(end.get("reason"), MAX_WORD),
+                message=_word(end.get("message"), MAX_TEXT),
+                at=_word(end.get("lastTransitionTime"), MAX_WORD),
+                deleting=deleting,
+            )
+    held = any(
+        _map(one, "spec").get("suspend") is True or _condition(one, "Suspended").get("status") == "True"
+        for one in (workload, gang)
+        if one is not None
+    )
+    if held or gang is None:
+        return NativeState(phase="suspended" if held else "going", restarts=restarts, deleting=deleting)
+    return NativeState(phase="going", start=_start(gang, restarts), restarts=restarts, deleting=deleting)
+
+
+def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> NativeState:
+    """The same end in the words of the job that failed: a set only names it, and the job knows why (a deadline, a rule, which pod)."""
+    newest = max(jobs, key=_restart_of, default=None)
+    end = _condition(newest, "Failed") if newest is not None else {}
+    if newest is None or end.get("status") != "True" or _restart_of(newest) != state.restarts:
+        return state
+    said = [text for text in (state.message, _word(end.get("message"), MAX_TEXT)) if text]
+    return msgspec.structs.replace(
+        state, reason=_word(end.get("reason"), MAX_WORD) or state.reason, message="; ".join(said)[:MAX_TEXT]
+    )
+
+
+def of_restart(selector: str, restart: int | None) -> str:
+    """A selector of the pods that bear this number of their set's restarts; None = of all of them."""
+    kept = [part for part in selector.split(",") if not part.startswith(f"{RESTART_LABEL}=")]
+    return ",".join([*kept, *([] if restart is None else [f"{RESTART_LABEL}={restart}"])])
+
+
+def _restart_of(job: Mapping[str, Any]) -> int:
+    text = _map(_map(job, "metadata"), "labels").get(RESTART_LABEL)
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10 else -1  # noqa: PLR2004 - as digits of ``_MOST``
+
+
+def _start(gang: Mapping[str, Any] | None, restarts: int) -> str:
+    """A restart counts up, and the end of a suspension has a time of its own: two of both are two starts."""
+    if gang is None:
+        return ""
+    resumed = _condition(gang, "Suspended")
+    since = resumed.get("lastTransitionTime") if resumed.get("status") == "False" else None
+    return f"{restarts}/{_word(since, MAX_WORD) or ''}"
+
+
+def _condition(item: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    found = _map(item, "status").get("conditions")
+    for one in found if isinstance(found, list) else ():
+        if isinstance(one, Mapping) and one.get("type") == kind:
+            return one
+    return {}
+
+
+def _map(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    value = data.get(field)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _word(value: Any, most: int) -> str | None:
+    return value[:most] if isinstance(value, str) and value else None
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else 0

@@ -1,0 +1,343 @@
+"""Records one start of a gang that Kubernetes starts, restarts and ends by itself. It decides nothing and changes nothing in the cluster.
+
+A start is over when its workload says so by its terminal condition, when the workload has begun another one, stands suspended, or is gone. It is
+concluded when the logs of all pods that can still be had are stored. Everything it needs to go on after a kill stands in the run directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.backends.cluster.workload import Workload
+from rankfall.backends.protocol import Backend, Plan
+from rankfall.kube.errors import KubeError
+from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError
+from rankfall.observe.attempt import AttemptObserver
+from rankfall.observe.cluster.journal import JournalReader, journal_path
+from rankfall.observe.cluster.native_state import NativeState
+from rankfall.observe.cluster.open import Feed
+from rankfall.observe.cluster.places import pods_folder
+from rankfall.observe.cluster.stops import Stop, mark_stop, read_stop
+from rankfall.store import RunDir
+from rankfall.store.home import replace_file
+from rankfall.supervise.control import Control
+from rankfall.supervise.events import EventLog
+from rankfall.supervise.keeping import Keeper
+from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.news import News, bad_ends
+from rankfall.supervise.sheets import Sheets
+
+# Between two looks at the run directory, at the workload, and at it while nobody answers, seconds.
+_STEP_S: Final = 0.1
+LOOK_S: Final = 2.0
+_AGAIN_S: Final = 5.0
+# How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
+_STORE_S: Final = 60.0
+_MAX_TROUBLES: Final = 100
+_MAX_LAST_LOOKS: Final = 100_000
+# Our stop comes after the first end that caused it, and before the ends that it causes.
+_AFTER_NS: Final = 1_000_000
+
+How = Literal["over", "again", "held", "gone"]
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """Which start of the workload an attempt is, as ``NativeState.start`` says it: written when it is first seen."""
+
+    start: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a start ended.
+
+    Attributes:
+        how: ``over``: with its workload; ``again``: another start goes on; ``held``: suspended; ``gone``: the workload is not there any more.
+        state: the workload's words; None when it is gone.
+        case: what is known of the start.
+        unseen: why its lines are not there; None when somebody recorded it.
+    """
+
+    how: How
+    state: NativeState | None
+    case: Case
+    unseen: str | None
+
+
+class GangWatch:
+    """One start of one run's gang.
+
+    Args:
+        run_dir: the run.
+        plan: of this start.
+        backend: that planned it.
+        workload: that starts it.
+        ledger: of the run's lease.
+        events: for viewers.
+        control: wishes of this process.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        plan: Plan,
+        backend: Backend,
+        workload: Workload,
+        ledger: Ledger,
+        events: EventLog,
+        control: Control,
+    ) -> None:
+        spec = run_dir.spec
+        self._run_dir = run_dir
+        self._spec = spec
+        self._plan = plan
+        self._restarts = plan.cluster.restart if plan.cluster else 0
+        self._workload = workload
+        self._ledger = ledger
+        self._events = events
+        self._control = control
+        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt)
+        self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger)
+        self._keeper = Keeper(ledger, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
+        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
+        self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
+        self._feed = Feed(
+            run_dir,
+            attempt=plan.attempt,
+            source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
+            trouble=self._troubles.append,
+        )
+        self._journal = JournalReader(journal_path(run_dir.path, plan.attempt))
+        self._apart = {
+            uid
+            for number in (plan.cluster.apart if plan.cluster else ())
+            for uid in JournalReader.newest(journal_path(run_dir.path, number))
+        }
+        self._file = pods_folder(run_dir.path, plan.attempt) / "start.json"
+        self._started = _read(self._file)
+        self._feeding = False
+        self._due = 0.0
+        self._seen: NativeState | None = None
+        self._how: How | None = None
+        self._until: float | None = None
+        self._shown: tuple[RunState, str | None] | None = None
+        self._unanswered = ""
+
+    def run(self, *, stay: bool) -> Ended | None:
+        """Record the start to its end.
+
+        Args:
+            stay: until then; false = only what has come to pass by now: a start that goes on is left to itself.
+
+        Returns:
+            How it ended; None when it goes on without us.
+        """
+        try:
+            if stay:
+                self._follow()
+            while True:
+                if time.monotonic() >= self._due:
+                    self._ask()
+                self._look()
+                if self._how is not None and self._stored():
+                    return self._conclude(self._how)
+                if self._control.wish is not None or (not stay and self._how is None):
+                    self._keeper.store(force=True)
+                    return None
+                self._control.wait(_STEP_S)
+        finally:
+            self._feed.stop()
+
+    # -- the workload
+
+    def _ask(self) -> None:
+        """Look at the workload. That it cannot be seen is no state of it."""
+        self._due = time.monotonic() + LOOK_S
+        if self._how is not None:
+            return
+        try:
+            found = self._workload.look()
+            begun = found is None or found.over or bool(self._mine())
+        except KubeError as error:
+            self._due = time.monotonic() + _AGAIN_S
+            if error.message != self._unanswered:
+                self._unanswered = error.message
+                self._say(f"{self._workload.shown} cannot be seen: {error.message}; it is asked again")
+            return
+        self._unanswered = ""
+        self._how = self._judge(found, begun=begun)
+        self._seen = found
+        if self._how is not None:
+            self._follow()
+
+    def _judge(self, found: NativeState | None, *, begun: bool) -> How | None:
+        """Whether this start is over, and how."""
+        if found is None or (found.deleting and not found.over):
+            return "gone"
+        if found.restarts != self._restarts:
+            return "again"
+        if found.phase == "going" and found.start:
+            if self._started is not None and self._started.start != found.start and begun:
+                return "again"
+            if self._started is None or self._started.start != found.start:
+                self._mark(Started(start=found.start))
+        if found.over:
+            return "over"
+        return "held" if found.phase == "suspended" and begun else None
+
+    def _mine(self) -> dict[str, str]:
+        """Pods of this start that are there now, by UID, and those that were."""
+        self._journal.poll()
+        place = self._plan.cluster
+        if place is None or self._journal.pods:
+            return {uid: fact.phase for uid, fact in self._journal.pods.items()}
+        found = self._workload.pods(place.selector)
+        return {uid: phase for uid, phase in found.items() if uid not in self._apart}
+
+    # -- what is seen of the gang
+
+    def _look(self) -> None:
+        now = time.time_ns()
+        while self._troubles:
+            self._say(self._troubles.popleft())
+        delta = self._observer.poll(now)
+        slots, ranks = self._sheets.slots(), self._observer.ranks()
+        self._keeper.saw(delta)
+        self._mark_their_stop(slots, ranks)
+        self._news.calm = self._seen is not None and self._seen.phase == "succeeded"
+        self._news.tell(delta, slots, ranks, now=now)
+        self._keeper.store()
+        for number in self._control.take_signals():
+            self._events.say("signal", f"signal {number}", at=now, signal=number)
+        if self._how is None and self._seen is not None:
+            self._show(self._seen, slots, ranks, now=now)
+
+    def _mark_their_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
+        """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause."""
+        if read_stop(self._run_dir.path, self._plan.attempt) is not None or self._spec.restart_scope == "replica":
+            return
+        fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
+        ends = [facts.ended_at for facts in slots if facts.slot in fell and facts.ended_at is not None]
+        if ends:
+            stop = Stop(at_ns=min(ends) + _AFTER_NS, reason="Kubernetes ends the others when one has failed")
+            mark_stop(self._run_dir.path, self._plan.attempt, stop)
+
+    def _show(
+        self, state: NativeState, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> None:
+        """The run's state, as it is while nothing terminal was said."""
+        shown = self._state(state, slots, ranks)
+        if shown != self._shown:
+            self._shown = shown
+            self._ledger.set_run(shown[0], reason=shown[1], at=now)
+
+    def _state(
+        self, state: NativeState, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]
+    ) -> tuple[RunState, str | None]:
+        if state.phase == "suspended":
+            queue = self._spec.kubernetes.queue
+            if queue is not None and self._started is None:
+                return "queued", f"waits for queue {queue}"
+            return "suspended", None
+        most = self._spec.policies.max_restarts
+        restarted = f"attempt {state.restarts + 1} of {most + 1}" if state.restarts else None
+        if ranks or any(facts.state in {"running", "ended"} for facts in slots):
+            return "running", restarted
+        if not self._feeding and any(phase in {"Running", "Succeeded"} for phase in self._pods_now().values()):
+            return "running", restarted
+        return ("restarting" if restarted else "starting"), restarted or self._observer.waits()
+
+    def _pods_now(self) -> dict[str, str]:
+        try:
+            return self._mine()
+        except KubeError:
+            return {}
+
+    # -- the end
+
+    def _stored(self) -> bool:
+        """Whether the logs of all its pods that can still be had are stored, or have had their time."""
+        self._journal.poll()
+        if any(not fact.over or fact.log == "open" for fact in self._journal.pods.values()):
+            return self._late()
+        if time.monotonic() < self._due and self._until is not None:
+            return False
+        self._due = time.monotonic() + LOOK_S
+        place = self._plan.cluster
+        try:
+            there = set(self._workload.pods(place.selector)) if place is not None else set()
+        except KubeError:
+            # Nothing is lost by waiting for an API that does not answer.
+            return False
+        if self._until is None:
+            self._until = time.monotonic() + self._spec.policies.grace_s + _STORE_S
+        return there - self._apart <= self._journal.pods.keys() or self._late()
+
+    def _late(self) -> bool:
+        if self._until is None:
+            self._until = time.monotonic() + self._spec.policies.grace_s + _STORE_S
+        if time.monotonic() < self._until:
+            return False
+        left = sorted(fact.name for fact in self._journal.pods.values() if not fact.over or fact.log == "open")
+        self._ledger.note(
+            f"attempt {self._plan.attempt}: the logs of some pods could not be had to their end: {', '.join(left[:8])}"
+        )
+        return True
+
+    def _conclude(self, how: How) -> Ended:
+        for _ in range(_MAX_LAST_LOOKS):
+            delta = self._observer.poll(time.time_ns())
+            self._keeper.saw(delta)
+            slots, ranks = self._sheets.slots(), self._observer.ranks()
+            self._mark_their_stop(slots, ranks)
+            self._news.tell(delta, slots, ranks, now=time.time_ns())
+            if not delta.bytes and not delta.changed:
+                break
+        self._keeper.store(force=True)
+        # Of a slot whose pod was gone before anybody looked nothing is known: neither that it was lost nor that it never came.
+        slots = tuple(
+            msgspec.structs.replace(facts, state="unknown") if facts.state == "expected" else facts
+            for facts in self._sheets.slots()
+        )
+        case = msgspec.structs.replace(self._observer.case(), slots=slots, ended=True)
+        return Ended(how=how, state=self._seen, case=case, unseen=self._unseen())
+
+    def _unseen(self) -> str | None:
+        """Why nothing is known of pods that nobody followed while they were there."""
+        if self._journal.pods:
+            return None
+        run = self._run_dir.id
+        return (
+            f"lines and records of attempt {self._plan.attempt}: nobody was attached when it fell, and its pods are gone; next time leave "
+            f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
+        )
+
+    # -- small things
+
+    def _follow(self) -> None:
+        if not self._feeding:
+            self._feeding = True
+            self._feed.start()
+
+    def _mark(self, started: Started) -> None:
+        self._started = started
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._file, msgspec.json.encode(started))
+        except (OSError, StoreError) as error:
+            self._ledger.note(f"which start attempt {self._plan.attempt} is could not be written: {error}"[:500])
+
+    def _say(self, text: str) -> None:
+        self._events.say("gap", text, at=time.time_ns(), attempt=self._plan.attempt)
+
+
+def _read(path: Path) -> Started | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Started)
+    except (OSError, msgspec.DecodeError):
+        return None

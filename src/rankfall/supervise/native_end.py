@@ -1,0 +1,119 @@
+"""What is said of a gang start that Kubernetes ended by itself: from what was recorded of it, and from the API's own words for the rest.
+
+The API's words never name the first rank: of all pods that fell a Job names any one. So they stand behind everything that was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Case, Diagnosis, Evidence, SlotFacts
+from rankfall.model.exit_codes import CAUSE_CODES
+from rankfall.observe.cluster.native_state import NativeState
+from rankfall.observe.cluster.podfacts import stamp_ns
+from rankfall.observe.strategies import diagnose_by
+from rankfall.observe.text import digest
+from rankfall.supervise.deadlines import Passed, deadline_diagnosis
+
+_DEADLINE: Final = "DeadlineExceeded"
+_LINE: Final = 1000
+# As Kubernetes words a match of a rule: "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
+_CODE: Final = re.compile(r"failed with exit code (\d{1,3})\b")
+# The codes that the wrapper gives only where it is sure (rankfall_inside.causes), with the cause that each one stands for most often.
+_SAID: Final = MappingProxyType(
+    {
+        CAUSE_CODES["user"]: "user_code_exception",
+        CAUSE_CODES["import_error"]: "import_error",
+        CAUSE_CODES["user_retryable"]: "retryable_exception",
+        CAUSE_CODES["memory"]: "host_oom",
+        CAUSE_CODES["gpu_oom"]: "gpu_oom",
+        CAUSE_CODES["disk_full"]: "disk_full",
+        CAUSE_CODES["native_crash"]: "native_abort",
+        CAUSE_CODES["killed"]: "killed_unknown",
+        CAUSE_CODES["startup"]: "command_not_found",
+    }
+)
+_NAMES: Final[dict[int | None, str]] = {code: name for name, code in CAUSE_CODES.items()}
+
+
+def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, unseen: str | None) -> Diagnosis:
+    """The diagnosis of a start that failed.
+
+    Args:
+        case: what was recorded of it, ended.
+        state: the workload's own end; None when Kubernetes went on with another start.
+        shown: the workload, as ``job train-33196f-a1``.
+        strategy: of diagnosis.
+        unseen: why its lines and records are not there, and how to have them next time; None when somebody recorded it.
+    """
+    told = [piece for facts in case.slots if (piece := _of_code(facts, case)) is not None]
+    codes = [facts.exit_code for facts in case.slots]
+    if state is not None:
+        told.append(_of_condition(state, shown=shown, attempt=case.attempt))
+        codes.append(told[-1].exit_code)
+    notes = []
+    if unseen is not None:
+        known = sorted({code for code in codes if code is not None and code in _NAMES})
+        notes = [unseen, *(f"more than code {code}, which tells a cause of group {_NAMES[code]}" for code in known)]
+    whole = msgspec.structs.replace(
+        case, ended=True, succeeded=False, evidence=(*case.evidence, *told), missing=(*notes, *case.missing)
+    )
+    found = diagnose_by(strategy, whole)
+    if state is None or state.reason != _DEADLINE or found.verdict.cause.confidence == "proven":
+        return found
+    at = stamp_ns(state.at) or 0
+    passed = Passed(
+        which="attempt", at=at, text=f"{shown}: {state.reason}: {state.message or 'the deadline is over'}"[:_LINE]
+    )
+    return deadline_diagnosis(
+        passed, run=case.run or "", attempt=case.attempt or 1, role=case.role or "", missing=whole.missing
+    )
+
+
+def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
+    """A cause that the wrapper gave as exit code, where its records did not arrive: the code is all there is."""
+    slug = _SAID.get(facts.exit_code or 0)
+    known = any(piece.slot == facts.slot and piece.source != "exit" for piece in case.evidence)
+    if slug is None or known or facts.signal is not None:
+        return None
+    return Evidence(
+        id=digest("native_code", case.attempt, facts.slot),
+        source="exit",
+        slug=slug,
+        role="primary",
+        trust="wrapper",
+        slot=facts.slot,
+        node=facts.node,
+        at=facts.ended_at,
+        uncertainty=1.0,
+        where=facts.where,
+        line=f"exit code {facts.exit_code}: a cause of group {_NAMES[facts.exit_code]}",
+        specificity=20,
+        fingerprint=f"{slug}:code",
+        exit_code=facts.exit_code,
+        attempt=case.attempt,
+    )
+
+
+def _of_condition(state: NativeState, *, shown: str, attempt: int | None) -> Evidence:
+    """The workload's own last word: that it gave up, and by which rule; never who fell first."""
+    match = _CODE.search(state.message or "")
+    return Evidence(
+        id=digest("native_end", attempt, state.reason, state.message),
+        source="event",
+        slug="controller_verdict",
+        role="secondary",
+        trust="platform",
+        at=stamp_ns(state.at),
+        uncertainty=1.0,
+        where=shown,
+        line=f"{state.reason}: {state.message or ''}"[:_LINE],
+        specificity=10,
+        fingerprint=f"controller_verdict:{state.reason}",
+        exit_code=int(match[1]) if match else None,
+        attempt=attempt,
+    )

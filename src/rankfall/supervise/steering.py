@@ -1,0 +1,115 @@
+"""Cancel, suspend and resume a run that nobody supervises: one request by whoever asks, and a wait for what it brings.
+
+Each answer is one of three, because "asked for" and "cannot be seen" are not "gone". The request is written into the run directory before it is
+sent, so that nobody takes the SIGTERM for somebody else's, and whoever records the run knows who wanted it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+from rankfall.backends.cluster.workload import Workload
+from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.registry import backend_for, native_of
+from rankfall.kube.errors import KubeError
+from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.store import RunDir
+from rankfall.supervise.control import request_cancel
+from rankfall.supervise.suspension import request_hold
+
+Answer = Literal["gone", "going", "unknown"]
+# How long the objects of a run may take to go, and pods of a suspended one beside their grace time, seconds.
+_CLEAR_S: Final = 300.0
+_MARGIN_S: Final = 60.0
+_STEP_S: Final = 0.5
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend: Backend | None = None) -> Answer:
+    """Remove what an unattended run has in its cluster, and wait until it is gone.
+
+    Args:
+        run_dir: the run.
+        reason: kept with the run.
+        say: takes what is waited for, in words.
+        backend: of the run; by default the one that its spec names.
+
+    Raises:
+        KubeError: the server refuses.
+        StoreError: the wish cannot be written.
+    """
+    asked = request_cancel(run_dir.path, reason=reason)
+    chosen = backend or backend_for(run_dir.spec)
+    try:
+        workload, attempt = _workload(run_dir, chosen)
+        if workload is None:
+            return "gone"
+        mark_stop(run_dir.path, attempt, Stop(at_ns=time.time_ns(), reason=asked.text))
+        return workload.remove(wait_s=_CLEAR_S, say=say)
+    finally:
+        chosen.release()
+
+
+def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> Answer:
+    """Suspend an unattended run, and wait until none of its pods runs.
+
+    Raises:
+        KubeError: the server refuses.
+        StoreError: the wish cannot be written.
+    """
+    chosen = backend or backend_for(run_dir.spec)
+    try:
+        workload, attempt = _workload(run_dir, chosen)
+        if workload is None:
+            return "unknown"
+        asked = request_hold(run_dir.path, "suspend", reason=reason)
+        mark_stop(run_dir.path, attempt, Stop(at_ns=time.time_ns(), reason=asked.text))
+        if not workload.hold(suspend=True):
+            return "gone"
+        return _until_still(workload, until=time.monotonic() + run_dir.spec.policies.grace_s + _MARGIN_S)
+    finally:
+        chosen.release()
+
+
+def resume(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> bool:
+    """Let a suspended unattended run go on; false when its workload is not there any more.
+
+    Raises:
+        KubeError: the server refuses.
+        StoreError: the wish cannot be written.
+    """
+    chosen = backend or backend_for(run_dir.spec)
+    try:
+        workload, _ = _workload(run_dir, chosen)
+        if workload is None:
+            return False
+        request_hold(run_dir.path, "resume", reason=reason)
+        return workload.hold(suspend=False)
+    finally:
+        chosen.release()
+
+
+def _workload(run_dir: RunDir, backend: Backend) -> tuple[Workload | None, int]:
+    """What was launched, and the number of the newest attempt."""
+    with run_dir.reader() as reader:
+        rows = reader.attempts()
+    if not rows:
+        return None, 0
+    return native_of(backend).workload(Plan.of_row(rows[-1].plan, run_dir.spec)), rows[-1].attempt
+
+
+def _until_still(workload: Workload, *, until: float) -> Answer:
+    while True:
+        try:
+            running = [uid for uid, phase in workload.pods(workload.selector).items() if phase not in _ENDED]
+        except KubeError:
+            if time.monotonic() >= until:
+                return "unknown"
+        else:
+            if not running:
+                return "gone"
+            if time.monotonic() >= until:
+                return "going"
+        time.sleep(_STEP_S)

@@ -1,0 +1,396 @@
+"""A run without a supervisor, as whoever watches it records it: launched once, then every start of its gang until Kubernetes has ended it.
+
+Kubernetes alone decides. Nothing here restarts, stops or deletes anything; each start of the gang that it makes by itself is an attempt of the
+run. So it does not matter whether anybody watches, only how much is known afterwards; what was not seen is said to be missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.backends.cluster.workload import Workload
+from rankfall.backends.protocol import Backend, ClusterPlan, NativeBackend, Plan
+from rankfall.backends.registry import backend_for, native_of
+from rankfall.diagnose import stopped_by_wish
+from rankfall.model import (
+    FINAL_STATES,
+    Decision,
+    Diagnosis,
+    InfrastructureError,
+    Outcome,
+    RankfallError,
+    RunState,
+    StoreError,
+    Verdict,
+)
+from rankfall.model.times import rfc3339
+from rankfall.observe.attempt import AttemptObserver
+from rankfall.observe.cluster.native_state import of_restart
+from rankfall.observe.strategies import diagnose_by
+from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
+from rankfall.supervise.control import Control, read_cancel
+from rankfall.supervise.events import Event, EventLog
+from rankfall.supervise.gang import LOOK_S, Ended, GangWatch
+from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.native_end import fallen
+from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.starting import start_failure
+from rankfall.supervise.suspension import read_suspension
+
+_RULE: Final = "native"
+
+
+class Unattended:
+    """One unattended run in the hands of its recorder.
+
+    Args:
+        run_dir: the run.
+        writer: of its lease.
+        on_event: called with each piece of news.
+        control: wishes of this process.
+        backend: of the run.
+        stay: until its end; false = only take in what has come to pass.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        writer: Writer,
+        on_event: Callable[[Event], None] | None,
+        control: Control,
+        backend: NativeBackend,
+        stay: bool = True,
+    ) -> None:
+        self._run_dir = run_dir
+        self._spec = run_dir.spec
+        self._writer = writer
+        self._events = EventLog(run_dir.path, on_event)
+        self._ledger = Ledger(writer, on_gap=self._gap)
+        self._control = control
+        self._backend = backend
+        self._stay = stay
+        self._attempts: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
+
+    def to_end(self) -> Outcome:
+        """Record the run to its end, or until this process lets go of it.
+
+        Raises:
+            RankfallError: it could not be launched, in the server's own words; the run has ended then.
+        """
+        try:
+            return self._to_end()
+        finally:
+            self._backend.release()
+
+    def launch(self) -> None:
+        """Create its objects and let go of it.
+
+        Raises:
+            RankfallError: as :meth:`to_end`.
+        """
+        try:
+            if self._writer.run().state not in FINAL_STATES:
+                self._launched()
+        finally:
+            self._backend.release()
+
+    def _to_end(self) -> Outcome:
+        if self._writer.run().state in FINAL_STATES:
+            return outcome_of(self._run_dir, self._writer)
+        workload = self._launched()
+        if workload is None:
+            return self._end_gone("it was never launched")
+        while True:
+            number = max(self._attempts)
+            row = self._attempts[number]
+            if row.ended is not None:
+                now = self._resumed(workload) if row.state == "suspended" else "goes on"
+                if now == "gone":
+                    return self._end_gone(self._taken(workload))
+                if now == "left":
+                    return released(self._run_dir, attempts=number)
+                self._again(number)
+                continue
+            plan = Plan.of_row(row.plan, self._spec)
+            watch = GangWatch(
+                self._run_dir,
+                plan=plan,
+                backend=self._backend,
+                workload=workload,
+                ledger=self._ledger,
+                events=self._events,
+                control=self._control,
+            )
+            ended = watch.run(stay=self._stay)
+            if ended is None:
+                return released(self._run_dir, attempts=number)
+            outcome = self._conclude(number, ended, workload)
+            if outcome is not None:
+                return outcome
+
+    # -- launch
+
+    def _launched(self) -> Workload | None:
+        """The workload; it is created where an earlier process was killed before it was. None when its end was asked for before."""
+        if not self._attempts:
+            if read_cancel(self._run_dir.path) is not None:
+                return None
+            try:
+                self._begin(first_start(self._backend.plan(self._spec, self._run_dir, 1)))
+            except RankfallError as error:
+                self._end("failed", f"it could not be planned: {error.message}")
+                raise
+        plan = Plan.of_row(self._attempts[1].plan, self._spec)
+        found = self._backend.workload(plan)
+        if found is not None:
+            return found
+        if read_cancel(self._run_dir.path) is not None:
+            # A launch that was killed may have made objects; whatever bears our marks is taken back.
+            self._backend.clear(plan)
+            return None
+        try:
+            self._backend.submit(plan)
+        except InfrastructureError as error:
+            self._refused(error)
+            raise
+        return self._backend.workload(plan)
+
+    def _refused(self, error: InfrastructureError) -> None:
+        piece = start_failure(error.message, attempt=1)
+        self._ledger.add_evidence(1, (piece,))
+        case = AttemptObserver(self._run_dir, spec=self._spec, attempt=1).case()
+        found = diagnose_by(self._spec.strategy, msgspec.structs.replace(case, evidence=(piece,), ended=True))
+        self._close_attempt(1, found)
+        self._end("failed", f"it could not be launched: {error.message}")
+
+    def _begin(self, plan: Plan) -> None:
+        now = time.time_ns()
+        self._attempts[plan.attempt] = AttemptRow(attempt=plan.attempt, started=now, plan=plan.row())
+        self._ledger.begin_attempt(plan.attempt, at=now, plan=plan.row())
+        self._ledger.set_run("starting", reason=None, at=now)
+        self._events.say(
+            "attempt",
+            f"attempt {plan.attempt}: {len(plan.slots)} slots, unattended: Kubernetes alone decides",
+            at=now,
+            attempt=plan.attempt,
+            launcher=plan.launcher,
+        )
+        for note in plan.notes:
+            self._events.say("launcher", note, at=now, attempt=plan.attempt, launcher=plan.launcher)
+
+    def _again(self, number: int) -> None:
+        """Write down the start that follows an ended one: of the same objects, with the same names, so told by what its pods bear."""
+        row = self._attempts[number]
+        restart = row.state != "suspended"
+        self._begin(next_start(Plan.of_row(row.plan, self._spec), self._run_dir, restarted=restart))
+
+    def _resumed(self, workload: Workload) -> Literal["goes on", "gone", "left"]:
+        """Wait until a suspended run goes on, or is not there any more; ``left`` when this process is to let go of it first."""
+        while self._control.wish is None:
+            try:
+                state = workload.look()
+            except InfrastructureError as error:
+                self._gap(f"{workload.shown} cannot be seen: {error.message}; it is asked again")
+            else:
+                if state is None or state.deleting:
+                    return "gone"
+                if state.phase != "suspended":
+                    return "goes on"
+                self._ledger.set_run("suspended", reason=self._hold(), at=time.time_ns())
+            if not self._stay:
+                break
+            self._control.wait(LOOK_S)
+        return "left"
+
+    # -- the end of a start
+
+    def _conclude(self, number: int, ended: Ended, workload: Workload) -> Outcome | None:
+        """Write down a start's end; the outcome when the run ended with it."""
+        found = self._diagnosis(number, ended, workload)
+        state = self._close_attempt(number, found)
+        if ended.how == "held":
+            self._ledger.set_run("suspended", reason=self._hold(), at=time.time_ns())
+            self._events.say(
+                "suspended", f"{self._hold()}; rankfall resume {self._run_dir.id} goes on", at=time.time_ns()
+            )
+            return None
+        if ended.how == "again":
+            self._decided(number, workload)
+            return None
+        if ended.state is not None and ended.how == "over":
+            said = f"{ended.state.reason or ended.state.phase}: {ended.state.message or ''}".rstrip(": ")
+            return self._end("succeeded" if state == "succeeded" else "failed", None if state == "succeeded" else said)
+        return self._end_gone(self._taken(workload))
+
+    def _diagnosis(self, number: int, ended: Ended, workload: Workload) -> Diagnosis:
+        case, request = ended.case, read_cancel(self._run_dir.path)
+        strategy = Plan.of_row(self._attempts[number].plan, self._spec).strategy
+        if ended.how == "held":
+            return stopped_by_wish(
+                self._hold(), how="suspended", run=self._run_dir.id, attempt=number, role=self._spec.one_role
+            )
+        if ended.state is not None and ended.state.phase == "succeeded":
+            return diagnose_by(strategy, msgspec.structs.replace(case, succeeded=True))
+        if ended.how == "gone" and request is not None:
+            return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=request.text))
+        state = ended.state if ended.how == "over" else None
+        found = fallen(case, state=state, shown=workload.shown, strategy=strategy, unseen=ended.unseen)
+        if ended.how == "gone" and found.verdict.cause.confidence != "proven":
+            return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=self._taken(workload)))
+        return found
+
+    def _taken(self, workload: Workload) -> str:
+        ttl = self._spec.ttl_s
+        own = f", or it had ended and its time to live of {ttl} s was over" if ttl is not None else ""
+        return f"{workload.shown} is not there any more: somebody deleted it{own}; nobody saw it end"
+
+    def _close_attempt(self, number: int, found: Diagnosis) -> str:
+        verdict = found.verdict
+        if verdict.state not in {"succeeded", "suspended"}:
+            version = self._ledger.add_verdict(number, found)
+            self._tell(msgspec.structs.replace(verdict, version=version), number)
+        now = time.time_ns()
+        self._ledger.end_attempt(number, at=now, state=verdict.state)
+        self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)
+        return verdict.state
+
+    def _tell(self, verdict: Verdict, number: int) -> None:
+        where = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
+        self._events.say(
+            "verdict",
+            f"{verdict.cause.slug} ({verdict.cause.confidence}), {where}{f' on {verdict.node}' if verdict.node else ''}",
+            at=time.time_ns(),
+            attempt=number,
+            slug=verdict.cause.slug,
+            rank=verdict.rank,
+            node=verdict.node,
+            version=verdict.version,
+        )
+
+    def _decided(self, number: int, workload: Workload) -> None:
+        """Kubernetes' own decision, as it is seen: it has started the gang again."""
+        now = time.time_ns()
+        words = f"{workload.shown} started the gang again by itself, as its failure policy says"
+        decision = Decision(action="retry", rule=_RULE, because=words, at=rfc3339(now))
+        found = self._ledger.add_decision(number, decision)
+        self._ledger.decision_done(DecisionRow(id=found or 0, attempt=number, decision=decision), at=now)
+        self._events.say("decision", f"retry: {words}", at=now, attempt=number, action="retry", rule=_RULE)
+
+    def _hold(self) -> str:
+        hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+        return hold.text if hold.suspended else "suspended in the cluster, by a queue or by somebody else"
+
+    def _end_gone(self, words: str) -> Outcome:
+        """The workload is not there: cancelled where that was asked for."""
+        request = read_cancel(self._run_dir.path)
+        return self._end("cancelled", request.text) if request is not None else self._end("deleted", words)
+
+    def _end(self, final: RunState, reason: str | None) -> Outcome:
+        now = time.time_ns()
+        self._ledger.set_run(final, reason=reason, at=now)
+        self._ledger.flush()
+        outcome = outcome_of(self._run_dir, self._writer, state=final)
+        self._events.say(
+            "ended",
+            f"run {self._run_dir.id} {final}",
+            at=now,
+            state=final,
+            code=outcome.code,
+            origin=outcome.exit_origin,
+        )
+        self._derive()
+        self._ledger.flush()
+        return outcome
+
+    def _derive(self) -> None:
+        from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
+
+        try:
+            write_derived(self._run_dir)
+        except (OSError, StoreError) as error:
+            self._ledger.note(f"the files per rank could not be written: {error}"[:500])
+
+    def _gap(self, text: str) -> None:
+        self._events.say("gap", text, at=time.time_ns())
+
+
+def first_start(plan: Plan) -> Plan:
+    """A first plan that speaks of the first start of the gang alone: a set's later ones bear the same labels but for its own number."""
+    place = plan.cluster
+    if place is None or place.backend == "job":
+        return plan
+    return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(place, selector=of_restart(place.selector, 0)))
+
+
+def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool) -> Plan:
+    """The plan of the gang start that follows another one of the same objects.
+
+    Args:
+        plan: of the one before.
+        run_dir: the run.
+        restarted: its set started the gang again, and numbers its pods anew; false = it was suspended and resumed under the same number.
+
+    """
+    place = plan.cluster
+    number = plan.attempt + 1
+    return msgspec.structs.replace(
+        plan,
+        attempt=number,
+        notes=(),
+        cluster=None if place is None else _of_start(place, attempt=plan.attempt, restart=place.restart + restarted),
+        slots=tuple(
+            msgspec.structs.replace(
+                slot,
+                slot_dir=str(run_dir.slot_dir(number, slot.role, slot.slot)),
+                stream_dir=str(run_dir.stream_dir(number, slot.role, slot.slot)),
+            )
+            for slot in plan.slots
+        ),
+    )
+
+
+def _of_start(place: ClusterPlan, *, attempt: int, restart: int) -> ClusterPlan:
+    return msgspec.structs.replace(
+        place,
+        restart=restart,
+        named=place.named or attempt,
+        apart=(*place.apart, attempt),
+        selector=of_restart(place.selector, restart) if place.backend != "job" else place.selector,
+    )
+
+
+def launch(run_dir: RunDir, *, backend: Backend | None = None) -> None:
+    """Create an unattended run's objects; nobody needs to stay with it from then on. Can be called again.
+
+    Raises:
+        LockHeld: another process does so, or records it.
+        RankfallError: it cannot be launched, in the server's own words; the run has ended then.
+    """
+    control = Control()
+    try:
+        with run_dir.lease() as writer:
+            native = native_of(backend or backend_for(run_dir.spec))
+            Unattended(run_dir, writer=writer, on_event=None, control=control, backend=native).launch()
+    finally:
+        control.close()
+
+
+def take_in(run_dir: RunDir, *, backend: Backend | None = None) -> None:
+    """Take in what an unattended run has come to while nobody recorded it: its state, and when it has ended all that can still be had.
+
+    Raises:
+        LockHeld: somebody records it.
+        RankfallError: the cluster cannot be asked, or the run directory cannot be written.
+    """
+    control = Control()
+    try:
+        with run_dir.lease() as writer:
+            native = native_of(backend or backend_for(run_dir.spec))
+            Unattended(run_dir, writer=writer, on_event=None, control=control, backend=native, stay=False).to_end()
+    finally:
+        control.close()
