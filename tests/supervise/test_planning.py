@@ -23,7 +23,7 @@ class Backend:
         self.answers = list(answers)
         self.cleared = 0
 
-    def clear(self, plan):
+    def clear(self, plan, *, company):
         assert plan.attempt == 1
         self.cleared += 1
 
@@ -87,7 +87,7 @@ def test_a_wish_ends_the_wait(tmp_path):
 
 def test_what_does_not_go_after_a_cancel_is_said_and_noted(tmp_path):
     class Stuck(Backend):
-        def clear(self, plan):
+        def clear(self, plan, *, company):
             raise InfrastructureError("pod p is still going")
 
     desk = Desk(Stuck(), tmp_path)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,18 @@ from rankfall.backends.gang import told_of, world_launcher, world_rendezvous
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.backends.local_limits import unused
 from rankfall.backends.ports import Reservation
-from rankfall.backends.protocol import Launcher, Life, Plan, Rendezvous, SlotPlan, Source, role_env, slot_plan
+from rankfall.backends.protocol import (
+    Company,
+    HeldBy,
+    Launcher,
+    Life,
+    Plan,
+    Rendezvous,
+    SlotPlan,
+    Source,
+    role_env,
+    slot_plan,
+)
 from rankfall.diagnose import CAUSAL
 from rankfall.model import InfrastructureError, JobSpec, Part, SpecError
 from rankfall.store import RunDir
@@ -102,12 +113,21 @@ class LocalBackend:
             strategy=start.strategy,
         )
 
-    def submit(self, plan: Plan) -> tuple[int, ...]:
+    def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
+        """None: the lease of the run's directory is enough, because the slots live on this machine."""
+        del run_dir, attempts, lost
+        return None
+
+    def let_go(self, *, over: bool) -> None:
+        """Nothing is held beside the directory's lease."""
+
+    def submit(self, plan: Plan, *, company: Company | None = None) -> tuple[int, ...]:
         """Start the slots that were never started, in order.
 
         Raises:
             InfrastructureError: a slot cannot be started; those before it run.
         """
+        del company
         if not plan.slots:
             return ()
         try:
@@ -192,7 +212,7 @@ class LocalBackend:
         del plan
         return None
 
-    def clear(self, plan: Plan) -> None:
+    def clear(self, plan: Plan, *, company: Company | None = None) -> None:
         """Nothing of an ended attempt is left outside the run directory."""
 
     def release(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
@@ -145,6 +145,32 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     pods: PodSource | None = None
 
 
+class Company(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waits for a call that may take minutes. Both are called in the caller's thread.
+
+    Attributes:
+        say: takes lines for people: what is waited for, and why.
+        over: whether something else is wished by now; the call then ends with ``Abandoned``.
+    """
+
+    say: Callable[[str], None]
+    over: Callable[[], bool]
+
+
+class HeldBy(msgspec.Struct, frozen=True, kw_only=True):
+    """Another supervisor of the same run, in words that are safe to show.
+
+    Attributes:
+        who: user, machine and process; empty = nobody, or not known: it was taken by somebody just now.
+        since: how long, by that machine's clock.
+        alive: it gave a sign of life while we looked.
+    """
+
+    who: str = ""
+    since: str = ""
+    alive: bool = False
+
+
 class Backend(Protocol):
     """Starts and stops slots somewhere. All methods but ``plan`` can be called again without harm.
 
@@ -171,7 +197,24 @@ class Backend(Protocol):
         """
         ...
 
-    def submit(self, plan: Plan) -> tuple[int, ...]:
+    def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
+        """One try to become the only supervisor of a run, also among machines; None = we are. Called before anything is submitted.
+
+        Args:
+            run_dir: the run; its directory's lease is held.
+            attempts: the newest attempt that it knows.
+            lost: told in words, from another thread, when somebody else supervises the run.
+
+        Raises:
+            EvidenceLost: the directory is an old copy.
+        """
+        ...
+
+    def let_go(self, *, over: bool) -> None:
+        """Supervise the run no more; ``over`` = it has ended."""
+        ...
+
+    def submit(self, plan: Plan, *, company: Company | None = None) -> tuple[int, ...]:
         """Start the slots that were never started; the numbers of those."""
         ...
 
@@ -211,7 +254,7 @@ class Backend(Protocol):
         """That somebody else took the attempt away on purpose, in words; None where nothing says so."""
         ...
 
-    def clear(self, plan: Plan) -> None:
+    def clear(self, plan: Plan, *, company: Company | None = None) -> None:
         """Remove what an ended attempt left outside the run directory, before another one begins; waits until it is gone."""
         ...
 

@@ -30,10 +30,12 @@ class Supervision:
 
     Args:
         directory: the run.
+        standby: wait for as long as another machine supervises it.
     """
 
-    def __init__(self, directory: RunDir) -> None:
+    def __init__(self, directory: RunDir, *, standby: bool = False) -> None:
         self.control = Control()
+        self._standby = standby
         self._directory = directory
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
@@ -66,7 +68,7 @@ class Supervision:
 
     def _run(self) -> None:
         try:
-            self._outcome = supervise(self._directory, control=self.control)
+            self._outcome = supervise(self._directory, control=self.control, standby=self._standby)
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
             self._error = error
         finally:
@@ -80,9 +82,10 @@ class Session:
         directory: the run.
         viewer: what they see.
         own: supervise in this process from the start; else only when nobody does.
+        standby: stay also while another machine supervises the run.
     """
 
-    def __init__(self, directory: RunDir, viewer: Viewer, *, own: bool) -> None:
+    def __init__(self, directory: RunDir, viewer: Viewer, *, own: bool, standby: bool = False) -> None:
         self._directory = directory
         self._viewer = viewer
         self._signals = Interrupts()
@@ -90,6 +93,7 @@ class Session:
         self._cancelled = False
         self._orphaned = 0
         self._patience = 0
+        self._standby = standby
         # Nothing hangs on who watches such a run: who leaves it neither ends it nor hands it on.
         self._unattended = directory.spec.unattended
         self._own = Supervision(directory) if own else None
@@ -143,7 +147,7 @@ class Session:
             return
         self._orphaned += 1
         if self._orphaned > self._patience:
-            self._own = Supervision(self._directory)
+            self._own = Supervision(self._directory, standby=self._standby)
 
     def _show(self, *, final: Outcome | None = None) -> bool:
         """Show what is new. A stdout that takes no more (its reader went away, its disk is full) does not end the job."""

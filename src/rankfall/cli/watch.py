@@ -59,7 +59,7 @@ def attach(
         history=False,
         limit=console_limit,
     )
-    outcome = Session(directory, viewer, own=False).stay()
+    outcome = Session(directory, viewer, own=False, standby=True).stay()
     return 0 if outcome is None else tell_exit(outcome)
 
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, Final, TypeVar
 
 from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError
 
 _T = TypeVar("_T")
+_TICK_S: Final = 0.1
+
+
+class Abandoned(KubeError):  # noqa: N818 - reads as the answer that it is
+    """Whoever asked does not want it any more; what was sent until then may be done."""
 
 
 class Portal:
@@ -29,19 +35,33 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kube: Kube | None = None
         self._lock = threading.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def call(self, work: Callable[[Kube], Awaitable[_T]]) -> _T:
+    def call(self, work: Callable[[Kube], Awaitable[_T]], *, meanwhile: Callable[[], bool] | None = None) -> _T:
         """Run ``work`` with the client and wait for it.
 
+        Args:
+            work: gets the client.
+            meanwhile: called in this thread every now and then; true = the work is cancelled.
+
         Raises:
+            Abandoned: ``meanwhile`` said so.
             KubeError: what the client raises, and whatever ``work`` raises.
         """
         future: Future[_T] = asyncio.run_coroutine_threadsafe(self._run(work), self._started())
         try:
+            while meanwhile is not None and not wait([future], timeout=_TICK_S).done:
+                if meanwhile():
+                    future.cancel()
+                    raise Abandoned("given up, because something else is wished")
             return future.result()
         except (KeyboardInterrupt, CancelledError):
             future.cancel()
             raise
+
+    def start(self, work: Callable[[Kube], Awaitable[None]]) -> None:
+        """Run ``work`` with the client beside all calls, until it ends or the portal is closed."""
+        self.call(lambda kube: self._begin(kube, work))
 
     def close(self) -> None:
         """Close the client and end the thread; may be called again, and a later call starts anew."""
@@ -66,7 +86,18 @@ class Portal:
             self._kube = await self._connect().__aenter__()
         return await work(self._kube)
 
+    async def _begin(self, kube: Kube, work: Callable[[Kube], Awaitable[None]]) -> None:
+        async def beside() -> None:
+            await work(kube)
+
+        task = asyncio.get_running_loop().create_task(beside())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _shut(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         kube, self._kube = self._kube, None
         if kube is not None:
             await kube.__aexit__(None, None, None)

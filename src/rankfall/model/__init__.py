@@ -5,6 +5,7 @@ from rankfall.model.check_spec import check_spec, spec_from
 from rankfall.model.decision import Action, Decision
 from rankfall.model.errors import (
     EvidenceLost,
+    HeldElsewhere,
     InfrastructureError,
     JobFailed,
     LockHeld,
@@ -70,6 +71,7 @@ __all__ = [
     "FailureRule",
     "Family",
     "Frame",
+    "HeldElsewhere",
     "InfrastructureError",
     "JobFailed",
     "JobSpec",

@@ -9,6 +9,7 @@ RankfallError
 +-- EvidenceLost        the record is damaged or cannot be written     exit 74
 |   +-- StoreError      the run directory cannot be read or written
 |   +-- LockHeld        another supervisor holds the run
+|   +-- HeldElsewhere   its supervisor is on another machine
 +-- JobFailed           raised by Outcome.raise_for_status()           the rank's own code
 """
 
@@ -85,6 +86,10 @@ class StoreError(EvidenceLost):
 
 class LockHeld(EvidenceLost):
     """Another process holds the run's writer lock."""
+
+
+class HeldElsewhere(EvidenceLost):
+    """A run in a cluster has its supervisor on another machine, or in another copy of its directory."""
 
 
 class JobFailed(RankfallError):  # noqa: N818 - the job failed, not Rankfall

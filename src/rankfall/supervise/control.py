@@ -6,11 +6,9 @@ Only two wishes exist: cancel the run, or let go of it (the job goes on, somebod
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -23,6 +21,7 @@ import msgspec
 
 from rankfall.model import StoreError
 from rankfall.store.home import write_new
+from rankfall.store.who import who
 
 CANCEL_NAME: Final = "cancel"
 _MAX_REQUEST: Final = 1 << 16
@@ -74,19 +73,15 @@ def read_cancel(folder: Path) -> CancelRequest | None:
         return CancelRequest(reason="the request itself cannot be read")
 
 
-def who() -> str:
-    """Who asks: this user on this machine."""
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"[:200]
-
-
 class Control:
-    """Wishes of this process for one supervisor. All methods may be called from any thread and from signal handlers."""
+    """Wishes of this process for one supervisor. All methods may be called from any thread and from signal handlers.
+
+    Attributes:
+        lost: who else supervises the run by now, in words; None = nobody.
+    """
 
     def __init__(self) -> None:
+        self.lost: str | None = None
         # An eventfd, not a lock: a signal handler may run while this very thread waits.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._cancel: str | None = None
@@ -106,7 +101,13 @@ class Control:
 
     def hand_over(self) -> None:
         """Let go of the run and leave it to a detached supervisor."""
-        self._wish = "hand_over"
+        self._wish = "hand_over" if self.lost is None else "release"
+        self._poke()
+
+    def lose(self, why: str) -> None:
+        """Let go of the run, because somebody else supervises it."""
+        self.lost = self.lost or why
+        self._wish = "release"
         self._poke()
 
     def signalled(self, number: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.protocol import Backend, Company, Plan
 from rankfall.backends.registry import backend_for, native_of
 from rankfall.decide import decide
 from rankfall.model import (
@@ -33,6 +33,7 @@ from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.control import Control, read_cancel, signals_to
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.history import past_attempts
+from rankfall.supervise.holding import Holding
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.planning import Planner
@@ -61,6 +62,7 @@ def supervise(
     wait: float = 0.0,
     handle_signals: bool = False,
     on_lease: Callable[[], None] | None = None,
+    standby: bool = False,
 ) -> Outcome:
     """Bring a run to its end, from wherever it stands.
 
@@ -72,12 +74,14 @@ def supervise(
         wait: seconds to wait for another supervisor to let go.
         handle_signals: SIGINT and SIGTERM become ``signal`` events, SIGHUP hands the run over; in the main thread only.
         on_lease: called once when this process holds the run.
+        standby: wait for as long as another machine supervises the run, and take over when it is gone.
 
     Returns:
         The outcome; with state ``running`` when this process let go of the run.
 
     Raises:
         LockHeld: another process supervises the run.
+        HeldElsewhere: another machine does.
         Refused: this version has no such backend.
         StoreError: the run directory cannot be read or written at all.
     """
@@ -86,9 +90,15 @@ def supervise(
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
             with run_dir.lease(wait=wait) as writer:
-                run = _of(run_dir, writer=writer, on_event=on_event, control=own, backend=chosen)
-                if on_lease is not None:
-                    on_lease()
+                run = _of(
+                    run_dir,
+                    writer=writer,
+                    on_event=on_event,
+                    control=own,
+                    backend=chosen,
+                    on_lease=on_lease,
+                    standby=standby,
+                )
                 outcome = run.to_end()
             if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
                 from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
@@ -107,12 +117,25 @@ def _of(
     on_event: Callable[[Event], None] | None,
     control: Control,
     backend: Backend,
+    on_lease: Callable[[], None] | None,
+    standby: bool,
 ) -> _Run | Unattended:
     """Who brings a run to its end; one that its platform ends by itself is only recorded."""
     if not run_dir.spec.unattended:
-        return _Run(run_dir, writer=writer, on_event=on_event, control=control, backend=backend)
+        return _Run(
+            run_dir,
+            writer=writer,
+            on_event=on_event,
+            control=control,
+            backend=backend,
+            on_lease=on_lease,
+            standby=standby,
+        )
     from rankfall.supervise.unattended import Unattended  # noqa: PLC0415 - loads the client of Kubernetes
 
+    # Nobody decides about such a run, so any number of machines may record it.
+    if on_lease is not None:
+        on_lease()
     return Unattended(run_dir, writer=writer, on_event=on_event, control=control, backend=native_of(backend))
 
 
@@ -125,7 +148,10 @@ class _Run:
         on_event: Callable[[Event], None] | None,
         control: Control,
         backend: Backend,
+        on_lease: Callable[[], None] | None,
+        standby: bool,
     ) -> None:
+        self._on_lease = on_lease
         self._run_dir = run_dir
         self._spec = run_dir.spec
         self._writer = writer
@@ -141,20 +167,41 @@ class _Run:
             run_dir, ledger=self._ledger, events=self._events, control=control, wished=lambda: self._wish() is not None
         )
 
+        self._company = Company(say=self._wait_said, over=lambda: self._wish() is not None)
         self._planner = Planner(
-            run_dir, backend=backend, ledger=self._ledger, say=self._gap, control=control, over=self._no_more
+            run_dir,
+            backend=backend,
+            ledger=self._ledger,
+            say=self._gap,
+            control=control,
+            over=self._no_more,
+            company=Company(say=self._wait_said, over=self._no_more),
         )
 
+        self._holding = Holding(run_dir, backend=backend, control=control, say=self._wait_said, standby=standby)
+
     def to_end(self) -> Outcome:
+        over = False
         try:
-            return self._to_end()
+            outcome = self._to_end()
+            over = outcome.state in FINAL_STATES
         finally:
+            self._backend.let_go(over=over)
             self._backend.release()
+        return outcome
 
     def _to_end(self) -> Outcome:
         if self._writer.run().state in FINAL_STATES:
+            self._ready()
             self._close_decisions()
             return outcome_of(self._run_dir, self._writer)
+        try:
+            if not self._hold():
+                return self._stopped_between()
+        except InfrastructureError as error:
+            if self._attempts:
+                raise
+            return self._end("failed", f"the run could not be begun: {error.message}")
         if self._attempts:
             self._events.say("resumed", f"supervision resumed at attempt {max(self._attempts)}", at=time.time_ns())
         while True:
@@ -175,9 +222,24 @@ class _Run:
                 return self._finish(number)
             diagnosis = self._watch(number)
             if diagnosis is None:
-                self._events.say("released", "supervision let go of the run; its slots go on", at=time.time_ns())
+                why = self._control.lost or "supervision let go of the run; its slots go on"
+                self._events.say("released", why, at=time.time_ns())
                 return released(self._run_dir, attempts=number)
             self._conclude(number, diagnosis)
+
+    def _hold(self) -> bool:
+        """Become the run's only supervisor; false when something else was wished meanwhile."""
+        held = self._holding.take(
+            attempts=max(self._attempts, default=0), waits=self._ready, cancelled=lambda: self._wish() == "cancel"
+        )
+        self._ready()
+        return held
+
+    def _ready(self) -> None:
+        """Tell once that this process takes care of the run."""
+        tell, self._on_lease = self._on_lease, None
+        if tell is not None:
+            tell()
 
     # -- attempts
 
@@ -240,9 +302,14 @@ class _Run:
             self._backend.adopt(plan)
         if settled is None and not asked:
             try:
-                self._backend.submit(plan)
+                self._backend.submit(plan, company=self._company)
             except InfrastructureError as error:
-                watch.refused(start_failure(error.message, attempt=number))
+                if self._control.wish is not None:
+                    return None
+                if self._wish() is None:
+                    watch.refused(start_failure(error.message, attempt=number))
+                else:
+                    watch.without_the_rest()
         else:
             watch.without_the_rest()
         return watch.run(settled=settled)
@@ -367,7 +434,8 @@ class _Run:
     def _stopped_between(self) -> Outcome:
         """No attempt runs and a wish came."""
         if self._wish() != "cancel":
-            self._events.say("released", "supervision let go of the run between two attempts", at=time.time_ns())
+            why = self._control.lost or "supervision let go of the run between two attempts"
+            self._events.say("released", why, at=time.time_ns())
             return released(self._run_dir, attempts=max(self._attempts, default=0))
         request = read_cancel(self._run_dir.path)
         reason = request.text if request else f"cancelled: {self._control.cancelled}".rstrip(": ")
@@ -421,3 +489,11 @@ class _Run:
 
     def _gap(self, text: str) -> None:
         self._events.say("gap", text, at=time.time_ns())
+
+    def _wait_said(self, text: str) -> None:
+        """What a launch, a removal or the hold of the run waits for: news, and the reason of the state that the run is in."""
+        now = time.time_ns()
+        self._events.say("waiting", text, at=now)
+        state = self._writer.run().state
+        if state not in FINAL_STATES:
+            self._ledger.set_run(state, reason=text, at=now)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.protocol import Backend, Company, Plan
 from rankfall.model import InfrastructureError, JobSpec, RankfallError
 from rankfall.model.sizes import first_sizes, sized
 from rankfall.store import AttemptRow, RunDir
@@ -31,6 +31,7 @@ class Planner:
         say: tells people.
         control: wakes a wait.
         over: whether there is no use in waiting any more: something is wished, or the total deadline is over.
+        company: of the removal of what an attempt left.
 
     Attributes:
         refusal: why there could be no plan, in words.
@@ -45,6 +46,7 @@ class Planner:
         say: Callable[[str], None],
         control: Control,
         over: Callable[[], bool],
+        company: Company | None = None,
     ) -> None:
         self.refusal = ""
         self._run_dir = run_dir
@@ -53,6 +55,7 @@ class Planner:
         self._say = say
         self._control = control
         self._over = over
+        self._company = company
 
     def plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan | None:
         """The plan of an attempt, when nothing is left of the one before; None where there can be none.
@@ -66,7 +69,7 @@ class Planner:
         while True:
             try:
                 if before is not None:
-                    self._backend.clear(Plan.of_row(before.plan, self._run_dir.spec))
+                    self._backend.clear(Plan.of_row(before.plan, self._run_dir.spec), company=self._company)
                 return self._sized_plan(number, before=before, exclude=exclude)
             except RankfallError as error:
                 self.refusal = error.message
@@ -93,7 +96,9 @@ class Planner:
     def remove(self, row: AttemptRow) -> None:
         """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
         try:
-            self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec))
+            # Who cancels waits for the end of it; only who leaves does not.
+            company = Company(say=self._say, over=lambda: self._control.wish is not None)
+            self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec), company=company)
         except InfrastructureError as error:
             self._ledger.note(error.message)
             self._say(error.message)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from rankfall.model import RankFacts, SlotFacts, StoreError
-from rankfall.supervise.control import who
+from rankfall.store.who import who
 
 if TYPE_CHECKING:
     from rankfall.supervise.news import BadEnd

@@ -29,6 +29,7 @@ KINDS = {
     "trainjobs": "TrainJob",
     "trainingruntimes": "TrainingRuntime",
     "services": "Service",
+    "leases": "Lease",
     "configmaps": "ConfigMap",
     "pods": "Pod",
     "nodes": "Node",
@@ -201,16 +202,18 @@ class Api:
                 if step["op"] in {"add", "replace"}:
                     place[last] = step["value"]
         else:
-            meta = dict(body["metadata"])
-            if meta.pop("resourceVersion", None) not in {None, item["metadata"]["resourceVersion"]}:
+            body = copy.deepcopy(body)
+            if body.get("metadata", {}).pop("resourceVersion", None) not in {None, item["metadata"]["resourceVersion"]}:
                 raise Refusal(409, "the object has been modified")
-            item["metadata"].update(meta)
+            _merge(item, body)
         self._tell("MODIFIED", plural, item)
 
     def _delete(self, plural: str, item: Object, options: Object | None) -> None:
         options = options or {}
         wanted = options.get("preconditions", {}).get("uid")
         meta = item["metadata"]
+        if options.get("preconditions", {}).get("resourceVersion") not in {None, meta["resourceVersion"]}:
+            raise Refusal(409, "Precondition failed: resourceVersion")
         if wanted not in {None, meta["uid"]}:
             raise Refusal(409, f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {meta['uid']}")
         if options.get("propagationPolicy") == "Foreground" and CASCADE not in meta.get("finalizers", []):
@@ -321,6 +324,19 @@ class Api:
                 self._tell("DELETED", plural, item)
                 new = True
         return new
+
+
+def _merge(into: Object, patch: Object) -> None:
+    """RFC 7386."""
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict):
+            if not isinstance(into.get(key), dict):
+                into[key] = {}
+            _merge(into[key], value)
+        else:
+            into[key] = value
 
 
 def _owned(item: Object, owner: Object) -> bool:

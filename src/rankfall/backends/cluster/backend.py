@@ -7,9 +7,10 @@ method but ``plan`` can be called again, by another process too, without a secon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,17 +18,21 @@ import msgspec
 
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster.compile import compile_job
-from rankfall.backends.cluster.launch import launch
+from rankfall.backends.cluster.hold import NOTE_ATTEMPT, Hold
+from rankfall.backends.cluster.launch import Launched, launch
+from rankfall.backends.cluster.launch_patience import Patience
 from rankfall.backends.cluster.objects import Compiled
-from rankfall.backends.cluster.remove import remove
+from rankfall.backends.cluster.ownership import owner_reference
+from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.cluster.served import ask, check_fields, served_facts
+from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
-from rankfall.backends.protocol import ClusterPlan, Life, Plan, SlotPlan, Source
+from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.exec import execute
-from rankfall.kube.kubeconfig import access_of
+from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.model.sizes import sized
@@ -36,6 +41,7 @@ from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
 from rankfall.store import RunDir
+from rankfall.store.who import who
 
 # How long the objects of an ended attempt may take to go before the next one begins, seconds.
 _CLEAR_S: Final = 300.0
@@ -62,7 +68,7 @@ class ClusterBackend:
         self._portal: Portal | None = None
         self._compiled: dict[int, Compiled] = {}
         self._views: dict[int, PodView] = {}
-        self._waits: list[str] = []
+        self._hold: Hold | None = None
 
     def plan(
         self,
@@ -123,10 +129,35 @@ class ClusterBackend:
             objects=tuple(compiled.shown()),
         )
 
-    def submit(self, plan: Plan) -> tuple[int, ...]:
+    def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
+        """One try to take the run's Lease; it is renewed from then on.
+
+        Raises:
+            EvidenceLost: the directory is an old copy.
+            KubeError: the Lease cannot be seen or written.
+        """
+        section = run_dir.spec.kubernetes
+        access = access_of(section)
+        portal = self._connected(section)
+        held = self._hold
+        if held is None:
+            held = self._hold = Hold(run_dir, namespace=access.namespace, lost=lost)
+        other = portal.call(lambda kube: held.step(kube, attempts=attempts))
+        if other is None:
+            portal.start(held.keep)
+        return other
+
+    def let_go(self, *, over: bool) -> None:
+        """Give the Lease back, or remove it with a run that left nothing."""
+        held, self._hold = self._hold, None
+        if held is not None and self._portal is not None:
+            self._portal.call(lambda kube: held.let_go(kube, over=over))
+
+    def submit(self, plan: Plan, *, company: Company | None = None) -> tuple[int, ...]:
         """Create the attempt's objects, or find those that an earlier call made; all slots, when this call made them.
 
         Raises:
+            Abandoned: the company is gone; what was made until then is found again by the next call.
             InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
         """
         place, run_dir = _place(plan), _run_dir(plan)
@@ -140,20 +171,33 @@ class ClusterBackend:
             nnodes = len(plan.slots) if spec.elastic else None
             compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes)
         objects, number = compiled.objects, compiled.workload
-        done = self._call(
-            plan,
-            lambda kube: launch(
+        resource = RESOURCES[place.backend]
+        telling = Telling(company)
+
+        async def work(kube: Kube) -> Launched:
+            patience = Patience(until=time.monotonic() + _LAUNCH_S, say=telling.say)
+            await self._still_held(kube, patience, notes={NOTE_ATTEMPT: str(plan.attempt)})
+            done = await launch(
                 kube,
                 objects[number],
                 objects[number + 1 :],
                 first=objects[:number],
-                resource=RESOURCES[place.backend],
+                resource=resource,
                 request_token=compiled.request_token,
                 hold=not compiled.release,
                 wait_s=_LAUNCH_S,
-                say=self._waits.append,
-            ),
-        )
+                say=telling.say,
+                owner=who(),
+            )
+            meta = {"name": place.object, "uid": done.uid}
+            workload = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+            if self._hold is not None:
+                # What cannot be written now is written with the next renewal.
+                with contextlib.suppress(KubeError):
+                    await self._hold.write(kube, owners=[owner_reference(workload)])
+            return done
+
+        done = self._connected(place).call(work, meanwhile=telling.meanwhile)
         made.parent.mkdir(parents=True, exist_ok=True)
         made.write_bytes(msgspec.json.encode({"uid": done.uid, "object": place.object, "at_ns": time.time_ns()}))
         return tuple(slot.slot for slot in plan.slots)
@@ -187,6 +231,12 @@ class ClusterBackend:
         """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request, however many slots."""
         del grace
         place, run_dir = _place(plan), _run_dir(plan)
+        if self._hold is not None and not self._hold.firm():
+            try:
+                self._call(plan, self._hold.write)
+            except KubeError:
+                # Somebody else may supervise the run by now. Asked again at the next look.
+                return ()
         mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
 
         async def suspend(kube: Kube) -> None:
@@ -285,19 +335,23 @@ class ClusterBackend:
             return None
         return f"{place.backend} {place.object} was deleted in the cluster" if gone else None
 
-    def clear(self, plan: Plan) -> None:
+    def clear(self, plan: Plan, *, company: Company | None = None) -> None:
         """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
 
         Raises:
+            Abandoned: the company is gone.
             InfrastructureError: they do not go; names what blocks.
         """
         place, run_dir = _place(plan), _run_dir(plan)
         # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
         uid = _uid(_marker(run_dir, plan.attempt))
-        said: list[str] = []
-        answer = self._call(
-            plan,
-            lambda kube: remove(
+        telling = Telling(company)
+
+        async def work(kube: Kube) -> Removed:
+            patience = Patience(until=time.monotonic() + _CLEAR_S, say=telling.say)
+            # The Lease goes with the workload, and has to outlive this one.
+            await self._still_held(kube, patience, owners=[])
+            return await remove(
                 kube,
                 resource=RESOURCES[place.backend],
                 name=place.object,
@@ -305,12 +359,13 @@ class ClusterBackend:
                 uid=uid,
                 pods_selector=place.selector,
                 wait_s=_CLEAR_S,
-                say=said.append,
-            ),
-        )
+                say=telling.say,
+            )
+
+        answer = self._connected(place).call(work, meanwhile=telling.meanwhile)
         if answer != "gone":
             raise InfrastructureError(
-                f"attempt {plan.attempt} of {run_dir.id} is still going: {said[-1] if said else place.object}",
+                f"attempt {plan.attempt} of {run_dir.id} is still going: {telling.last or place.object}",
                 hint=f"look at it: kubectl get pods -n {place.namespace} -l {place.selector}",
             )
 
@@ -343,7 +398,24 @@ class ClusterBackend:
         check_fields(served, compiled.objects, backend=spec.backend)
         return compiled
 
-    def _connected(self, place: ClusterPlan) -> Portal:
+    async def _still_held(
+        self,
+        kube: Kube,
+        patience: Patience,
+        *,
+        notes: dict[str, str] | None = None,
+        owners: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Renew the Lease now: what is not surely ours is not touched."""
+        while self._hold is not None:
+            try:
+                await self._hold.write(kube, notes=notes, owners=owners)
+            except KubeError as error:
+                await patience.or_raise(error)
+            else:
+                return
+
+    def _connected(self, place: Place) -> Portal:
         if self._portal is None:
             self._portal = Portal(lambda: Kube(access_of(place)))
         return self._portal

@@ -19,6 +19,7 @@ from rankfall.kube.resources import (
     CONFIG_MAPS,
     JOBS,
     JOBSETS,
+    LEASES,
     PODS,
     SERVICES,
     TRAINING_RUNTIMES,
@@ -90,6 +91,11 @@ RIGHTS: Final = (
         on=PODS,
         verbs=("get", "list", "watch"),
         why="what each slot does and how it ended; a removal waits for its pods",
+    ),
+    Right(
+        on=LEASES,
+        verbs=("create", "get", "patch", "delete"),
+        why="one supervisor a run, among all machines: a Lease named after the run, renewed every 10 s, removed with the run's last object",
     ),
     Right(on=PODS, subresource="log", verbs=("get",), why="lines and records of the ranks"),
     Right(

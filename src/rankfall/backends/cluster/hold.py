@@ -1,0 +1,168 @@
+"""The one supervisor of a run in a cluster: a Lease named after the run, beside the lease of the run's directory.
+
+The directory's lease keeps processes of one machine apart; a copy of the directory on another machine has one of its own. What both share is
+the cluster. So a supervisor holds this Lease before it makes the first object, and without it nothing is made, stopped or removed. A copy
+whose last attempt is not the run's is refused: what it would do next has been done.
+
+A Lease of this very directory is taken over at once, because its lease is held by now: whoever held both is gone. Any other one is taken
+only when it has been silent for its whole duration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rankfall.backends.cluster.names import LABEL_RUN
+from rankfall.backends.cluster.ownership import age
+from rankfall.backends.cluster.pod import MANAGED_BY
+from rankfall.backends.protocol import HeldBy
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError
+from rankfall.kube.lease import RENEW_S, LeaseLock, LeaseLost, boot_clock
+from rankfall.kube.lease_record import LeaseRecord, Silence
+from rankfall.kube.secret import excerpt
+from rankfall.model import EvidenceLost
+from rankfall.store import RunDir
+from rankfall.store.who import who
+
+NOTE_PLACE: Final = "rankfall.dev/run-directory"
+"""Annotation: a digest of the machine and directory that the run is supervised from."""
+
+NOTE_ATTEMPT: Final = "rankfall.dev/attempt"
+"""Annotation: the newest attempt that was begun."""
+
+_AGAIN_S: Final = 2.0
+_BACK_S: Final = 6.0
+
+
+class Hold:
+    """The lease of one run, as one supervisor sees it. Its methods run in the loop of the portal.
+
+    Args:
+        run_dir: the run, whose directory's lease is held.
+        namespace: where its objects are.
+        lost: told in words that somebody else supervises the run by now.
+        clock: seconds, as of :class:`LeaseLock`.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, *, namespace: str, lost: Callable[[str], None], clock: Callable[[], float] = boot_clock
+    ) -> None:
+        self._run = run_dir.id
+        self._place = place_of(run_dir.path)
+        self._lost, self._clock = lost, clock
+        self._silence = Silence()
+        self._lock = LeaseLock(
+            run_dir.id,
+            namespace=namespace,
+            holder=f"{who()} pid {os.getpid()} {secrets.token_hex(4)}",
+            labels={LABEL_RUN: run_dir.id, **MANAGED_BY},
+            notes={NOTE_PLACE: self._place},
+            clock=clock,
+        )
+
+    def firm(self) -> bool:
+        """Whether nobody else can supervise the run now."""
+        return self._lock.firm()
+
+    async def step(self, kube: Kube, *, attempts: int) -> HeldBy | None:
+        """One try to become the run's supervisor; None = we are.
+
+        Args:
+            kube: an open client.
+            attempts: the newest attempt that our directory knows.
+
+        Raises:
+            EvidenceLost: our directory is an old copy.
+            LeaseLost: the lease is not of this run.
+            KubeError: it cannot be seen or written.
+        """
+        found = await self._lock.look(kube)
+        if found is None:
+            return None if await self._lock.take(kube, None) else HeldBy()
+        free = self._silence.see(found, now=self._clock())
+        ours = found.notes.get(NOTE_PLACE) == self._place
+        if not ours:
+            self._check_copy(found, attempts)
+        if (free or ours) and not found.deleting and await self._lock.take(kube, found):
+            return None
+        return HeldBy(who=excerpt(found.holder), since=age(found.acquired), alive=self._silence.moved)
+
+    async def keep(self, kube: Kube) -> None:
+        """Renew it until cancelled; ends when it is lost."""
+        dice = random.Random()  # noqa: S311 - of pauses, not of secrets
+        pause = RENEW_S
+        while True:
+            await asyncio.sleep(pause * (0.8 + 0.4 * dice.random()))
+            try:
+                await self._lock.renew(kube)
+                pause = RENEW_S
+            except LeaseLost as error:
+                self._lost(f"this run is supervised elsewhere now: {error.message}")
+                return
+            except KubeError:
+                # The feed tells what keeps us from the server.
+                pause = _AGAIN_S
+
+    async def write(
+        self, kube: Kube, *, notes: Mapping[str, str] | None = None, owners: list[dict[str, Any]] | None = None
+    ) -> None:
+        """Renew it now, before something is made or removed, and note what that is.
+
+        Raises:
+            LeaseLost: somebody else holds it; that is told too.
+            KubeError: it could not be renewed; then nothing may be done.
+        """
+        try:
+            await self._lock.renew(kube, notes=notes, owners=owners)
+        except LeaseLost as error:
+            self._lost(f"this run is supervised elsewhere now: {error.message}")
+            raise
+
+    async def let_go(self, kube: Kube, *, over: bool) -> None:
+        """Hold it no more, as well as that can be done in a few seconds.
+
+        Args:
+            kube: an open client.
+            over: the run has ended: a lease that goes with no object is removed.
+        """
+        try:
+            async with asyncio.timeout(_BACK_S):
+                if over and self._lock.record is not None and not self._lock.record.owners:
+                    await self._lock.remove(kube)
+                else:
+                    await self._lock.give_back(kube)
+        except (KubeError, TimeoutError):
+            # It runs out by itself.
+            return
+
+    def _check_copy(self, found: LeaseRecord, attempts: int) -> None:
+        said = found.notes.get(NOTE_ATTEMPT, "")
+        newest = int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0  # noqa: PLR2004 - of attempts
+        if newest > attempts:
+            by = f", by {excerpt(found.holder)}" if found.holder else ""
+            raise EvidenceLost(
+                f"this directory of run {self._run} is an old copy: it ends with attempt {attempts}, and the run is at attempt {newest}{by}",
+                hint="what it would do next has been done; look at the run where it is supervised, or copy its directory anew",
+            )
+
+
+def place_of(path: Path) -> str:
+    """A digest of this machine's boot and a directory: equal only for processes that share the directory's lease.
+
+    Where the kernel does not tell its boot it is another one each time: nothing is proven then.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        status = path.stat()
+    except OSError:
+        boot, status = "", None
+    proof = f"{boot} {status.st_dev} {status.st_ino}" if boot and status is not None else secrets.token_hex(16)
+    return hashlib.sha256(proof.encode()).hexdigest()[:32]

@@ -1,0 +1,263 @@
+"""Holding a Lease of coordination.k8s.io: at most one of many processes, on whatever machines, believes that it does.
+
+What makes it so: every write carries the version that was read, so of two that reach for it one is refused; a lease is taken from a holder
+only after it was silent for its whole duration (``lease_record.Silence``); and a holder that could not renew stops believing well before
+that, by a clock that goes on while the machine sleeps. It refuses a lease that does not carry the marks that it was told to expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, Conflict, KubeError, ObjectNotFound, Unreachable
+from rankfall.kube.lease_record import LeaseRecord, stamp
+from rankfall.kube.resources import LEASES
+from rankfall.kube.secret import excerpt
+
+DURATION_S: Final = 30
+"""How long a holder may be silent before another one may take its lease, seconds."""
+
+RENEW_S: Final = 10.0
+"""Between two renewals, seconds; a third of the duration, so that two may fail."""
+
+# How long after its last renewal a holder still acts, seconds: what it sends then arrives before anybody else may take over.
+_FIRM_S: Final = 20.0
+# Longest wait for an answer: a renewal that hangs must not use up the time of the next ones.
+_ANSWER_S: Final = 8.0
+# Of a renewal whose version is out of date: somebody else writes labels, or takes it.
+_TRIES: Final = 3
+
+
+def boot_clock() -> float:
+    """Seconds since the machine started, those in which it slept too: a lid that was closed for an hour is an hour."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class LeaseLost(KubeError):  # noqa: N818 - reads as the answer that it is
+    """Somebody else holds the lease by now.
+
+    Args:
+        record: who; None = it is gone and could not be made anew.
+    """
+
+    def __init__(self, message: str, *, record: LeaseRecord | None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.record = record
+
+
+class LeaseLock:
+    """One process's side of one lease.
+
+    Args:
+        name, namespace: of the lease.
+        holder: names this process for people, and no other one.
+        labels: that it bears; one with other values is not ours and left alone.
+        notes: annotations of this holder.
+        duration_s: how long we may be silent.
+        clock: seconds; never runs backward, and goes on while the machine sleeps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        namespace: str,
+        holder: str,
+        labels: Mapping[str, str],
+        notes: Mapping[str, str],
+        duration_s: int = DURATION_S,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.name, self.namespace, self.holder = name, namespace, holder
+        self._labels, self._notes = dict(labels), dict(notes)
+        self._duration_s, self._clock = duration_s, clock
+        self._owners: list[dict[str, Any]] | None = None
+        self._record: LeaseRecord | None = None
+        self._firm_until = 0.0
+        self._writes = asyncio.Lock()
+
+    @property
+    def record(self) -> LeaseRecord | None:
+        """The lease as we wrote it last; None while we do not hold it."""
+        return self._record
+
+    def firm(self) -> bool:
+        """Whether nobody else can hold it now: we do, and renewed it a short time ago."""
+        return self._record is not None and self._clock() < self._firm_until
+
+    async def look(self, kube: Kube) -> LeaseRecord | None:
+        """The lease as it stands; None = there is none.
+
+        Raises:
+            LeaseLost: it is not ours: other marks.
+            KubeError: it cannot be seen.
+        """
+        try:
+            found = LeaseRecord.of(await self._answered(kube.get(LEASES, self.name, namespace=self.namespace)))
+        except ObjectNotFound:
+            return None
+        if any(found.labels.get(key) != value for key, value in self._labels.items()):
+            raise LeaseLost(
+                f"{self._shown} is not of this run (held by {excerpt(found.holder) or 'nobody'})",
+                record=found,
+                hint="it was left alone; give the job another name",
+            )
+        return found
+
+    async def take(self, kube: Kube, found: LeaseRecord | None) -> bool:
+        """Take a lease that is free, whose holder is silent, or that was never there; whether we hold it now.
+
+        Args:
+            kube: an open client.
+            found: the newest look; None = there is none.
+
+        Raises:
+            KubeError: whether it was written is not known; the next look tells.
+        """
+        async with self._writes:
+            if found is None:
+                return await self._create(kube)
+            # With our own name on it the answer to an earlier try was lost.
+            more = found.holder != self.holder
+            return await self._write(kube, found, {**self._hold(), "leaseTransitions": found.transitions + more})
+
+    async def renew(
+        self, kube: Kube, *, notes: Mapping[str, str] | None = None, owners: list[dict[str, Any]] | None = None
+    ) -> None:
+        """Say that we live, and write what is to stand on the lease.
+
+        Args:
+            kube: an open client.
+            notes: annotations to set, from now on.
+            owners: references to the objects that it goes with, from now on; an empty list = it goes with none.
+
+        Raises:
+            LeaseLost: somebody else holds it.
+            KubeError: it cannot be written; as long as :meth:`firm` says so it is ours all the same.
+        """
+        async with self._writes:
+            self._notes |= notes or {}
+            self._owners = self._owners if owners is None else owners
+            for _ in range(_TRIES):
+                if self._record is None:
+                    raise LeaseLost(f"{self._shown} is not held by this process any more", record=None)
+                if await self._write(kube, self._record, {"renewTime": stamp(time.time_ns())}):
+                    return
+                await self._see_whose(kube)
+            raise Unreachable(f"{self._shown} changes faster than it can be renewed", hint="it is tried again")
+
+    async def give_back(self, kube: Kube) -> None:
+        """Hold it no more, so that the next one need not wait. Its having been lost is fine.
+
+        Raises:
+            KubeError: it cannot be written; it runs out by itself.
+        """
+        async with self._writes:
+            if self._record is not None:
+                await self._write(kube, self._record, {"holderIdentity": None, "renewTime": stamp(time.time_ns())})
+                self._record = None
+
+    async def remove(self, kube: Kube) -> None:
+        """Delete it, where we hold it.
+
+        Raises:
+            KubeError: it cannot be deleted.
+        """
+        async with self._writes:
+            record, self._record = self._record, None
+            if record is None:
+                return
+            with contextlib.suppress(ObjectNotFound, Conflict):
+                await self._answered(
+                    kube.delete(
+                        LEASES, self.name, namespace=self.namespace, uid=record.uid, resource_version=record.version
+                    )
+                )
+
+    # -- inside
+
+    @property
+    def _shown(self) -> str:
+        return LEASES.shown(self.name, self.namespace)
+
+    def _hold(self) -> dict[str, Any]:
+        now = stamp(time.time_ns())
+        return {
+            "holderIdentity": self.holder,
+            "leaseDurationSeconds": self._duration_s,
+            "acquireTime": now,
+            "renewTime": now,
+        }
+
+    async def _see_whose(self, kube: Kube) -> None:
+        """After a write that was refused for its version: another one's labels, another holder, or it is gone and made anew."""
+        found = await self.look(kube)
+        if found is None and await self._create(kube):
+            return
+        found = found or await self.look(kube)
+        if found is not None and found.holder == self.holder:
+            self._record = found
+            return
+        self._record = None
+        holder = excerpt(found.holder) if found is not None and found.holder else "nobody"
+        raise LeaseLost(f"{self._shown} is held by {holder} now", record=found)
+
+    async def _create(self, kube: Kube) -> bool:
+        meta: dict[str, Any] = {
+            "name": self.name,
+            "namespace": self.namespace,
+            "labels": self._labels,
+            "annotations": self._notes,
+        }
+        if self._owners:
+            meta["ownerReferences"] = self._owners
+        body = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": meta,
+            "spec": {**self._hold(), "leaseTransitions": 0},
+        }
+        # What is not found here is the namespace.
+        return await self._written(kube.create(LEASES, body, namespace=self.namespace), refused=(Conflict,))
+
+    async def _write(self, kube: Kube, record: LeaseRecord, spec: dict[str, Any]) -> bool:
+        """Change it, where it still has the version of ``record``."""
+        meta: dict[str, Any] = {"annotations": self._notes}
+        if self._owners is not None:
+            meta["ownerReferences"] = self._owners
+        return await self._written(
+            kube.patch(
+                LEASES,
+                self.name,
+                {"metadata": meta, "spec": spec},
+                kind="merge",
+                namespace=self.namespace,
+                resource_version=record.version,
+            ),
+            refused=(Conflict, ObjectNotFound),
+        )
+
+    async def _written(self, request: Awaitable[dict[str, Any]], *, refused: tuple[type[ApiError], ...]) -> bool:
+        """Whether the server took it: not when somebody else was faster, or it is gone."""
+        # Ours from the moment at which it was sent: when the server wrote it down is not known.
+        sent = self._clock()
+        try:
+            self._record = LeaseRecord.of(await self._answered(request))
+        except refused:
+            return False
+        self._firm_until = sent + _FIRM_S
+        return True
+
+    async def _answered(self, request: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await request
+        except TimeoutError:
+            raise Unreachable(
+                f"{self._shown}: no answer for {_ANSWER_S:g} s", hint="it is tried again", maybe_done=True
+            ) from None

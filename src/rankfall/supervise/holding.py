@@ -1,0 +1,97 @@
+"""Becoming the only supervisor of a run, also among machines; and what one does that is not: it waits, and says for whom.
+
+A run that has begun outlasts a cluster that cannot be reached; one that has not ends with the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rankfall.backends.protocol import Backend, HeldBy
+from rankfall.model import HeldElsewhere, InfrastructureError
+from rankfall.store import RunDir
+from rankfall.supervise.control import Control
+
+# Between two looks at another one's hold, and between two tries while the cluster does not answer, seconds.
+_LOOK_S: Final = 2.0
+_AGAIN_S: Final = 5.0
+
+
+class Holding:
+    """The hold of one run.
+
+    Args:
+        run_dir: the run.
+        backend: of its slots.
+        control: wakes a wait; loses the run when somebody else has it.
+        say: tells people whom or what is waited for.
+        standby: wait for as long as somebody else supervises the run; else only until it is clear that they live.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        backend: Backend,
+        control: Control,
+        say: Callable[[str], None],
+        standby: bool,
+    ) -> None:
+        self._run_dir = run_dir
+        self._backend = backend
+        self._control = control
+        self._say = say
+        self._standby = standby
+        self._said = ""
+
+    def take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
+        """Hold the run; false when this process is to let go of it.
+
+        Args:
+            attempts: the newest attempt that the directory knows.
+            waits: called when it has to be waited for the cluster itself; a cancel waits too, because only the cluster can carry it out.
+            cancelled: whether the run's end is wished.
+
+        Raises:
+            HeldElsewhere: another machine's supervisor lives, or a cancel cannot reach it from here.
+            EvidenceLost: the directory is an old copy.
+            InfrastructureError: the cluster says no, or does not answer a run that has not begun.
+        """
+        while self._control.wish is None:
+            try:
+                other = self._backend.hold(self._run_dir, attempts=attempts, lost=self._control.lose)
+            except InfrastructureError as error:
+                if not (attempts and error.passing):
+                    raise
+                self._tell(f"supervision waits for the cluster: {error.message}")
+                waits()
+                self._control.wait(_AGAIN_S)
+            else:
+                if other is None:
+                    return True
+                self._meet(other)
+                if other.who and cancelled():
+                    raise self._elsewhere(other, "and is cancelled there")
+                self._control.wait(_LOOK_S)
+        return False
+
+    def _meet(self, other: HeldBy) -> None:
+        if not other.who:
+            return
+        if other.alive and not self._standby:
+            raise self._elsewhere(other, "not from here")
+        then = "it is taken over when they are gone" if self._standby else "looking whether they still live"
+        self._tell(f"{other.who} supervises this run (for {other.since}); {then}")
+
+    def _elsewhere(self, other: HeldBy, words: str) -> HeldElsewhere:
+        run = self._run_dir.id
+        return HeldElsewhere(
+            f"run {run} is supervised by {other.who} (for {other.since}), {words}",
+            hint=f"do it there; or rankfall attach {run}, which takes over when that supervisor is gone",
+        )
+
+    def _tell(self, text: str) -> None:
+        if text.partition(" (for ")[0] != self._said:
+            self._said = text.partition(" (for ")[0]
+            self._say(text)
