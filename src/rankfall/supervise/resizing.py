@@ -15,7 +15,7 @@ from rankfall.model import Diagnosis
 from rankfall.model.sizes import SizeChange
 from rankfall.store import RunDir
 from rankfall.store.resizes import ResizeRequest, append_resize, read_resizes, wished_sizes
-from rankfall.supervise.control import who
+from rankfall.store.who import who
 
 # How an attempt is called in the store that ended because the next one has another size.
 RESIZED: Final = "resized"
