@@ -149,6 +149,14 @@ class LocalBackend:
                 started.append(slot.slot)
         return tuple(started)
 
+    def start_again(self, plan: Plan, slot: int) -> None:
+        """Start one slot as the start that this plan says, where it was not started yet.
+
+        Raises:
+            InfrastructureError: it cannot be started.
+        """
+        self.submit(msgspec.structs.replace(plan, slots=(slot_plan(plan, slot),)))
+
     def adopt(self, plan: Plan) -> None:
         """Keep the port of a plan that another process submitted, where its owner does not listen on it yet."""
         try:

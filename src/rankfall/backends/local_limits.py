@@ -18,11 +18,6 @@ def unused(spec: JobSpec) -> tuple[str, ...]:
             "$.unattended: the local backend has no platform that would run the job alone",
             hint="leave unattended out; rankfall submit keeps a supervisor in the background",
         )
-    if spec.restart_scope == "replica":
-        raise Refused(
-            "$.restart_scope: the local backend starts the whole gang again, never one replica of it",
-            hint="use restart_scope: gang",
-        )
     notes = []
     plain = Kubernetes()
     given = [name for name in msgspec.structs.asdict(plain) if getattr(spec.kubernetes, name) != getattr(plain, name)]

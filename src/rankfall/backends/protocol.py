@@ -33,9 +33,11 @@ class SlotPlan(msgspec.Struct, frozen=True, kw_only=True):
         argv: the wrapper with the job's command.
         env: what Rankfall adds for this slot; the job's own variables stand in ``Plan.env``.
         cwd, slot_dir, stream_dir: absolute paths.
+        instance: which start of the slot in this attempt, counted from 0.
     """
 
     slot: int
+    instance: int = 0
     role: str
     node: str
     argv: tuple[str, ...]
@@ -96,6 +98,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def env_of(self, role: str) -> dict[str, str]:
         """The job's variables as a role has them."""
         return {**self.env, **self.role_env.get(role, {})}
+
+    def with_start(self, slot: int, instance: int) -> Plan:
+        """The same plan, in which a slot is started again: under folders of its own.
+
+        Args:
+            slot: which one.
+            instance: which start of it, more than 0.
+        """
+        slots = tuple(_started_again(one, instance) if one.slot == slot else one for one in self.slots)
+        return msgspec.structs.replace(self, slots=slots)
 
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
@@ -222,6 +234,14 @@ class Backend(Protocol):
         """Take over a plan that another process submitted."""
         ...
 
+    def start_again(self, plan: Plan, slot: int) -> None:
+        """Start one slot as the start that this plan says, where it was not started yet and the platform does not do so itself.
+
+        Raises:
+            InfrastructureError: it cannot be started.
+        """
+        ...
+
     def life(self, plan: Plan, slot: int) -> Life:
         """What is seen of a slot now."""
         ...
@@ -282,6 +302,30 @@ def slot_plan(plan: Plan, slot: int) -> SlotPlan:
         if one.slot == slot:
             return one
     raise KeyError(slot)
+
+
+def _started_again(slot: SlotPlan, instance: int) -> SlotPlan:
+    """The folders of a slot bear its number of the start; they stand in its words and variables too."""
+    before, folder = Path(slot.slot_dir), Path(slot.stream_dir)
+    moved = {
+        slot.slot_dir: str(before.with_name(f"{slot.role}-{slot.slot}.{instance}")),
+        slot.stream_dir: str(folder.with_name(str(instance))),
+    }
+
+    def new(word: str) -> str:
+        for old, now in moved.items():
+            if word == old or word.startswith(f"{old}/"):
+                return now + word[len(old) :]
+        return word
+
+    return msgspec.structs.replace(
+        slot,
+        instance=instance,
+        argv=tuple(map(new, slot.argv)),
+        env={name: new(value) for name, value in slot.env.items()} | {"RANKFALL_INSTANCE": str(instance)},
+        slot_dir=moved[slot.slot_dir],
+        stream_dir=moved[slot.stream_dir],
+    )
 
 
 def as_paths(slot: SlotPlan) -> tuple[Path, Path]:

@@ -30,6 +30,8 @@ _TOLD: Final = frozenset(
         "launcher",
         "waiting",
         "failure",
+        "fall",
+        "slot",
         "hang",
         "deadline",
         "success",

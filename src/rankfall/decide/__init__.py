@@ -43,23 +43,32 @@ def decide(
     facts: RootFacts | None = None,
     other_nodes: bool = False,
     time_left: float | None = None,
+    slot: int | None = None,
 ) -> Decision:
     """What to do about this diagnosis.
 
     Args:
         diagnosis: of the attempt that just ended.
         spec: policies, rules and budgets.
-        history: earlier attempts of the run, oldest first, without the present one.
+        history: earlier falls of the run, oldest first, without the present one: of whole attempts, and of slots alone.
         facts: how the root ended; by default what the diagnosis itself knows.
         other_nodes: whether the backend can avoid a node; this machine alone cannot.
         time_left: seconds until the run's total deadline; None = there is none.
+        slot: that fell, and is started again, alone; None = the whole gang is. Its back-off and whether its faults repeat are its own
+            matter, the budgets are all falls'.
 
     Returns:
         A decision in state ``intent`` without a time; the caller stamps it.
     """
     known = facts or RootFacts(code=diagnosis.exit_code, role=diagnosis.verdict.role)
     return _Case(
-        diagnosis, spec=spec, history=history, facts=known, other_nodes=other_nodes, time_left=time_left
+        diagnosis,
+        spec=spec,
+        history=history,
+        facts=known,
+        other_nodes=other_nodes,
+        time_left=time_left,
+        slot=slot,
     ).decision()
 
 
@@ -73,16 +82,18 @@ class _Case:
         facts: RootFacts,
         other_nodes: bool,
         time_left: float | None,
+        slot: int | None,
     ) -> None:
         self._verdict = diagnosis.verdict
         self._diagnosis = diagnosis
         self._spec = spec
-        self._history = history
+        self._slot = slot
+        self._own = [past for past in history if past.slot == slot]
         self._facts = facts
         self._other_nodes = other_nodes
         self._time_left = time_left
         self._budgets = Budgets(spec, history)
-        self._delay = _delay(spec, len(history))
+        self._delay = _delay(spec, len(self._own))
 
     def decision(self) -> Decision:
         verdict, cause = self._verdict, self._verdict.cause
@@ -142,7 +153,10 @@ class _Case:
         if again:
             return self._retry("exit_code", f"exit code {code} may pass", drawn=drawn)
         if verdict.retry == "elsewhere":
-            where = "another node" if self._other_nodes else "this machine, the only one there is"
+            here = (
+                "this machine, the only one there is" if self._spec.backend == "local" else "the nodes that there are"
+            )
+            where = "another node" if self._other_nodes else here
             return self._retry("cause_elsewhere", f"{cause.slug}: one more try on {where}", drawn=drawn, elsewhere=True)
         if verdict.retry == "once":
             return self._retry("cause_once", f"{cause.slug}: one confirming retry", drawn=drawn)
@@ -150,7 +164,7 @@ class _Case:
 
     def _repeated(self) -> Decision | None:
         """A stop when the same fault fell before and nothing was gained in between."""
-        barren = [p for p in self._history if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
+        barren = [p for p in self._own if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
         retry = self._verdict.retry
         if retry in {"once", "elsewhere"} and barren and not (retry == "elsewhere" and self._other_nodes):
             why = "the same fault fell before and nothing was gained in between"

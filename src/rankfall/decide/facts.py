@@ -22,15 +22,17 @@ class RootFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an earlier attempt of the same run.
+    """What became of an earlier attempt of the same run, or of a slot of it that fell alone.
 
     Attributes:
+        slot: that fell alone; None = the whole attempt.
         action: what was decided then.
         rule, budget: of that decision.
         progressed: its ranks passed a step that no attempt before it had reached.
     """
 
     attempt: int
+    slot: int | None = None
     fingerprint: str
     slug: str
     family: str
@@ -42,5 +44,5 @@ class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restarted(self) -> bool:
-        """Whether another attempt followed by decision. What was suspended or resized is no restart."""
+        """Whether another start followed by decision. What was suspended or resized is no restart."""
         return self.action in {"retry", "retry_elsewhere"}

@@ -54,6 +54,7 @@ def explain_run(
         rows = reader.attempts()
         numbers = [row.attempt for row in rows]
         stored = reader.diagnosis(attempt) if not fresh and strategy is None else None
+        starts = {one: reader.starts(one) for one in numbers}
     if attempt is not None and attempt not in numbers:
         known = f"attempts 1-{max(numbers)}" if numbers else "no attempt yet"
         raise NotFound(f"run {run_dir.id} has no attempt {attempt}", hint=f"it has {known}")
@@ -63,7 +64,9 @@ def explain_run(
     spec = sized(
         run_dir.spec, planned_sizes(next((row.plan for row in rows if row.attempt == number), {}), run_dir.spec)
     )
-    observer = AttemptObserver(run_dir, spec=spec, attempt=number, launcher=_launcher(rows, number))
+    observer = AttemptObserver(
+        run_dir, spec=spec, attempt=number, launcher=_launcher(rows, number), starts=starts.get(number)
+    )
     # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.
     until = time.monotonic() + _LIVE_S
     while observer.poll(time.time_ns()).bytes:

@@ -32,6 +32,7 @@ def check_roles(spec: JobSpec, *, alone: Callable[[JobSpec], None]) -> None:
         SpecError: with the path of the field and what is allowed.
     """
     _check_success(spec)
+    _check_scopes(spec)
     if not spec.roles:
         return
     _check_top(spec)
@@ -91,6 +92,23 @@ def _check_launchers(spec: JobSpec) -> None:
                 f"{launcher} cannot share a world of ranks with {given[0][1]} of role {spec.roles[given[0][0]].name}",
                 hint="give all roles one launcher, or exec to those that are outside the world",
             )
+
+
+def _check_scopes(spec: JobSpec) -> None:
+    """Ranks of one world stand and fall together: one of its nodes alone could not join it again. One slot is its own gang."""
+    if spec.slot_count == 1:
+        return
+    for number, part in enumerate(spec.parts):
+        if part.spec.restart_scope == "gang" or part.spec.launcher == "exec":
+            continue
+        own = bool(spec.roles) and spec.roles[number].restart_scope is not None
+        launcher = part.spec.launcher
+        of_role = f" of role {part.name}" if spec.roles else ""
+        raise SpecError(
+            f"$.roles[{number}].restart_scope" if own else "$.restart_scope",
+            f"replica: with launcher {launcher} all ranks{of_role} are one world, and one node alone cannot join it again",
+            hint="use restart_scope: gang; or launcher: exec, for workers that need nothing of each other",
+        )
 
 
 def _check_success(spec: JobSpec) -> None:

@@ -108,15 +108,18 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is definitely known of one slot (one node-level process). ``launcher`` is torchrun, plain or exec.
+    """What is definitely known of one slot (one node-level process).
 
     Attributes:
+        instance: which start of the slot in this attempt, counted from 0; more than 0 only where slots are started again alone.
+        launcher: torchrun, plain or exec.
         recorder: its wrapper has said that it is there, so that its ranks will be seen.
         signalled: a signal from outside had come to it before it ended.
         platform_ready: what the pod's Ready condition says; None where nothing says so (on this machine).
     """
 
     slot: int
+    instance: int = 0
     node: str | None = None
     role: str | None = None
     pod: str | None = None

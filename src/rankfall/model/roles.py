@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankfall.model.spec import JobSpec
 
 LauncherName = Literal["auto", "torchrun", "plain", "exec"]
+RestartScope = Literal["gang", "replica"]
 
 
 class RoleKubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +47,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         command, module: as the job's; ``module`` belongs to the role's own command.
         launcher: as the job's. With ``exec`` the role is outside the world of ranks.
         env: variables over the job's.
+        restart_scope: as the job's. A role of scope ``gang`` that falls ends the attempt; one of scope ``replica`` leaves the others alone.
         kubernetes: its pods.
     """
 
@@ -56,6 +58,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     module: bool = False
     launcher: LauncherName | None = None
     env: dict[str, str] = {}
+    restart_scope: RestartScope | None = None
     kubernetes: RoleKubernetes = RoleKubernetes()
 
 
@@ -144,5 +147,6 @@ def _alone(spec: JobSpec, role: Role) -> JobSpec:
         module=spec.module if role.command is None else role.module,
         launcher=role.launcher or spec.launcher,
         env={**spec.env, **role.env},
+        restart_scope=role.restart_scope or spec.restart_scope,
         kubernetes=pods,
     )

@@ -50,8 +50,8 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One slot of the newest attempt.
 
-    ``ready`` as :class:`StatusDocument` counts it, ``line_age_s`` seconds since its last line or that of one of its ranks; ``note`` says
-    what its exit alone would tell wrongly, as ``stopped after success``.
+    ``ready`` as :class:`StatusDocument` counts it, ``line_age_s`` seconds since its last line or that of one of its ranks; ``restarts`` is
+    how often it was started again alone in this attempt; ``note`` says what its exit alone would tell wrongly, as ``stopped after success``.
     """
 
     slot: int
@@ -64,6 +64,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     exit: str | None = None
     line_age_s: float | None = None
+    restarts: int = 0
     note: str | None = None
 
 

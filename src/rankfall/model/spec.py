@@ -8,7 +8,7 @@ import msgspec
 
 from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.model.policies import Count, Deadlines, FailureRule, Policies, Positive, Success
-from rankfall.model.roles import LauncherName, Part, Role, parts_of
+from rankfall.model.roles import LauncherName, Part, RestartScope, Role, parts_of
 
 SCHEMA = "rankfall.job/1"
 
@@ -39,7 +39,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         unattended: let the platform's own policies run the job, so that it needs no supervisor; what they cannot do is refused.
         strategy: how the root is chosen from what all ranks said: ``causal``, ``earliest``, ``first-listed`` or one that a
             package declares; null = the backend's own, which is ``causal``.
-        restart_scope: what a new attempt starts again: the whole ``gang``, or the one ``replica`` that fell.
+        restart_scope: what is started again after a fall: the whole ``gang`` as a new attempt, or inside the attempt the one
+            ``replica`` that fell, while the others run on; for independent workers (launcher ``exec``) only.
         kubernetes: its pods, on the backends that make some.
     """
 
@@ -67,7 +68,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ttl_s: Count | None = None
     unattended: bool = False
     strategy: str | None = None
-    restart_scope: Literal["gang", "replica"] = "gang"
+    restart_scope: RestartScope = "gang"
     kubernetes: Kubernetes = Kubernetes()
 
     @property
@@ -125,6 +126,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         parts = self.parts
         inside = [part for part in parts if part.in_world] or parts
         return sum(part.count * part.spec.nproc_per_node for part in inside)
+
+    @property
+    def alone(self) -> frozenset[int]:
+        """Slots of a full start that a supervisor has started again alone when they fall."""
+        alone = [part for part in self.parts if part.spec.restart_scope == "replica" and not part.in_world]
+        return frozenset() if self.unattended else frozenset(slot for part in alone for slot in part.slots)
+
+    def restarts_alone(self, slot: int) -> bool:
+        """Whether a slot is started again alone when it falls; those of a world of ranks never are. A slot beyond the last is as the last."""
+        if self.unattended:
+            return False
+        role = self.role_of(slot)
+        part = next(part for part in self.parts if part.name == role)
+        return part.spec.restart_scope == "replica" and not part.in_world
 
     @property
     def elastic(self) -> bool:

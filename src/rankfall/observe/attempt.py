@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from rankfall.observe.signals import Signals
 from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.stacks import stack_evidence
+from rankfall.observe.starts import Starts
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 
@@ -70,6 +71,7 @@ class AttemptObserver:
         catalogue: signatures; the packaged ones and those of the run's home by default.
         launcher: what started the ranks in each slot, where the plan is known. Roles outside the world have ``exec`` by the spec.
         spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
+        starts: which start of slots that are started again alone is looked at; the first of those that are not named.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class AttemptObserver:
         catalogue: Catalogue | None = None,
         launcher: SlotLauncher | None = None,
         spare_listing: bool = False,
+        starts: Mapping[int, int] | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.spec = spec
@@ -100,15 +103,23 @@ class AttemptObserver:
             for part in spec.parts
             for n in part.slots
         }
+        numbers = {slot: (starts or {}).get(slot, 0) for slot in spec.alone}
+        for slot, number in numbers.items():
+            expected[slot] = msgspec.structs.replace(expected[slot], instance=number)
         self._facts = Facts(expected, here=here)
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
+        self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=self._pods)
+        # Records of starts that are not looked at yet.
+        self._later: list[Found] = []
         self._clocks = ClockView(run_dir.path, attempt=attempt)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
-        alone = spare_listing and stands_alone(spec, launcher)
+        alone = spare_listing and stands_alone(spec, launcher) and not numbers
         self._lone = self._lone_slot(launcher) if alone and launcher else None
         # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
         outside = {n for part in spec.parts if spec.several_roles and not part.in_world for n in part.slots}
-        self._streams = SlotStreams(run_dir, attempt=attempt, role_of=spec.role_of, outside=outside, catalogue=found)
+        self._streams = SlotStreams(
+            run_dir, attempt=attempt, role_of=spec.role_of, outside=outside, catalogue=found, starts=self._starts
+        )
         self._evidence: dict[str, Evidence] = {}
         # Why slots do not start: true only as long as they wait, so it is looked for when a case is made, and never kept.
         self._waiting: dict[str, Evidence] = {}
@@ -155,6 +166,26 @@ class AttemptObserver:
             new_streams=news.new_streams,
         )
 
+    def look_at(self, slot: int, number: int) -> None:
+        """Look at this start of a slot from now on, and forget what was known of the one before.
+
+        Args:
+            slot: is started again.
+            number: of the new start.
+        """
+        self._starts.look_at(slot, number)
+        self._facts.renew(slot, number)
+        self._streams.forget(slot)
+        self._signals.forget(slot)
+        self._evidence = {key: piece for key, piece in self._evidence.items() if piece.slot != slot}
+        self._errors = [item for item in self._errors if item.record.slot != slot]
+        self._stacks = [item for item in self._stacks if item.record.slot != slot]
+        self._kernel_done = False
+
+    def evidence_of(self, slot: int) -> tuple[str, ...]:
+        """Ids of all evidence of a slot."""
+        return tuple(sorted(key for key, piece in self._evidence.items() if piece.slot == slot))
+
     def read_records(self) -> None:
         """Read the records themselves from now on, also of a job of one rank."""
         self._lone = None
@@ -186,17 +217,25 @@ class AttemptObserver:
         """Nanoseconds since the epoch of the newest output, step or record; work of all ranks counts for a bounded time."""
         return self._life.last
 
-    def case(self, *, cancelled: str | None = None, hung: bool = False) -> Case:
-        """Everything known now, as the input of a diagnosis."""
+    def case(self, *, cancelled: str | None = None, hung: bool = False, only: int | None = None) -> Case:
+        """Everything known now, as the input of a diagnosis.
+
+        Args:
+            cancelled: by whom, when the user asked for the end.
+            hung: nothing has moved for the set time.
+            only: leave out all that is not of this slot: it fell alone.
+        """
         if self._lone is not None and not self._lone.succeeded:
             self.read_records()
-            for item in self._records.poll():
+            for item in self._new_records():
                 self._take_record(item)
         self._confirm()
         self._derive()
         self._single_files()
-        slots = self.slots()
-        ranks = self.ranks()
+        mine = {only} if only is not None else None
+        slots = tuple(facts for facts in self.slots() if mine is None or facts.slot in mine)
+        ranks = tuple(facts for facts in self.ranks() if mine is None or facts.slot in mine)
+        evidence = (*self._evidence.values(), *self._waiting.values())
         ended = all(s.state in {"ended", "lost"} for s in slots if s.state != "expected") and any(
             s.state in {"ended", "lost"} for s in slots
         )
@@ -218,14 +257,14 @@ class AttemptObserver:
             backend=self.spec.backend,
             role=self.spec.one_role,
             world_size=self._world_size(ranks),
-            nnodes=self.spec.least_slots,
+            nnodes=self.spec.least_slots if mine is None else 1,
             ended=ended,
             succeeded=succeeded,
             cancelled=cancelled,
             hung=hung,
             ranks=ranks,
             slots=slots,
-            evidence=(*self._evidence.values(), *self._waiting.values()),
+            evidence=evidence if mine is None else tuple(piece for piece in evidence if piece.slot in mine),
             missing=tuple(missing),
         )
 
@@ -252,7 +291,10 @@ class AttemptObserver:
             if found is not None:
                 return found
             self.read_records()
-        return self._records.poll()
+        found = [*self._later, *self._records.poll()]
+        when = [self._starts.of_record(item.record) for item in found]
+        self._later = [item for item, one in zip(found, when, strict=True) if one == "later"]
+        return [item for item, one in zip(found, when, strict=True) if one == "now"]
 
     def _take_record(self, item: Found) -> None:
         record = item.record
@@ -338,7 +380,7 @@ class AttemptObserver:
             self._evidence[piece.id] = piece
 
     def _slot_dir(self, slot: int) -> Path:
-        return self.run_dir.slot_dir(self.attempt, self.spec.role_of(slot), slot)
+        return self._starts.slot_dir(self.spec.role_of(slot), slot)
 
     def _poll_pods(self, pods: PodView) -> bool:
         """Take what the pods of the slots tell; whether that was anything new."""

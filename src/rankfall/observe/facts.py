@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -107,6 +107,29 @@ class Facts:
         if self.slots.get(facts.slot) != facts:
             self.slots[facts.slot] = facts
             self._sheets = None
+
+    def renew(self, slot: int, instance: int) -> None:
+        """Forget all that is known of a slot: it is started again, and nothing of the start before is true of the new one."""
+        held = self.slots[slot]
+        self.slots[slot] = SlotFacts(
+            slot=slot,
+            instance=instance,
+            role=held.role,
+            node=held.node if self._here else None,
+            launcher=held.launcher,
+            state="expected",
+        )
+        tables: tuple[dict[Any, Any], ...] = (
+            *(self._starts, self._ends, self._errors, self._rounds),
+            *(self._reported, self._steps, self._last_lines),
+        )
+        for table in tables:
+            for key in [key for key in table if key[0] == slot]:
+                del table[key]
+        self._agent_stopped = {key for key in self._agent_stopped if key[0] != slot}
+        self._reported_ranks = {rank: said for rank, said in self._reported_ranks.items() if said[1] != slot}
+        self._signalled.pop(slot, None)
+        self._sheets = None
 
     def set_clock(self, slot: int, ahead_ns: int) -> None:
         """Take how far a slot's clock is ahead of this machine's (negative: behind), nanoseconds."""

@@ -28,6 +28,10 @@ class Signals:
         """Take one record of kind ``kill``."""
         self._found.append(item)
 
+    def forget(self, slot: int) -> None:
+        """Drop those of a slot that is started again."""
+        self._found = [item for item in self._found if item.record.slot != slot]
+
     def weigh(self, facts: Facts) -> tuple[list[Evidence], list[Evidence]]:
         """Evidence of somebody else's signals, and what only looked like it."""
         theirs: list[Evidence] = []

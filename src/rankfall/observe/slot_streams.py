@@ -11,6 +11,7 @@ import msgspec
 from rankfall.model import Evidence, RankFacts
 from rankfall.observe import evidence as make
 from rankfall.observe.facts import Facts
+from rankfall.observe.starts import Starts
 from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
 from rankfall.observe.text import digest
 from rankfall.signatures.catalogue import Catalogue
@@ -41,7 +42,10 @@ class _Stream:
 
 
 class SlotStreams:
-    """Streams of all slots of one attempt; ``role_of`` gives the role of a slot, and slots ``outside`` have no ranks."""
+    """Streams of all slots of one attempt; ``role_of`` gives the role of a slot, slots ``outside`` have no ranks.
+
+    Of slots that are started again alone only the streams of the start that is looked at are read.
+    """
 
     def __init__(
         self,
@@ -51,12 +55,14 @@ class SlotStreams:
         role_of: Callable[[int], str],
         outside: Collection[int],
         catalogue: Catalogue,
+        starts: Starts,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._role_of = role_of
         self._outside = outside
         self._catalogue = catalogue
+        self._starts = starts
         self._streams: dict[Path, _Stream] = {}
 
     def poll(self, facts: Facts, now: int) -> StreamNews:
@@ -89,6 +95,10 @@ class SlotStreams:
         return StreamNews(
             evidence=tuple(found), bytes=fresh, new_streams=len(self._streams) - before, output_at=output_at
         )
+
+    def forget(self, slot: int) -> None:
+        """Leave what was read of a slot that is started again."""
+        self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
 
     def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
@@ -141,7 +151,8 @@ class SlotStreams:
                 instances = sorted(os.scandir(folder), key=lambda e: e.name)
             except OSError:
                 continue
-            for path in (path for instance in instances for path in _logs(Path(instance.path))):
+            own = [Path(one.path) for one in instances if self._starts.of_folder(slot, Path(one.path)) == "now"]
+            for path in (path for instance in own for path in _logs(instance)):
                 if path not in self._streams:
                     name = str(path.relative_to(self._run_dir.path))
                     self._streams[path] = _Stream(path, slot=slot, name=name, catalogue=self._catalogue)

@@ -70,4 +70,7 @@ def restarts(tables: Queries, *, limit: int) -> Restarts:
         if row.decision.action in _RESTARTS and row.attempt < newest:
             found = tables.diagnosis(row.attempt)
             counted[found.verdict.cause.slug if found is not None else "unknown"] += 1
+    for one in tables.falls():
+        if one.done_at is not None and one.fall.again:
+            counted[one.fall.diagnosis.verdict.cause.slug] += 1
     return Restarts(count=counted.total(), limit=limit, by_cause=dict(sorted(counted.items())))

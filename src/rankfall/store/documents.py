@@ -198,7 +198,8 @@ def _slot(
         state=facts.state,
         node=facts.node,
         pod=facts.pod,
-        pid=_wrapper_pid(run_dir, attempt, role, facts.slot),
+        pid=_wrapper_pid(run_dir, attempt, role, facts),
+        restarts=facts.instance,
         launcher=facts.launcher,
         ready=ready,
         exit=exit_text(facts.exit_code, facts.signal),
@@ -207,10 +208,10 @@ def _slot(
     )
 
 
-def _wrapper_pid(run_dir: RunDir, attempt: int, role: str, slot: int) -> int | None:
+def _wrapper_pid(run_dir: RunDir, attempt: int, role: str, facts: SlotFacts) -> int | None:
     """From the slot's own ``lock`` file: ``pid start_ticks boot_id``."""
     try:
-        with (run_dir.slot_dir(attempt, role, slot) / "lock").open("rb") as file:
+        with (run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock").open("rb") as file:
             first = file.read(64).split(b" ", 1)[0]
         return int(first)
     except (OSError, ValueError):

@@ -10,12 +10,19 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rankfall.model import Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts
-from rankfall.store.rows import AttemptRow, DecisionRow, RunRow, StreamRow, VerdictRow
+from rankfall.store.rows import AttemptRow, DecisionRow, Fall, FallRow, RunRow, StreamRow, VerdictRow
 
 T = TypeVar("T")
+D = TypeVar("D", bound=Decision)
 NO_ROUND = -1
 
 _STREAM_COLUMNS = "stream, from_byte, to_byte, attempt, round, role, slot, instance, local, rank, proof"
+
+
+class _About(msgspec.Struct, frozen=True):
+    """What tells a fall from a decision about a whole attempt."""
+
+    instance: int | None = None
 
 
 class Queries(ABC):
@@ -122,20 +129,31 @@ class Queries(ABC):
         return msgspec.structs.replace(found, verdict=verdict)
 
     def decisions(self, attempt: int | None = None) -> list[DecisionRow]:
-        """Decisions, oldest first; of all attempts without one. A decision that was carried out has state ``done``."""
-        where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
+        """Decisions about whole attempts, oldest first; of all attempts without one. One that was carried out has state ``done``."""
         found = []
-        for number, about, body, done_at in self._rows(
-            f"SELECT id, attempt, body, done_at FROM decisions{where} ORDER BY id",  # noqa: S608 - constants
-            args,
-        ):
+        for number, about, body, done_at in self._decided(attempt, falls=False):
             decision = self._decode(body, Decision)
-            if decision is None:
-                continue
-            if done_at is not None:
-                decision = msgspec.structs.replace(decision, state="done")
-            found.append(DecisionRow(id=number, attempt=about, decision=decision, done_at=done_at))
+            if decision is not None:
+                found.append(DecisionRow(id=number, attempt=about, decision=_done(decision, done_at), done_at=done_at))
         return found
+
+    def falls(self, attempt: int | None = None) -> list[FallRow]:
+        """Decisions about slots that fell alone, likewise."""
+        found = []
+        for number, about, body, done_at in self._decided(attempt, falls=True):
+            fall = self._decode(body, Fall)
+            if fall is not None:
+                found.append(FallRow(id=number, attempt=about, fall=_done(fall, done_at), done_at=done_at))
+        return found
+
+    def starts(self, attempt: int) -> dict[int, int]:
+        """The newest start of each slot of an attempt that was started again alone, counted from 0."""
+        return {row.fall.slot: row.fall.instance + 1 for row in self.falls(attempt) if row.fall.again}
+
+    def _decided(self, attempt: int | None, *, falls: bool) -> list[tuple[Any, ...]]:
+        where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
+        rows = self._rows(f"SELECT id, attempt, body, done_at FROM decisions{where} ORDER BY id", args)  # noqa: S608 - constants
+        return [row for row in rows if _of_a_slot(row[2]) == falls]
 
     def _bodies(self, kind: type[T], sql: str, args: Sequence[Any]) -> list[T]:
         decoder = msgspec.json.Decoder(kind)
@@ -157,6 +175,17 @@ class Queries(ABC):
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+def _of_a_slot(body: bytes | str) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_About).instance is not None
+    except msgspec.MsgspecError:
+        return False
+
+
+def _done(decision: D, done_at: int | None) -> D:
+    return decision if done_at is None else msgspec.structs.replace(decision, state="done")
 
 
 def read_all(connection: sqlite3.Connection, sql: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -65,6 +65,44 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     done_at: int | None = None
 
 
+class Fall(Decision, frozen=True, kw_only=True):
+    """The decision about one slot that fell alone, with what it is about. One row, so that neither is ever there without the other.
+
+    Attributes:
+        slot, instance: which start of which slot.
+        diagnosis: of that start alone; ``verdict.decision`` is null in it.
+        evidence: ids of all that was known of it: none of it is evidence of a later start's fall.
+        step: the last step that one of its ranks reported.
+        due: when the slot is started again at the earliest, nanoseconds since the epoch.
+    """
+
+    slot: int
+    instance: int
+    diagnosis: Diagnosis
+    evidence: tuple[str, ...] = ()
+    step: int | None = None
+    due: int = 0
+
+    @property
+    def again(self) -> bool:
+        """Whether the slot is started again."""
+        return self.action in {"retry", "retry_elsewhere"}
+
+    @property
+    def only_decision(self) -> Decision:
+        """The decision alone."""
+        return Decision(**{name: getattr(self, name) for name in Decision.__struct_fields__})
+
+
+class FallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One such decision with its number; ``done_at`` is None while it is only an intent."""
+
+    id: int
+    attempt: int
+    fall: Fall
+    done_at: int | None = None
+
+
 class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
     """One version of an attempt's verdict."""
 

@@ -146,9 +146,10 @@ class RunDir:
         """The writer's lease."""
         return self.path / "lease"
 
-    def slot_dir(self, attempt: int, role: str, slot: int) -> Path:
-        """Folder that supervisor and wrapper of one slot share."""
-        return self.path / "slots" / f"attempt-{attempt}" / f"{role}-{slot}"
+    def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
+        """Folder that supervisor and wrapper of one start of a slot share."""
+        name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"
+        return self.path / "slots" / f"attempt-{attempt}" / name
 
     def stream_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
         """Folder of one instance's raw streams."""

@@ -168,7 +168,7 @@ class Writer(Queries):
             return last + 1
 
     def add_decision(self, attempt: int, decision: Decision) -> int:
-        """Write down a decision before it is carried out.
+        """Write down a decision before it is carried out; a :class:`Fall` is one about a slot alone.
 
         Returns:
             Its number, for :meth:`decision_done`.

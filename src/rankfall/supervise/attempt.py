@@ -13,12 +13,12 @@ import msgspec
 
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.diagnose import stopped_by_wish
-from rankfall.model import Case, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts
+from rankfall.model import Case, Diagnosis, Evidence, InfrastructureError, JobSpec, RankFacts, SlotFacts
 from rankfall.model.sizes import first_sizes, sized
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.open import Feed
 from rankfall.observe.strategies import diagnose_by
-from rankfall.store import RunDir
+from rankfall.store import FallRow, RunDir
 from rankfall.store.resizes import ResizeRequest
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
@@ -27,6 +27,7 @@ from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.news import BadEnd, News, bad_ends
+from rankfall.supervise.replicas import Decide, Replicas
 from rankfall.supervise.resizing import resized_diagnosis, unmet
 from rankfall.supervise.settle import SettleWindow, went_on
 from rankfall.supervise.sheets import Sheets
@@ -63,6 +64,8 @@ class AttemptWatch:
         control: wishes of this process.
         started: when the attempt began, nanoseconds since the epoch.
         total_at: when the run's total deadline is over, likewise; None = never.
+        falls: what was decided about slots that fell alone, in any attempt; those of this one are added to it.
+        decide: what to do about a slot that fell alone; called for slots that are started again alone only.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class AttemptWatch:
         control: Control,
         started: int,
         total_at: int | None = None,
+        falls: list[FallRow],
+        decide: Decide,
     ) -> None:
         self._run_dir = run_dir
         self._sizes = first_sizes(run_dir.spec) | plan.sizes
@@ -103,6 +108,20 @@ class AttemptWatch:
         )
         self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger)
         self._keeper = Keeper(ledger, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
+        self._replicas = Replicas(
+            plan,
+            alone=self._spec.alone,
+            falls=falls,
+            backend=backend,
+            observer=self._observer,
+            sheets=self._sheets,
+            keeper=self._keeper,
+            ledger=ledger,
+            events=events,
+            decide=decide,
+            grace=self._spec.policies.grace_s,
+        )
+        self._plan = self._replicas.plan
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
         self._deadlines = DeadlineWatch(self._spec.deadlines, started=started, total_at=total_at)
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
@@ -150,7 +169,8 @@ class AttemptWatch:
         """Wait for the last state of pods: it comes a moment after the wrappers' own last words, and goes with the pods."""
         deadline = time.monotonic() + _LAST_STATE_S
         while self._plan.cluster is not None and time.monotonic() < deadline:
-            if not any(self._backend.alive(self._plan, slot.slot) for slot in self._plan.slots):
+            slots = [slot.slot for slot in self._plan.slots if not self._replicas.waits(slot.slot)]
+            if not any(self._backend.alive(self._plan, slot) for slot in slots):
                 return
             self._control.wait(_START_S)
 
@@ -191,19 +211,28 @@ class AttemptWatch:
         self._tell_waits(now)
         slots, ranks = self._sheets.slots(), self._observer.ranks()
         judged = self._stopping is None and self._window.opened is None and self._verdict is None
+        if judged:
+            # Who fell alone and may be started again has not ended.
+            slots, told = self._replicas.masked(slots), slots
+        else:
+            told = slots
         standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
         self._news.calm = standing == "reached"
-        self._take(delta, slots, ranks, now=now)
+        self._take(delta, told, ranks, now=now)
         self._keeper.store()
         bad = frozenset[BadEnd]()
         if standing == "open":
             bad = bad_ends(slots, ranks, launcher=self._plan.launcher) - self._forgiven
         self._watch_wishes()
         self._watch_hold(slots, ranks, bad)
-        if all(s.state in {"ended", "lost"} for s in slots):
+        if judged and self._stopping is None and standing != "reached":
+            self._restart_alone(told, bad, news=delta.changed, clock=clock)
+        left = {s.slot for s in slots if s.state not in {"ended", "lost"}}
+        left -= {slot for slot in left if self._stopping is not None and self._replicas.waits(slot)}
+        if not left:
             return True
         if self._stopping is not None:
-            self._stopping.step({s.slot for s in slots if s.state not in {"ended", "lost"}}, now=clock)
+            self._stopping.step(left, now=clock)
             self._say_early(clock)
             return False
         if self._verdict is not None:
@@ -220,6 +249,18 @@ class AttemptWatch:
         elif self._window.opened is None:
             self._watch_hang(delta, ranks, now=now)
         return False
+
+    def _restart_alone(self, slots: tuple[SlotFacts, ...], bad: frozenset[BadEnd], *, news: bool, clock: float) -> None:
+        """Start again alone what fell alone; a fall that nothing follows is the attempt's, unless it needs that slot no more."""
+        try:
+            self._replicas.look(slots, news=news, clock=clock)
+        except InfrastructureError as error:
+            self.refused(start_failure(error.message, attempt=self._plan.attempt))
+            return
+        self._plan = self._replicas.plan
+        final = self._replicas.final
+        if final is not None and any(kind == "slot" and slot in self._replicas.down for kind, slot, _ in bad):
+            self._settle(final, reason="a part of the job that cannot be started again fell")
 
     def _take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         self._keeper.saw(delta)
@@ -425,4 +466,6 @@ class AttemptWatch:
     def _pause(self) -> float:
         if self._stopping is not None or self._window.opened is not None:
             return _FAST_S
+        if self._replicas.busy:
+            return _START_S
         return _SLOW_S if self._running else _START_S

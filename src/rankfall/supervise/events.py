@@ -16,6 +16,8 @@ EventKind = Literal[
     "waiting",
     "rank",
     "failure",
+    "fall",
+    "slot",
     "hang",
     "deadline",
     "success",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from rankfall.model import Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts, StoreError
-from rankfall.store import DecisionRow, StreamRow, Writer
+from rankfall.store import DecisionRow, FallRow, StreamRow, Writer
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Ledger:
         """Store a decision as intent; its number, None when it found no room."""
         return self._try(lambda: self.writer.add_decision(attempt, decision), f"the decision about attempt {attempt}")
 
-    def decision_done(self, row: DecisionRow, *, at: int) -> None:
+    def decision_done(self, row: DecisionRow | FallRow, *, at: int) -> None:
         """Store that a decision was carried out."""
         if row.id > 0:
             self._keep(

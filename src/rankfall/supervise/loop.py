@@ -12,15 +12,17 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from rankfall.backends.protocol import Backend, Company, Plan
 from rankfall.backends.registry import backend_for, native_of
-from rankfall.decide import decide
+from rankfall.decide import RootFacts, decide
 from rankfall.model import (
     FINAL_STATES,
+    Case,
     Decision,
     Diagnosis,
     InfrastructureError,
@@ -28,17 +30,17 @@ from rankfall.model import (
     StoreError,
 )
 from rankfall.model.times import rfc3339
-from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
+from rankfall.store import AttemptRow, DecisionRow, FallRow, RunDir, Writer
 from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.control import Control, read_cancel, signals_to
 from rankfall.supervise.events import Event, EventLog
-from rankfall.supervise.history import past_attempts
+from rankfall.supervise.history import past_falls
 from rankfall.supervise.holding import Holding
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.planning import Planner
 from rankfall.supervise.resizing import RESIZED
-from rankfall.supervise.root import root_facts
+from rankfall.supervise.root import root_facts, root_facts_of
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.turn import Turns
 
@@ -163,6 +165,8 @@ class _Run:
         self._verdicts: dict[int, Diagnosis] = {}
         self._planned: set[int] = set()
         self._decisions: dict[int, DecisionRow] = {row.attempt: row for row in writer.decisions()}
+        # Of slots alone, over all attempts; whoever watches an attempt adds to it.
+        self._falls: list[FallRow] = writer.falls()
         self._turns = Turns(
             run_dir, ledger=self._ledger, events=self._events, control=control, wished=lambda: self._wish() is not None
         )
@@ -295,6 +299,8 @@ class _Run:
             control=self._control,
             started=row.started or time.time_ns(),
             total_at=self._turns.total_at(self._first()),
+            falls=self._falls,
+            decide=partial(self._decide_alone, number),
         )
         settled = self._writer.diagnosis(number)
         asked = read_cancel(self._run_dir.path) is not None or self._turns.hold().suspended
@@ -349,6 +355,9 @@ class _Run:
     def _see_off(self, number: int) -> None:
         """Wait until the wrappers of an ended attempt have left: their last record comes a moment before their end."""
         plan = Plan.of_row(self._attempts[number].plan, self._spec)
+        for row in self._falls:
+            if row.attempt == number and row.fall.again:
+                plan = plan.with_start(row.fall.slot, row.fall.instance + 1)
         deadline = time.monotonic() + _LEAVE_S
         while any(self._backend.alive(plan, slot.slot) for slot in plan.slots) and time.monotonic() < deadline:
             self._control.wait(_LEAVE_STEP_S)
@@ -371,28 +380,50 @@ class _Run:
         return row.decision.action in _RETRIES
 
     def _decide(self, number: int, diagnosis: Diagnosis) -> DecisionRow:
-        past = past_attempts(self._writer, before=number, decisions=self._decisions, verdicts=self._verdicts)
-        facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
-        total_at = self._turns.total_at(self._first())
-        left = (total_at - time.time_ns()) / _NS if total_at is not None else None
-        decision = decide(
-            diagnosis,
-            spec=self._spec,
-            history=past,
-            facts=facts,
-            other_nodes=self._backend.avoids_nodes,
-            time_left=left,
-        )
-        if decision.delay_s:
-            jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
-            decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
+        made = self._made_alone(number, diagnosis)
+        if made is None:
+            facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
+            made = self._made(number, diagnosis, facts)
         now = time.time_ns()
-        decision = msgspec.structs.replace(decision, at=rfc3339(now))
+        decision = msgspec.structs.replace(made, at=rfc3339(now))
         found = self._ledger.add_decision(number, decision)
         row = DecisionRow(id=found or 0, attempt=number, decision=decision)
         self._decisions[number] = row
         self._say_decision(number, decision, at=now)
         return row
+
+    def _made(self, number: int, diagnosis: Diagnosis, facts: RootFacts, *, slot: int | None = None) -> Decision:
+        """A decision about an attempt, or about a slot that fell alone in it."""
+        total_at = self._turns.total_at(self._first())
+        left = (total_at - time.time_ns()) / _NS if total_at is not None else None
+        decision = decide(
+            diagnosis,
+            spec=self._spec,
+            history=past_falls(
+                self._writer, before=number, decisions=self._decisions, verdicts=self._verdicts, falls=self._falls
+            ),
+            facts=facts,
+            # Whoever starts one slot again alone takes the nodes as they are.
+            other_nodes=self._backend.avoids_nodes and slot is None,
+            time_left=left,
+            slot=slot,
+        )
+        if decision.delay_s:
+            jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
+            decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
+        return decision
+
+    def _decide_alone(self, number: int, diagnosis: Diagnosis, case: Case, slot: int) -> Decision:
+        """What to do about a slot that fell alone in this attempt."""
+        decision = self._made(number, diagnosis, root_facts_of(case, diagnosis), slot=slot)
+        return msgspec.structs.replace(decision, at=rfc3339(time.time_ns()))
+
+    def _made_alone(self, number: int, diagnosis: Diagnosis) -> Decision | None:
+        """What was decided already about the slot whose fall ended this attempt; None where none did."""
+        for row in reversed(self._falls):
+            if row.attempt == number and not row.fall.again and _same(row.fall.diagnosis, diagnosis):
+                return row.fall.only_decision
+        return None
 
     def _say_decision(self, number: int, decision: Decision, *, at: int) -> None:
         self._events.say(
@@ -497,3 +528,9 @@ class _Run:
         state = self._writer.run().state
         if state not in FINAL_STATES:
             self._ledger.set_run(state, reason=text, at=now)
+
+
+def _same(one: Diagnosis, other: Diagnosis) -> bool:
+    """Whether two diagnoses are one, whatever version and decision stand in them."""
+    verdict = msgspec.structs.replace(other.verdict, version=one.verdict.version, decision=one.verdict.decision)
+    return one == msgspec.structs.replace(other, verdict=verdict)

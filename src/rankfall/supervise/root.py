@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rankfall.decide import RootFacts
-from rankfall.model import Diagnosis, Evidence, RankFacts, SlotFacts, Verdict
+from rankfall.model import Case, Diagnosis, Evidence, RankFacts, SlotFacts, Verdict
 from rankfall.store.queries import Queries
 
 _SOURCES: Final = frozenset({"pod", "event", "node"})
@@ -24,9 +24,27 @@ def root_facts(tables: Queries, *, attempt: int, diagnosis: Diagnosis) -> RootFa
         attempt: that the diagnosis is of.
         diagnosis: its verdict names the root's rank and slot.
     """
+    past = {one for row in tables.falls(attempt) if row.fall.again for one in row.fall.evidence}
+    evidence = [piece for piece in tables.evidence(attempt) if piece.id not in past]
+    return _facts(diagnosis, ranks=tables.ranks(attempt), slots=tables.slots(attempt), evidence=evidence)
+
+
+def root_facts_of(case: Case, diagnosis: Diagnosis) -> RootFacts:
+    """The same of a diagnosis that is not in the store yet.
+
+    Args:
+        case: that it was made from.
+        diagnosis: as above.
+    """
+    return _facts(diagnosis, ranks=case.ranks, slots=case.slots, evidence=case.evidence)
+
+
+def _facts(
+    diagnosis: Diagnosis, *, ranks: Iterable[RankFacts], slots: Iterable[SlotFacts], evidence: Iterable[Evidence]
+) -> RootFacts:
     verdict = diagnosis.verdict
-    sheet = _sheet(verdict, tables.ranks(attempt), tables.slots(attempt))
-    reasons, conditions = _said(verdict, tables.evidence(attempt))
+    sheet = _sheet(verdict, ranks, slots)
+    reasons, conditions = _said(verdict, evidence)
     return RootFacts(
         code=diagnosis.exit_code,
         signal=sheet.signal if sheet is not None else None,

@@ -5,6 +5,8 @@ Draws no conclusion from a slot that is only late: it is looked at once more bef
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from rankfall.backends.protocol import Backend, Plan, slot_plan
@@ -43,6 +45,12 @@ class Sheets:
             found.append(msgspec.structs.replace(facts, launcher=launcher, node=facts.node or one.node or None))
         return tuple(found)
 
+    def start_again(self, plan: Plan, slot: int) -> None:
+        """Look at the start of a slot that this plan says, and forget what was seen of the one before."""
+        self._plan = plan
+        self._dead.discard(slot)
+        self._unwritten.discard(slot)
+
     def without_the_rest(self) -> None:
         """Slots that were not started until now will not be any more: they count as lost."""
         self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
@@ -60,7 +68,8 @@ class Sheets:
                     # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
                     self._dead.add(slot)
                 return facts
-            where = f"slots/attempt-{self._plan.attempt}/{slot_plan(self._plan, slot).role}-{slot}/wrapper.log"
+            folder = Path(slot_plan(self._plan, slot).slot_dir).name
+            where = f"slots/attempt-{self._plan.attempt}/{folder}/wrapper.log"
             facts = msgspec.structs.replace(facts, state="lost", where=where)
             came_up = False
         else:

@@ -85,7 +85,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "suspend": ({}, {"suspend": True}),
     "ttl_s": ({}, {"ttl_s": 60}),
     "unattended": ({"unattended": False}, {"unattended": True}),
-    "restart_scope": ({"restart_scope": "gang"}, {"restart_scope": "replica"}),
+    "restart_scope": (
+        {"launcher": "exec", "policies": {"max_restarts": 2}},
+        {"launcher": "exec", "policies": {"max_restarts": 2}, "restart_scope": "replica"},
+    ),
     "strategy": ({}, {"strategy": "earliest"}),
 }
 SECTION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -143,11 +146,9 @@ def outcome(fields: dict[str, Any], *, backend: str, unattended: bool, runtime: 
     """The manifests as text, or the refusal."""
     section = {"runtime": runtime} if runtime else {}
     whole = {"unattended": unattended, **fields, "kubernetes": {**section, **fields.get("kubernetes", {})}}
-    if unattended and runtime:
-        # Restarts are a runtime's own there.
+    if unattended and (runtime or backend == "job"):
+        # Restarts are a runtime's own there, and a Job starts no whole gang again.
         whole["policies"] = {"max_restarts": 0, **fields.get("policies", {})}
-    if unattended and backend == "job":
-        whole = {"restart_scope": "replica", **whole}
     try:
         job = spec(backend=backend, **whole)
         made = compiled(job)
@@ -178,7 +179,7 @@ def test_no_field_is_dropped_silently(path, backend, runtime, unattended):
         assert path in {"success.fraction", "success.drain_s", "success.role"}
         assert "$.success.policy" in before or "$.roles" in before
         return
-    if path == "policies.budgets" and unattended and runtime:
+    if path == "policies.budgets" and unattended and (runtime or backend == "job"):
         return  # nothing is restarted there, which keeps every budget
     kept = path in BY_THE_SUPERVISOR
     assert (before != after) or (kept and not unattended)

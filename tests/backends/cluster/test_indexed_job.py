@@ -145,8 +145,20 @@ def test_supervised_a_failed_pod_is_not_replaced_and_does_not_end_its_peers(mino
 
 
 def test_supervised_one_replica_is_started_again_by_its_index():
-    body = child(compiled(spec(restart_scope="replica", policies={"max_restarts": 5})))
+    body = child(compiled(spec(restart_scope="replica", launcher="exec", policies={"max_restarts": 5})))
     assert body["backoffLimitPerIndex"] == 5
+
+
+def test_supervised_a_replica_may_fall_as_often_as_the_supervisor_can_decide():
+    rules = [{"exit_codes": [7], "action": "ignore", "budget": "flaky"}]
+    policies = {"max_restarts": 2, "budgets": {"flaky": 4, "host_oom": 9}}
+    body = child(compiled(spec(restart_scope="replica", launcher="exec", policies=policies, rules=rules)))
+    assert body["backoffLimitPerIndex"] == 6
+
+
+def test_a_job_of_one_slot_is_its_own_gang():
+    body = child(compiled(spec(restart_scope="replica", launcher="plain", policies={"max_restarts": 5})))
+    assert body["backoffLimitPerIndex"] == 0
 
 
 def test_an_old_server_gives_the_index_in_an_annotation():

@@ -16,7 +16,7 @@ from rankfall.model import Refused, catalogue
 from rankfall.model.exit_codes import CAUSE_CODES, exit_class
 from rankfall_inside import causes
 
-REPLICA = {"restart_scope": "replica"}
+REPLICA = {"restart_scope": "replica", "launcher": "exec"}
 
 
 def alone(backend: str = "job", **fields: Any) -> Any:

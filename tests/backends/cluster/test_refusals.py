@@ -43,7 +43,7 @@ def test_jobapi_s27_refusal_02_more_than_two_classes_of_failure(backend):
 @pytest.mark.parametrize(("backend", "needs"), [("jobset", "needs JobSet 0.12"), ("trainjob", "backend trainjob)")])
 @pytest.mark.parametrize("unattended", [False, True])
 def test_jobapi_s27_refusal_03_one_replica_alone(backend, needs, unattended):
-    message, hint = refusal(spec(backend=backend, restart_scope="replica", unattended=unattended))
+    message, hint = refusal(spec(backend=backend, restart_scope="replica", launcher="exec", unattended=unattended))
     assert message.startswith("$.restart_scope: ")
     assert needs in message
     assert "backend: job" in hint
@@ -135,7 +135,9 @@ def test_jobapi_s27_refusal_11_codes_that_no_rule_can_hold(codes):
 def test_jobapi_s27_refusal_11_more_than_20_compiled_rules():
     rules = [{"exit_codes": [code], "action": "fail"} for code in range(3, 23)]
     policies = {"max_restarts": 1, "budgets": {"memory": 0}}
-    message, hint = refusal(spec(unattended=True, restart_scope="replica", rules=rules, policies=policies))
+    message, hint = refusal(
+        spec(unattended=True, restart_scope="replica", launcher="exec", rules=rules, policies=policies)
+    )
     assert "$.rules: 22 native rules are more than 20 (backend job)" in message
     assert "one rule" in hint
     with pytest.raises(SpecError, match="21 rules are more than 20"):
@@ -217,11 +219,25 @@ def test_a_missing_image_is_refused(backend):
 
 
 def test_all_problems_are_told_at_once():
-    job = spec(backend="jobset", restart_scope="replica", nnodes=2, nnodes_max=3, kubernetes={"image": None})
-    message, hint = refusal(job)
-    for path in ("$.kubernetes.image", "$.restart_scope", "$.nnodes_max"):
+    pods = {"image": None, "runtime": "torch"}
+    message, hint = refusal(spec(backend="jobset", restart_scope="replica", launcher="exec", kubernetes=pods))
+    for path in ("$.kubernetes.image", "$.restart_scope", "$.kubernetes.runtime"):
         assert path in message
-    assert hint.count("backend: job") == 2
+    assert hint.count("backend: job") == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "field"),
+    [
+        ({"action": "restart_elsewhere"}, "action"),
+        ({"action": "restart", "exclude_node": True}, "exclude_node"),
+    ],
+)
+def test_a_replica_of_a_job_is_not_kept_off_a_node(rule, field):
+    job = {"restart_scope": "replica", "launcher": "exec", "nnodes": 2, "rules": [{"exit_codes": [7], **rule}]}
+    message, hint = refusal(spec(**job))
+    assert f"$.rules[0].{field}: a pod that is replaced alone may come to the same node again" in message
+    assert "restart_scope: gang" in hint
 
 
 def test_a_gang_of_a_job_is_not_restarted_by_kubernetes():

@@ -32,7 +32,14 @@ class Scene:
         folder.mkdir(exist_ok=True)
         self.progress: list[Record] = []
         self.intake = RecordIntake(
-            folder, token=CHANNEL, run="job-1", attempt=1, role="worker", slot=0, on_progress=self.progress.append
+            folder,
+            token=CHANNEL,
+            run="job-1",
+            attempt=1,
+            role="worker",
+            slot=0,
+            uid="uid-0",
+            on_progress=self.progress.append,
         )
 
     def take(self, line: bytes, at: int | None = AT) -> bool:

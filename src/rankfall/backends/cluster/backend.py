@@ -27,7 +27,7 @@ from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.cluster.served import ask, check_fields, served_facts
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
-from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source
+from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source, slot_plan
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
@@ -204,6 +204,9 @@ class ClusterBackend:
 
     def adopt(self, plan: Plan) -> None:
         """Nothing is held outside the cluster."""
+
+    def start_again(self, plan: Plan, slot: int) -> None:
+        """Nothing to do: the platform replaces the pod itself, after its own back-off."""
 
     def life(self, plan: Plan, slot: int) -> Life:
         """What the journal of pods says of a slot."""
@@ -427,6 +430,13 @@ class ClusterBackend:
         view = self._views.get(plan.attempt)
         if view is None:
             view = self._views[plan.attempt] = PodView(_run_dir(plan).path, attempt=plan.attempt)
+            spec = _run_dir(plan).spec
+            for one in plan.slots:
+                if spec.restarts_alone(one.slot):
+                    view.look_at(one.slot, one.instance)
+        start = slot_plan(plan, slot).instance
+        if start:
+            view.look_at(slot, start)
         view.poll()
         return view.pods().get(slot)
 

@@ -55,11 +55,17 @@ def _retries(request: Request, *, by_rule: bool) -> Object:
         own = request.native_restarts if spec.backend == "job" else 0
         # Without rules, which force it, a pod that a dead node holds for ever counts as failed at once.
         return {"backoffLimit": own, **(replacement if by_rule else {})}
-    restarts = spec.policies.max_restarts if spec.restart_scope == "replica" else 0
+    restarts = _of_one_slot(spec) if spec.alone else 0
     if per_index:
         # A failed pod is not replaced, and it does not end its peers, so that they can still say what they saw.
         return {"backoffLimitPerIndex": restarts, **replacement}
     return {"backoffLimit": restarts}
+
+
+def _of_one_slot(spec: JobSpec) -> int:
+    """The most restarts of one slot that the supervisor can ever decide: those that count in ``max_restarts``, and those that do not."""
+    free = {rule.budget for rule in spec.rules if rule.action == "ignore" and rule.budget is not None}
+    return spec.policies.max_restarts + sum(spec.policies.budgets.get(name, 0) for name in free)
 
 
 def _deadline(spec: JobSpec) -> Object:

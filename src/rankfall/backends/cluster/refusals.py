@@ -113,6 +113,17 @@ def _scope(spec: JobSpec) -> list[Problem]:
                 instead="use restart_scope: gang, or backend: job",
             )
         )
+    alone = {spec.role_of(slot) for slot in spec.alone}
+    for number, rule in enumerate(spec.rules):
+        elsewhere = rule.exclude_node or rule.action == "restart_elsewhere"
+        if spec.backend == "job" and elsewhere and alone & set(rule.roles or alone):
+            found.append(
+                Problem(
+                    path=f"$.rules[{number}].{'exclude_node' if rule.exclude_node else 'action'}",
+                    why="a pod that is replaced alone may come to the same node again",
+                    instead="use action: restart, or restart_scope: gang",
+                )
+            )
     if spec.elastic and spec.backend in {"jobset", "trainjob"}:
         found.append(
             Problem(

@@ -37,6 +37,7 @@ class RecordIntake:
         token: of the attempt.
         run, attempt, role, slot: whose log it is; a record that names others is refused.
         named: the attempt that records name instead, and are kept without; None = this one.
+        uid: of its pod; a record is of this pod, whatever it says itself.
         on_progress: takes records of progress, which are not kept as files: (record, stamp).
 
     Attributes:
@@ -53,6 +54,7 @@ class RecordIntake:
         attempt: int,
         role: str,
         slot: int,
+        uid: str,
         on_progress: Callable[[Record], None],
         named: int | None = None,
     ) -> None:
@@ -60,7 +62,7 @@ class RecordIntake:
         self.ended = False
         self._folder = folder
         self._head = RECORD_MARK + token.encode() + b" "
-        self._run, self._attempt, self._role, self._slot = run, attempt, role, slot
+        self._run, self._attempt, self._role, self._slot, self._uid = run, attempt, role, slot, uid
         self._named = named or attempt
         self._decoder = msgspec.json.Decoder(Record)
         self._on_progress = on_progress
@@ -127,7 +129,9 @@ class RecordIntake:
             or record.slot not in {None, self._slot}
         ):
             return None
-        return msgspec.structs.replace(record, run=self._run, attempt=self._attempt, role=self._role, slot=self._slot)
+        return msgspec.structs.replace(
+            record, run=self._run, attempt=self._attempt, role=self._role, slot=self._slot, pod_uid=self._uid
+        )
 
     def keep(self, record: Record, at: int | None) -> None:
         """Write a record of this slot as a file, once.

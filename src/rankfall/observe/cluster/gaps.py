@@ -39,6 +39,7 @@ def gap_record(
         attempt=attempt,
         role=role,
         slot=slot,
+        pod_uid=uid,
         at_ns=after,
         notes=(f"lines of slot {slot}{which} may be missing: between {since} and {until} of its log",),
     )

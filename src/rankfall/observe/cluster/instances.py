@@ -20,7 +20,7 @@ from rankfall.store.home import replace_file
 NAME: Final = "instance.json"
 
 
-class _Identity(msgspec.Struct, frozen=True, kw_only=True):
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Whose log a folder holds: UID of the pod and number of the container's restart."""
 
     uid: str
@@ -58,8 +58,8 @@ class Instances:
         held = self._open.get(key)
         if held is not None:
             return held
-        folder = self._folder(slot, _Identity(uid=uid, number=number))
-        intake = self._intake(slot)
+        folder = self._folder(slot, Identity(uid=uid, number=number))
+        intake = self._intake(slot, uid=uid, instance=int(folder.name))
 
         def on_gap(after: int | None, before: int | None) -> None:
             record = gap_record(
@@ -79,13 +79,14 @@ class Instances:
         )
         return log
 
-    def take_message(self, slot: int, text: str) -> int:
+    def take_message(self, slot: int, text: str, *, uid: str, number: int) -> int:
         """Take the records of a container's termination message, as ``RecordIntake.take_message``.
 
         Raises:
             OSError: one could not be written.
         """
-        return self._intake(slot).take_message(text)
+        folder = self._folder(slot, Identity(uid=uid, number=number))
+        return self._intake(slot, uid=uid, instance=int(folder.name)).take_message(text)
 
     def drop(self, slot: int, *, uid: str, number: int) -> None:
         """Close one."""
@@ -99,8 +100,10 @@ class Instances:
             log.close()
         self._open.clear()
 
-    def _intake(self, slot: int) -> RecordIntake:
-        slot_dir = self._run_dir.slot_dir(self._attempt, self._role_of(slot), slot)
+    def _intake(self, slot: int, *, uid: str, instance: int) -> RecordIntake:
+        # Of slots that are not started again alone all instances share one folder.
+        own = instance if self._run_dir.spec.restarts_alone(slot) else 0
+        slot_dir = self._run_dir.slot_dir(self._attempt, self._role_of(slot), slot, own)
         self._run_dir.records_dir.mkdir(parents=True, exist_ok=True)
         return RecordIntake(
             self._run_dir.records_dir,
@@ -110,10 +113,11 @@ class Instances:
             role=self._role_of(slot),
             slot=slot,
             named=self._named,
+            uid=uid,
             on_progress=lambda record: write_progress(slot_dir / "progress", record),
         )
 
-    def _folder(self, slot: int, identity: _Identity) -> Path:
+    def _folder(self, slot: int, identity: Identity) -> Path:
         parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
         parent.mkdir(parents=True, exist_ok=True)
         taken = 0
@@ -121,7 +125,7 @@ class Instances:
             if not folder.name.isdecimal():
                 continue
             taken = max(taken, int(folder.name) + 1)
-            if _identity(folder) == identity:
+            if identity_of(folder) == identity:
                 return folder
         folder = parent / str(taken)
         folder.mkdir()
@@ -154,8 +158,9 @@ def write_progress(folder: Path, record: Record) -> None:
     replace_file(folder / f"{record.ordinal}.json", msgspec.json.encode(row))
 
 
-def _identity(folder: Path) -> _Identity | None:
+def identity_of(folder: Path) -> Identity | None:
+    """Whose log a folder holds; None where that cannot be read."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=_Identity)
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=Identity)
     except (OSError, msgspec.DecodeError):
         return None

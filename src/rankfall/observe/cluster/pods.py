@@ -46,6 +46,22 @@ class PodView:
         self._told: set[str] = set()
         # When a pod's end was seen first, by this machine's clock.
         self._end_seen: dict[str, int] = {}
+        # By slot: which of its pods is looked at, in the order in which they were made; of other slots the newest one is.
+        self._looked_at: dict[int, int] = {}
+        self._moved = False
+        # By UID: the slot and the number, where starts are told apart.
+        self._numbers: dict[str, tuple[int, int]] = {}
+
+    def look_at(self, slot: int, number: int) -> None:
+        """Take this pod of the slot for the slot from now on, counted from 0 in the order in which they were made."""
+        if self._looked_at.get(slot) != number:
+            self._looked_at[slot] = number
+            self._moved = True
+
+    def number_of(self, slot: int, uid: str | None) -> int | None:
+        """Which of the slot's pods this is; None for one that the journal does not know."""
+        place = self._numbers.get(uid or "")
+        return place[1] if place is not None and place[0] == slot else None
 
     @property
     def stop(self) -> Stop | None:
@@ -66,20 +82,40 @@ class PodView:
         for fact in facts:
             if fact.over:
                 self._end_seen.setdefault(fact.uid, fact.seen_ns)
+        moved, self._moved = self._moved, False
+        if facts or moved:
+            self._arrange()
+        for fact in self._journal.pods.values() if moved else facts:
+            if fact.slot in self._looked_at and self._numbers.get(fact.uid) != (fact.slot, self._looked_at[fact.slot]):
+                continue
             for piece in ending_evidence(fact, attempt=self._attempt):
                 if piece.id not in self._told:
                     self._told.add(piece.id)
                     found.append(piece)
-        if facts:
-            self._by_slot = self._journal.by_slot()
-        return bool(facts), found
+        return bool(facts) or moved, found
+
+    def _arrange(self) -> None:
+        """The pod of each slot, and the order of those that are told apart: the API's own stamps, then which was seen first."""
+        self._by_slot = self._journal.by_slot()
+        if not self._looked_at:
+            return
+        own: dict[int, list[PodFact]] = {slot: [] for slot in self._looked_at}
+        for fact in sorted(self._journal.pods.values(), key=lambda fact: fact.created or ""):
+            if fact.slot in own:
+                self._numbers[fact.uid] = (fact.slot, len(own[fact.slot]))
+                own[fact.slot].append(fact)
+        for slot, number in self._looked_at.items():
+            if number < len(own[slot]):
+                self._by_slot[slot] = own[slot][number]
+            else:
+                self._by_slot.pop(slot, None)
 
     def waiting(self) -> list[Evidence]:
         """Why slots do not start, as it is now."""
         return [piece for fact in self._by_slot.values() for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
-        """The newest pod of each slot."""
+        """The pod of each slot: the newest one, or the one that is looked at."""
         return self._by_slot
 
     def merged(self, held: SlotFacts, *, slack: float = 0.0) -> SlotFacts:

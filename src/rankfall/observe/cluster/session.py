@@ -195,7 +195,7 @@ class Session:
         """What an instance left in its status is all there is of what its log did not give."""
         for one in (fact.last, fact.main):
             if one is not None and one.restarts == number and one.message:
-                self._instances.take_message(slot, one.message)
+                self._instances.take_message(slot, one.message, uid=fact.uid, number=number)
 
     async def _refresh(self, pod: Followed) -> bool:
         """Look at a pod now: the watch may be behind, or broken. Whether it is there, by the server's own word."""

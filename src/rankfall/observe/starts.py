@@ -1,0 +1,100 @@
+"""Which start of a slot is looked at, where slots are started again alone.
+
+Each look is at one start of each slot: what an earlier one left is nothing of its successor's, and what a later one says already (a platform
+replaces a pod when it likes) is kept until the supervisor has done with its predecessor. Starts are counted from 0 in the order in which
+they were made. Slots that are never started again alone have no number here: all of theirs counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from rankfall.model import Record
+from rankfall.observe.cluster.instances import identity_of
+from rankfall.observe.cluster.pods import PodView
+from rankfall.store import RunDir
+
+When = Literal["past", "now", "later"]
+
+
+class Starts:
+    """The starts that are looked at in one attempt.
+
+    Args:
+        run_dir: the run.
+        attempt: counted from 1.
+        numbers: by slot.
+        pods: of the attempt: there a start is a pod; None on this machine.
+    """
+
+    def __init__(self, run_dir: RunDir, *, attempt: int, numbers: Mapping[int, int], pods: PodView | None) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._numbers = dict(numbers)
+        self._pods = pods
+        # Folders of container instances and whose they are; that never changes.
+        self._owners: dict[Path, str] = {}
+        for slot, number in numbers.items():
+            self.look_at(slot, number)
+
+    def look_at(self, slot: int, number: int) -> None:
+        """Look at this start of a slot from now on."""
+        self._numbers[slot] = number
+        if self._pods is not None:
+            self._pods.look_at(slot, number)
+
+    def number(self, slot: int) -> int:
+        """The start of a slot that is looked at."""
+        return self._numbers.get(slot, 0)
+
+    def of_record(self, record: Record) -> When:
+        """Which start a record is of."""
+        if record.slot not in self._numbers:
+            return "now"
+        if self._pods is not None:
+            return self._when(record.slot, self._pods.number_of(record.slot, record.pod_uid))
+        said = record.instance or "0"
+        return self._when(record.slot, int(said) if said.isdecimal() else None)
+
+    def of_folder(self, slot: int, folder: Path) -> When:
+        """Which start a folder of streams is of."""
+        if slot not in self._numbers:
+            return "now"
+        if self._pods is None:
+            return self._when(slot, int(folder.name) if folder.name.isdecimal() else None)
+        return self._when(slot, self._pods.number_of(slot, self._owner(folder)))
+
+    def slot_dir(self, role: str, slot: int) -> Path:
+        """The slot's folder of the start that is looked at."""
+        number = self.number(slot)
+        if self._pods is not None and slot in self._numbers:
+            number = self._folder_number(role, slot)
+        return self._run_dir.slot_dir(self._attempt, role, slot, number)
+
+    def _folder_number(self, role: str, slot: int) -> int:
+        """Number of the container instance; a pod that never ran has none, so that it may differ from the number of the start."""
+        number = self.number(slot)
+        parent = self._run_dir.stream_dir(self._attempt, role, slot).parent
+        candidates: list[int] = [number, *range(number)]
+        for name in candidates:
+            if self.of_folder(slot, parent / str(name)) == "now":
+                return name
+        return number
+
+    def _owner(self, folder: Path) -> str | None:
+        held = self._owners.get(folder)
+        if held is None:
+            identity = identity_of(folder)
+            if identity is None:
+                return None
+            held = self._owners[folder] = identity.uid
+        return held
+
+    def _when(self, slot: int, number: int | None) -> When:
+        """None: a pod that the journal does not know yet."""
+        looked_at = self._numbers[slot]
+        if number is None or number > looked_at:
+            return "later"
+        return "now" if number == looked_at else "past"
