@@ -5,11 +5,10 @@ No thread may be there while processes are forked, so signals are taken here by 
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 
-from rankfall_inside import launch, signals
+from rankfall_inside import launch, reap, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,15 +90,5 @@ class Prelude:
         if info is not None and info.si_signo != signal.SIGCHLD:
             self._orders.signal(info.si_signo, info.si_pid)
         elif info is not None:
-            self._reap(work)
-
-    @staticmethod
-    def _reap(work: before.Child | before.Names) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            work.ended(pid, status)
+            for pid, status in reap.ended():
+                work.ended(pid, status)

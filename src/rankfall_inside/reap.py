@@ -1,4 +1,4 @@
-"""Ends every descendant of the wrapper: found in /proc by ancestry, not by process group or session.
+"""Ends every descendant of the wrapper: found in /proc by ancestry, not by process group or session. And takes in those that have ended.
 
 As the subreaper the wrapper inherits every orphan, so a process that did setsid and a double fork is still below it.
 """
@@ -13,10 +13,22 @@ from rankfall_inside import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, Iterator
 
 # A killed process that is still there after this hangs in the kernel (D state); the wrapper then leaves without it.
 GIVE_UP_S = 30.0
+
+
+def ended() -> Iterator[tuple[int, int]]:
+    """Pid and status of each child that has ended by now; each is reaped when it is asked for."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        yield pid, status
 
 
 class Ender:

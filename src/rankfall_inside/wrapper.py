@@ -277,13 +277,7 @@ class Wrapper:
         self._falls.ended(ordinal, code=found.get("code"), signum=found.get("signal"), oom_kills=oom_kills, ours=ours)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
+        for pid, status in reap.ended():
             self._claims()
             rank = self._ranks.find(pid)
             if rank is not None:

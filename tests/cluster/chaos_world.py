@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ import yaml
 
 from cluster.run_world import RULES, World
 from helpers import wait_until
+from rankfall.store import list_runs
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -28,6 +31,12 @@ lines = os.environ.get("LINES_OF_" + os.environ["RANKFALL_ATTEMPT"], os.environ[
 for number in range(int(lines)):
     print("line", number, flush=True)
     time.sleep(float(os.environ["PAUSE"]))
+"""
+
+# An exec plug-in that gives the token in the file beside it.
+PLUGIN = """#!/bin/sh
+echo started >> "$0.starts"
+printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}' "$(cat "$0.token")"
 """
 
 
@@ -74,7 +83,7 @@ class Going:
         """Wait until a rank has said this."""
 
         def said() -> bool:
-            assert self.process.poll() is None, "the run is over"
+            assert self.process.poll() is None, (self._world.home.parent / "stderr").read_text()
             return heard(self._world.home / "runs", line)
 
         wait_until(said, timeout=90, what=f"{line!r}")
@@ -103,6 +112,13 @@ class Chaos(World):
         super().__init__(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=COUNT)
         self.proxy = proxy
         self.direct = direct
+
+    def close(self) -> None:
+        """End the supervisors of runs that a failed test left behind."""
+        for run in list_runs(self.home):
+            holder = run.lease_holder()
+            if holder is not None and holder.alive():
+                os.kill(holder.pid, signal.SIGKILL)
 
     def log_in_by(self, plugin: Path) -> None:
         """From now on the account's token comes from this program."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.chaos_world import OURS, Chaos, counting, heard
+from cluster.chaos_world import OURS, PLUGIN, Chaos, counting, heard
 from helpers import wait_until
 from testbed import faults, kubeconfig
 from testbed.bed import Bed
@@ -70,8 +70,10 @@ def proxy(bed: Bed) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def chaos(bed: Bed, proxy: Proxy, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Chaos:
-    return Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+def chaos(bed: Bed, proxy: Proxy, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Iterator[Chaos]:
+    made = Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+    yield made
+    made.close()
 
 
 def everything_fails(proxy: Proxy) -> None:
@@ -147,12 +149,6 @@ def test_launch_s32_ranks_that_end_while_the_api_server_is_away_lose_no_line(bed
             # On the nodes they run to their end, and nobody is told.
             wait_until(lambda: not any(alive(pid) for pid in pids), timeout=60, what="the end of both ranks")
     chaos.whole(run.id, backend="job", lines=60)
-
-
-PLUGIN = """#!/bin/sh
-echo started >> "$0.starts"
-printf '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "%s"}}' "$(cat "$0.token")"
-"""
 
 
 def test_launch_s50_a_token_that_is_revoked_is_renewed_in_logs_watch_and_cancel_alike(bed, chaos, kubectl, tmp_path):

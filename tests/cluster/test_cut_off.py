@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ EVICT_S = 2
 
 
 @pytest.fixture
-def chaos(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Any:
+def chaos(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Iterator[Chaos]:
     with Proxy(before.settings(bed.layout)) as proxy:
-        yield Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+        made = Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+        yield made
+        made.close()
 
 
 def two_nodes(backend: str, namespace: str) -> dict[str, Any]:
@@ -60,7 +63,8 @@ def test_a_node_that_is_cut_off_is_named_and_the_next_attempt_waits_for_its_pods
     (there,) = [pod["metadata"] for pod in pods if pod["spec"]["nodeName"] == "n2"]
 
     with fault(bed, 2):
-        wait_until(lambda: chaos.cli("why", run).returncode == 0, timeout=240, what="a verdict")
+        events = folder / "events.jsonl"
+        wait_until(lambda: '"kind":"verdict"' in events.read_text(), timeout=240, what="a verdict")
         verdict = chaos.document("why", run)
         assert (verdict["cause"]["slug"], verdict["node"]) == ("node_lost", "n2")
         assert verdict["slot"] == int(there["labels"]["batch.kubernetes.io/job-completion-index"])
@@ -71,7 +75,8 @@ def test_a_node_that_is_cut_off_is_named_and_the_next_attempt_waits_for_its_pods
         names = [item["metadata"]["name"] for item in kubectl.get(KINDS[backend], "-n", chaos.namespace)["items"]]
         assert f"{run}-a2" not in names
     done = chaos.cli("wait", run, timeout=240)
-    print(done.stderr)
-    print((folder / "events.jsonl").read_text())
+    assert done.returncode == 0, done.stderr
     status = chaos.document("status", run)
-    assert status["attempts"] == 2
+    assert (status["state"], status["attempts"]) == ("succeeded", 2)
+    # Kept off the node that fell.
+    assert {slot["node"] for slot in status["slots"]} == {"n1"}

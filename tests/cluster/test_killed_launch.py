@@ -34,8 +34,10 @@ def proxy(bed: Bed) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def chaos(bed: Bed, proxy: Proxy, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Chaos:
-    return Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+def chaos(bed: Bed, proxy: Proxy, kubectl: Kubectl, namespace: str, tmp_path: Path) -> Iterator[Chaos]:
+    made = Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
+    yield made
+    made.close()
 
 
 class User:

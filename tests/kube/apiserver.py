@@ -47,6 +47,37 @@ def refuse(code: int, reason: str = "", **headers: str) -> Handler:
     return answer(code, status(code, reason), **headers)
 
 
+def body(
+    *pieces: bytes, end: str = "clean", each: asyncio.Event | None = None, gate: asyncio.Event | None = None
+) -> Handler:
+    """An answer that comes in these pieces.
+
+    Args:
+        pieces: of the body.
+        end: ``clean``, ``cut``, or ``never``.
+        each: waited for after each piece.
+        gate: waited for after the last one.
+    """
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            if each is not None:
+                await each.wait()
+        if gate is not None:
+            await gate.wait()
+        if end == "cut":
+            request.transport.abort()
+        elif end == "never":
+            await asyncio.Event().wait()
+        return response
+
+    return handle
+
+
 async def cut(request: web.Request) -> web.StreamResponse:
     """The connection ends without an answer."""
     request.transport.abort()

@@ -8,11 +8,10 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.apiserver import Handler, Server, answer, refuse, serving, status
+from kube.apiserver import Server, answer, body, refuse, serving, status
 from rankfall.kube import podlogs
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
@@ -30,24 +29,6 @@ def run(tmp_path) -> Callable[[Callable[[Server, Kube], Any]], Any]:
         return asyncio.run(all_of_it())
 
     return play
-
-
-def body(*pieces: bytes, end: str = "clean", each: asyncio.Event | None = None) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        for piece in pieces:
-            await response.write(piece)
-            if each is not None:
-                await each.wait()
-        if end == "cut":
-            request.transport.abort()
-        elif end == "never":
-            await asyncio.Event().wait()
-        return response
-
-    return handle
 
 
 async def read(kube: Kube, **options: Any) -> bytes:

@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kube.apiserver import Handler, Server, answer, cut, pair, refuse, serving, silence, status
+from kube.apiserver import Handler, Server, answer, body, cut, pair, refuse, serving, silence, status
 from rankfall.kube import watch_run as module
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, KubeError, ObjectNotFound, Unreachable
@@ -44,26 +44,6 @@ def line(kind: str, item: Any) -> bytes:
 
 def bookmark(version: int) -> bytes:
     return line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(version)}})
-
-
-def body(*pieces: bytes, end: str = "clean", gate: asyncio.Event | None = None) -> Handler:
-    """A watch's answer in these pieces, which then ends: clean, cut, or never."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        for piece in pieces:
-            await response.write(piece)
-        if gate is not None:
-            await gate.wait()
-        if end == "cut":
-            request.transport.abort()
-        elif end == "never":
-            await asyncio.Event().wait()
-        return response
-
-    return handle
 
 
 class Look:
