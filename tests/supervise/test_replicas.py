@@ -45,7 +45,7 @@ def starts(bench: Bench) -> list[tuple[str, str]]:
     return sorted((slot, start) for slot, start, _ in rows)
 
 
-def test_jobapi_s07_one_slot_is_killed_twice_and_started_again_alone(bench: Bench) -> None:
+def test_one_slot_is_killed_twice_and_started_again_alone(bench: Bench) -> None:
     # By itself a second SIGKILL without progress in between would be a fault that repeats.
     run = made(bench, "1", "2", "kill", rules=(FailureRule(signals=(9,), action="restart"),))
     outcome = bench.supervise(run)

@@ -61,6 +61,12 @@ class Subject(msgspec.Struct, kw_only=True):
                 return facts.node
         return next((e.node for e in self.evidence if e.node), None)
 
+    @property
+    def pod(self) -> str | None:
+        """Name of its pod, from the rank's facts first."""
+        own = self.rank.pod if self.rank else None
+        return own or (self.slot.pod if self.slot else None)
+
 
 def own_failure(facts: RankFacts) -> bool:
     """Whether this rank ended badly and nobody of ours or of its agent ended it."""
