@@ -181,7 +181,13 @@ def test_a_queue_releases_the_job_itself(backend):
     made = compiled(spec(backend=backend, kubernetes={"queue": "gpus"}))
     assert workload(made)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert made.release is False
-    assert compiled(spec(backend=backend, suspend=True)).release is False
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_jobapi_s09_the_object_of_an_attempt_is_released_also_when_its_run_began_suspended(backend):
+    # No attempt begins before the resume; held by its own object it would never run.
+    assert compiled(spec(backend=backend, suspend=True)).release is True
+    assert compiled(spec(backend="job", suspend=True, unattended=True, policies={"max_restarts": 0})).release is False
 
 
 def test_what_a_pod_may_use():

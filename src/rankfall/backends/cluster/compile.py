@@ -90,7 +90,8 @@ def compile_job(
         launcher=start.chosen,
         rdzv=start.rdzv,
         port=spec.kubernetes.master_port,
-        release=not spec.suspend and spec.kubernetes.queue is None,
+        # A supervised attempt begins when its run may: only a run without supervisor is held by its own object.
+        release=not (spec.suspend and spec.unattended) and spec.kubernetes.queue is None,
         request_token=request_token(token),
         notes=(start.note, *policies.notes, *_notes(request, by_rule=bool(policies.rules))),
     )
