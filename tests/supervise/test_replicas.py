@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import msgspec
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
-from rankfall.model import FailureRule
+import msgspec
+import pytest
+
+from rankfall.explain import explain_run
+from rankfall.model import FailureRule, Success
+from rankfall.model.roles import Role
 from rankfall.store import RunDir
 from rankfall.store.lines import LineQuery, read_lines
+from rankfall.supervise import request_cancel
+from rankfall.supervise.events import Event
+from rankfall.supervise.loop import supervise
 
 from .conftest import Bench
+
+MORTAL = Path(__file__).with_name("mortal.py")
 
 # Each worker writes down who it is; which of them fall, and how often, stands in the arguments: SLOT TIMES HOW.
 WORKER = """
@@ -86,3 +99,130 @@ def test_a_budget_that_is_spent_by_one_slot_is_named(bench: Bench) -> None:
     assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0"), ("2", "1")]
     with run.reader() as reader:
         assert reader.run().reason == "budget total exhausted (1/1)"
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        ("add_decision", 1),
+        ("start", 4),
+        ("decision_done", 1),
+        ("add_decision", 2),
+        ("start", 5),
+    ],
+)
+def test_a_supervisor_killed_at_a_restart_neither_repeats_nor_forgets_it(bench: Bench, name: str, moment: int) -> None:
+    run = made(bench, "1", "2", "130", policies={"max_restarts": 2})
+    command = [sys.executable, str(MORTAL), str(run.path), str(moment), f"after-{name}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    assert bench.supervise(run).state == "succeeded"
+    assert starts(bench) == [("0", "0"), ("1", "0"), ("1", "1"), ("1", "2"), ("2", "0")]
+    with run.reader() as reader:
+        falls = [row.fall for row in reader.falls()]
+        assert [(f.instance, f.action, f.left, f.state) for f in falls] == [
+            (0, "retry", 1, "done"),
+            (1, "retry", 0, "done"),
+        ]
+        assert reader.status(0).restarts.by_cause == {"user_exit": 2}
+
+
+def test_a_supervisor_killed_after_the_last_word_ends_the_run_with_it(bench: Bench) -> None:
+    run = made(bench, "0", "9", "126")
+    command = [sys.executable, str(MORTAL), str(run.path), "1", "after-add_decision"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    outcome = bench.supervise(run)
+    assert (outcome.state, outcome.code) == ("failed", 126)
+    with run.reader() as reader:
+        assert len(reader.falls()) == 1
+        assert [row.decision.action for row in reader.decisions()] == ["stop"]
+
+
+def test_a_fraction_goes_on_without_a_slot_that_cannot_be_started_again(bench: Bench) -> None:
+    run = made(bench, "2", "9", "126", success=Success(policy="fraction", fraction=0.6, drain_s=1))
+    (bench.folder / "done").touch()
+    outcome = bench.supervise(run)
+    assert outcome.state == "succeeded"
+    assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0")]
+    with run.reader() as reader:
+        notes = {slot.slot: slot.note for slot in reader.status(0).slots}
+        assert notes[2] == "fell, not needed for success" or notes[2] is not None
+
+
+def test_a_cancel_during_the_back_off_of_one_slot_ends_all(bench: Bench) -> None:
+    run = made(bench, "1", "9", "130", policies={"backoff_s": 30.0})
+    fell = threading.Event()
+
+    def heard(event: Event) -> None:
+        if event.kind == "fall":
+            fell.set()
+
+    def cancel() -> None:
+        fell.wait(20)
+        request_cancel(run.path, reason="enough")
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    outcome = supervise(run, on_event=heard)
+    thread.join()
+    assert outcome.state == "cancelled"
+    assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0")]
+
+
+def test_what_was_known_of_an_earlier_start_is_no_evidence_of_a_later_fall(bench: Bench) -> None:
+    # The first start dies of memory it says it has not, the second leaves with a bare code.
+    code = """
+if int(os.environ.get("RANKFALL_INSTANCE", 0)) == 0:
+    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", file=sys.stderr, flush=True)
+    sys.exit(130)
+sys.exit(126)
+"""
+    again = (FailureRule(causes=("memory",), action="restart"),)
+    spec = bench.spec(code, nnodes=1, launcher="exec", restart_scope="replica", rules=again)
+    run = bench.run_dir(msgspec.structs.replace(spec, command=(str(spec.python), *spec.command)))
+    bench.supervise(run)
+    with run.reader() as reader:
+        first, second = (row.fall for row in reader.falls())
+    assert first.evidence
+    assert not set(first.evidence) & {piece.id for piece in second.diagnosis.verdict.evidence}
+    assert first.diagnosis.verdict.cause.slug != second.diagnosis.verdict.cause.slug
+    fresh = explain_run(run, fresh=True)
+    assert fresh.verdict.cause.slug == second.diagnosis.verdict.cause.slug
+
+
+def roles_of(bench: Bench, falls: str) -> RunDir:
+    """Two workers of scope gang and two evaluators of scope replica; ``falls`` names the slot that leaves with 130 when it starts first."""
+    code = f"""
+slot, attempt = os.environ["RANKFALL_SLOT"], os.environ["RANKFALL_ATTEMPT"]
+start = int(os.environ.get("RANKFALL_INSTANCE", 0))
+with open("starts", "a") as file:
+    file.write(f"{{attempt}}.{{slot}} {{start}} {{os.getpid()}}\\n")
+if slot == "{falls}" and start == 0 and attempt == "1":
+    time.sleep(0.5)
+    sys.exit(130)
+time.sleep(1.5 if slot in "01" else 0)
+"""
+    spec = bench.spec(code)
+    command = (str(spec.python), *spec.command)
+    roles = (
+        Role(name="worker", nnodes=2, launcher="exec"),
+        Role(name="eval", nnodes=2, launcher="exec", restart_scope="replica"),
+    )
+    return bench.run_dir(msgspec.structs.replace(spec, nnodes=1, launcher="auto", command=command, roles=roles))
+
+
+def test_a_role_of_scope_replica_leaves_the_others_alone(bench: Bench) -> None:
+    run = roles_of(bench, "3")
+    outcome = bench.supervise(run)
+    assert (outcome.state, outcome.attempts) == ("succeeded", 1)
+    assert starts(bench) == [("1.0", "0"), ("1.1", "0"), ("1.2", "0"), ("1.3", "0"), ("1.3", "1")]
+
+
+def test_a_role_of_scope_gang_ends_the_attempt_and_what_is_done_is_not_run_again(bench: Bench) -> None:
+    run = roles_of(bench, "0")
+    outcome = bench.supervise(run)
+    assert (outcome.state, outcome.attempts) == ("succeeded", 2)
+    assert starts(bench) == [
+        ("1.0", "0"), ("1.1", "0"), ("1.2", "0"), ("1.3", "0"),
+        ("2.0", "0"), ("2.1", "0"),
+    ]  # fmt: skip

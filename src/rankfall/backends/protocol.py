@@ -76,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         objects: manifests for people, with secrets masked; only while they are shown, never stored.
         sizes: nodes by role, as they were wished when the plan was made; empty = the spec's.
         changes: what of that differs from the attempt before, and what changed while this one ran.
+        left_out: roles that have done their work in an earlier attempt, and are not run again.
         port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
     """
 
@@ -94,10 +95,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str = CAUSAL.name
     sizes: dict[str, int] = {}
     changes: tuple[SizeChange, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def env_of(self, role: str) -> dict[str, str]:
         """The job's variables as a role has them."""
         return {**self.env, **self.role_env.get(role, {})}
+
+    def without(self, roles: Collection[str]) -> Plan:
+        """The same plan, in which these roles are not run: they have done their work."""
+        return msgspec.structs.replace(
+            self, slots=tuple(one for one in self.slots if one.role not in roles), left_out=tuple(roles)
+        )
 
     def with_start(self, slot: int, instance: int) -> Plan:
         """The same plan, in which a slot is started again: under folders of its own.

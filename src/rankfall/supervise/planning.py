@@ -14,6 +14,7 @@ from rankfall.model.sizes import first_sizes, sized
 from rankfall.store import AttemptRow, RunDir
 from rankfall.store.resizes import planned_sizes, wished_sizes
 from rankfall.supervise.control import Control
+from rankfall.supervise.finished import finished_roles
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.resizing import changes
 
@@ -89,6 +90,11 @@ class Planner:
         plan = self._backend.plan(
             sized(spec, sizes), self._run_dir, number, nnodes=within_bounds(spec, sizes), exclude=exclude
         )
+        if before is not None and spec.several_roles and plan.cluster is None:
+            done = finished_roles(
+                spec, self._ledger.writer.slots(before.attempt), left_out=before.plan.get("left_out", ())
+            )
+            plan = plan.without(done) if done else plan
         return msgspec.structs.replace(
             plan, sizes=sizes, changes=changes(self._run_dir, before=now, after=sizes, done_at=time.time_ns())
         )
