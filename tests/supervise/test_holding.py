@@ -54,6 +54,7 @@ class Slow(Shared):
 def quick(monkeypatch):
     monkeypatch.setattr("rankfall.supervise.holding._LOOK_S", 0.01)
     monkeypatch.setattr("rankfall.supervise.holding._AGAIN_S", 0.01)
+    monkeypatch.setattr("rankfall.supervise.holding._SOON_S", 0.01)
 
 
 def told(run_dir, kind):
@@ -104,7 +105,15 @@ def test_a_standby_can_be_left(bench):
     control.close()
 
 
-def test_a_run_that_has_not_begun_ends_with_the_error(bench):
+def test_launch_s12_a_moments_trouble_does_not_cost_a_run_that_has_not_begun(bench):
+    run_dir = bench.run_dir(bench.spec())
+    outcome = supervise(run_dir, backend=Shared(Unreachable("lost"), Unreachable("lost")))
+    assert outcome.state == "succeeded"
+    assert told(run_dir, "waiting") == ["supervision waits for the cluster: lost"]
+
+
+def test_a_run_that_has_not_begun_ends_with_the_error_when_it_lasts(bench, monkeypatch):
+    monkeypatch.setattr("rankfall.supervise.holding._PATIENCE_S", 0.0)
     run_dir = bench.run_dir(bench.spec())
     outcome = supervise(run_dir, backend=Shared(Unreachable("no answer")))
     assert (outcome.state, outcome.code) == ("failed", 69)

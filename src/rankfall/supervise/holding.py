@@ -1,10 +1,11 @@
 """Becoming the only supervisor of a run, also among machines; and what one does that is not: it waits, and says for whom.
 
-A run that has begun outlasts a cluster that cannot be reached; one that has not ends with the error.
+A run that has begun outlasts a cluster that cannot be reached; one that has not ends with the error, when that lasts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,10 @@ from rankfall.supervise.control import Control
 # Between two looks at another one's hold, and between two tries while the cluster does not answer, seconds.
 _LOOK_S: Final = 2.0
 _AGAIN_S: Final = 5.0
+# How long the cluster may fail before a run that has not begun ends, and the pause between two tries meanwhile, seconds: an answer that was lost
+# or a server that restarts must not cost a run.
+_PATIENCE_S: Final = 30.0
+_SOON_S: Final = 1.0
 
 
 class Holding:
@@ -56,17 +61,18 @@ class Holding:
         Raises:
             HeldElsewhere: another machine's supervisor lives, or a cancel cannot reach it from here.
             EvidenceLost: the directory is an old copy.
-            InfrastructureError: the cluster says no, or does not answer a run that has not begun.
+            InfrastructureError: the cluster says no, or fails a run that has not begun for too long.
         """
+        until = time.monotonic() + _PATIENCE_S
         while self._control.wish is None:
             try:
                 other = self._backend.hold(self._run_dir, attempts=attempts, lost=self._control.lose)
             except InfrastructureError as error:
-                if not (attempts and error.passing):
+                if not error.passing or not (attempts or time.monotonic() < until):
                     raise
                 self._tell(f"supervision waits for the cluster: {error.message}")
                 waits()
-                self._control.wait(_AGAIN_S)
+                self._control.wait(_AGAIN_S if attempts else _SOON_S)
             else:
                 if other is None:
                     return True
