@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("rankfall: carry: send|receive OWNER BASE PATH BEAT [EXCLUDE...]\n")
         return _USAGE
     verb, owner, base, below, beat = argv[:_WORDS]
-    channel = Channel(sys.stdin.buffer.read, _write, tick=Beat(beat))
+    channel = Channel(sys.stdin.buffer.read, _write, tick=Beat(beat), answers=True)
     try:
         place = inside(bytes.fromhex(base), bytes.fromhex(below))
         if verb == "receive":

@@ -37,6 +37,7 @@ class Channel:
         read: gives exactly so many bytes, fewer only at the end.
         write: takes all bytes.
         tick: called whenever something moved: whoever watches over a silent side hears of it.
+        answers: whether a ping is answered with one; only one side may.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class Channel:
         write: Callable[[bytes], object],
         *,
         tick: Callable[[], object] = lambda: None,
+        answers: bool = False,
     ) -> None:
         self._read = read
         self._write = write
         self.tick = tick
+        self._answers = answers
 
     def put(self, kind: bytes, body: bytes = b"") -> None:
         """Write one frame."""
@@ -69,6 +72,8 @@ class Channel:
                 raise CarryError(body.decode("utf-8", "backslashreplace")[:4000])
             if kind != PING:
                 return kind, body
+            if self._answers:
+                self.put(PING)
 
     def _head(self) -> tuple[bytes, int]:
         kind, length = _HEAD.unpack(self._exactly(_HEAD.size))

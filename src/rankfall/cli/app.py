@@ -24,6 +24,7 @@ VERBS: Final = {
     "suspend": ("hold", "Stop a run without ending it; no budget is used."),
     "resume": ("hold", "Let a suspended run go on, or give a run its supervisor back."),
     "resize": ("resize", "Give a run another number of nodes; no budget is used."),
+    "cp": ("cp", "Copy files to a run's folder and back."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
     "config": ("config", "Show formats: JSON schemas of the documents, exit codes, rights in a cluster."),
 }

@@ -17,7 +17,7 @@ from rankfall.model.errors import (
     UsageError,
 )
 from rankfall.model.evidence import Case, Evidence, RankFacts, SlotFacts, Source, Trust
-from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources
+from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources, Workspace
 from rankfall.model.policies import Deadlines, FailureRule, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
 from rankfall.model.roles import Part, Role, RoleKubernetes
@@ -109,6 +109,7 @@ __all__ = [
     "Trust",
     "UsageError",
     "Verdict",
+    "Workspace",
     "catalogue",
     "cause_info",
     "check_spec",

@@ -40,6 +40,7 @@ def check_kubernetes(spec: JobSpec) -> None:
     _check_marks("annotations", section.annotations)
     _check_marks("node_selector", section.node_selector)
     _check_volumes(section)
+    _check_workspace(section)
     _check_pod(section)
     _check_launcher_variables(spec)
 
@@ -118,6 +119,43 @@ def _check_volumes(section: Kubernetes) -> None:
             raise SpecError(path, "needs name and mountPath", hint="as: {name: data, mountPath: /data}")
         if _taken(mount["mountPath"]):
             raise SpecError(f"{path}.mountPath", f"{mount['mountPath']!r} is Rankfall's own place in the container")
+
+
+def _check_workspace(section: Kubernetes) -> None:
+    workspace = section.workspace
+    if workspace is None:
+        return
+    path = "$.kubernetes.workspace"
+    if not _DNS_NAME.fullmatch(workspace.claim):
+        raise SpecError(f"{path}.claim", f"{workspace.claim!r} is no name of a PersistentVolumeClaim")
+    place = workspace.path
+    if not place.startswith("/") or place == "/" or not _plain(place[1:]):
+        raise SpecError(f"{path}.path", f"{place!r} is no absolute path below /", hint="as: /workspace")
+    if _taken(place):
+        raise SpecError(f"{path}.path", f"{place!r} is Rankfall's own place in the container", hint="as: /workspace")
+    if workspace.folder is not None and not _plain(workspace.folder):
+        raise SpecError(f"{path}.folder", f"{workspace.folder!r} is no path below the volume", hint="as: team-a/train")
+    if workspace.image is not None and (not workspace.image or any(c.isspace() for c in workspace.image)):
+        raise SpecError(f"{path}.image", f"{workspace.image!r} is no image", hint="as: registry/name:tag")
+    claims = {
+        volume["name"]: volume["persistentVolumeClaim"].get("claimName")
+        for volume in section.volumes
+        if isinstance(volume.get("persistentVolumeClaim"), dict)
+    }
+    for number, mount in enumerate(section.volume_mounts):
+        if mount["mountPath"].rstrip("/") == place and (
+            claims.get(mount["name"]) != workspace.claim or mount.get("subPath") or mount.get("readOnly")
+        ):
+            raise SpecError(
+                f"$.kubernetes.volume_mounts[{number}].mountPath",
+                f"{place!r} is where kubernetes.workspace is mounted, whole and to be written to",
+                hint="give the workspace another path",
+            )
+
+
+def _plain(path: str) -> bool:
+    """Whether a path has only names in it."""
+    return "\0" not in path and all(part not in {"", ".", ".."} for part in path.split("/"))
 
 
 def _taken(path: str) -> bool:

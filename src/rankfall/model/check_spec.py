@@ -33,6 +33,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     _check_names(spec)
     _check_members(spec)
     _check_env(spec)
+    _check_code(spec)
     _check_success(spec)
     policies = spec.policies
     if policies.settle_max_s < policies.settle_quiet_s:
@@ -99,6 +100,14 @@ def _check_env(spec: JobSpec) -> None:
             raise SpecError(f"$.env.{key}", "is no valid variable: the name must not be empty or hold = or NUL")
         if key.startswith(_RESERVED_ENV):
             raise SpecError(f"$.env.{key}", "names beginning with RANKFALL_ are set by Rankfall itself")
+
+
+def _check_code(spec: JobSpec) -> None:
+    for text in (*spec.code_folders, *spec.code_exclude):
+        if not text or "\0" in text:
+            raise SpecError(
+                "$.code" if text in spec.code_folders else "$.code_exclude", "has a part that is empty or holds NUL"
+            )
 
 
 def _check_success(spec: JobSpec) -> None:

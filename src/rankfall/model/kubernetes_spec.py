@@ -36,6 +36,23 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     limits: dict[str, str] = {}
 
 
+class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A volume of yours that all slots see: code is copied there, and ``rankfall cp`` copies to and from it.
+
+    Attributes:
+        claim: name of a PersistentVolumeClaim in the namespace of the job.
+        path: where it is mounted in the pods.
+        image: of the throw-away pod that copies, with ``sh`` and a Python 3.8; null = the job's image.
+        folder: below the volume, where the runs have their folders; null = ``<user>/<name of the job>``, filled in at the
+            submission.
+    """
+
+    claim: str
+    path: str = "/workspace"
+    image: str | None = None
+    folder: str | None = None
+
+
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pods of a job and where they run.
 
@@ -49,6 +66,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         container: name of the training container; a TrainJob's runtime usually calls it ``node``.
         runtime, runtime_kind: of a TrainJob.
         master_port: port of the rendezvous in slot 0.
+        workspace: a volume for code and files.
     """
 
     image: str | None = None
@@ -75,3 +93,4 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runtime: str | None = None
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
     master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 29500
+    workspace: Workspace | None = None

@@ -29,6 +29,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         nnodes, nnodes_max: nodes; ``nnodes_max`` > ``nnodes`` is elastic (c10d rendezvous).
         nproc_per_node: ranks per node.
         roles: several roles in one job; each has its number of nodes, and what else it has of its own. Empty = the one ``role``.
+        code: a folder of this machine whose files the job runs in, as they are at the submission; several are laid over each other,
+            the later ones on top.
+        code_exclude: patterns of the shell for what of it is left out: one without a slash for any name, one with a slash for
+            the path below the folder.
         python: the job's Python; null = the one Rankfall runs under.
         env: variables added to the job's environment.
         success: when the job counts as done.
@@ -56,6 +60,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     role: str = "worker"
     roles: tuple[Role, ...] = ()
     cwd: str | None = None
+    code: str | tuple[str, ...] = ()
+    code_exclude: tuple[str, ...] = (".git", "__pycache__")
     python: str | None = None
     env: dict[str, str] = {}
     inside: Inside = "auto"
@@ -75,6 +81,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def parts(self) -> tuple[Part, ...]:
         """The roles in their one form, in order: which slots each has, and the job as it alone has it."""
         return parts_of(self)
+
+    @property
+    def code_folders(self) -> tuple[str, ...]:
+        """The folders of ``code``, from the lowest to the one on top; empty = the job brings no code."""
+        return (self.code,) if isinstance(self.code, str) else self.code
 
     @property
     def several_roles(self) -> bool:

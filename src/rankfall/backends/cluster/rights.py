@@ -17,10 +17,12 @@ import msgspec
 
 from rankfall.kube.resources import (
     CONFIG_MAPS,
+    EVENTS,
     JOBS,
     JOBSETS,
     LEASES,
     PODS,
+    PVCS,
     SERVICES,
     TRAINING_RUNTIMES,
     TRAINJOBS,
@@ -60,6 +62,7 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
 
 _OWN: Final = "the workload: created suspended, released, stopped by `suspend`, looked at, removed by its UID, and waited for until it is gone"
 _CHILD: Final = "a removal waits until these children are gone too; without it they are not waited for, which is said"
+_COPIES: Final = "the throw-away pod that carries files to and from a workspace. Only with `kubernetes.workspace`, or `rankfall cp --claim`"
 
 RIGHTS: Final = (
     Right(on=JOBS, verbs=_WORKLOAD, backends=("job",), why=_OWN),
@@ -102,8 +105,20 @@ RIGHTS: Final = (
         on=PODS,
         subresource="exec",
         verbs=("get", "create"),
-        why="asks the ranks of a hung job for their stacks, nothing else; without it a hang is found all the same, without stacks. Servers ask for `create` "
-        "too from Kubernetes 1.35 on",
+        why="asks the ranks of a hung job for their stacks; without it a hang is found all the same, without stacks. Carries files to and from a "
+        "workspace. Servers ask for `create` too from Kubernetes 1.35 on",
+    ),
+    Right(on=PODS, verbs=("create", "delete"), why=_COPIES),
+    Right(
+        on=PVCS,
+        verbs=("get",),
+        why="the claim of a workspace: whether it is there, and who else may use it. Only with `kubernetes.workspace`",
+    ),
+    Right(
+        on=EVENTS,
+        verbs=("list",),
+        why="why the pod that copies does not start, as a volume that is attached elsewhere; without it that is waited for, and not told. Only with "
+        "`kubernetes.workspace`",
     ),
 )
 

@@ -1,0 +1,118 @@
+"""The workspace of a job: which claim, where a run's folder is on it, and the pod through which files go there and come back."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.backends.cluster.merge import merged
+from rankfall.backends.cluster.mover import mover
+from rankfall.backends.cluster.mover_pod import Volume
+from rankfall.backends.files import CODE, Files, Place
+from rankfall.kube.client import Kube
+from rankfall.kube.kubeconfig import access_of
+from rankfall.model import JobSpec, Kubernetes, Workspace
+
+# Of a pod that only holds a volume: what lets it run where the job runs, as the user that the job runs as.
+_POD_FIELDS: Final = ("imagePullSecrets", "tolerations", "serviceAccountName", "securityContext", "priorityClassName")
+
+
+def pinned(spec: JobSpec) -> JobSpec:
+    """The spec with the folder of its runs on the volume filled in: this user's, whoever looks later."""
+    workspace = spec.kubernetes.workspace
+    if workspace is None or workspace.folder is not None:
+        return spec
+    folder = f"{user_name()}/{spec.name}"
+    section = msgspec.structs.replace(spec.kubernetes, workspace=msgspec.structs.replace(workspace, folder=folder))
+    return msgspec.structs.replace(spec, kubernetes=section)
+
+
+def user_name() -> str:
+    """The account's name as a folder's; in a container its number may have no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = ""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    return plain or f"uid-{os.getuid()}"
+
+
+def code_folder(workspace: Workspace, run: str) -> str:
+    """A run's code directory, below the volume's root."""
+    return f"{workspace.folder or user_name()}/{run}/{CODE}"
+
+
+def code_path(workspace: Workspace, run: str) -> str:
+    """The same as the pods see it."""
+    return f"{workspace.path}/{code_folder(workspace, run)}"
+
+
+def volume_of(section: Kubernetes, workspace: Workspace, *, python: str | None = None) -> Volume:
+    """The volume of a job's workspace, held by a pod that may do what the job's may."""
+    own: dict[str, Any] = {
+        "imagePullSecrets": [{"name": name} for name in section.image_pull_secrets],
+        "tolerations": list(section.tolerations),
+        "serviceAccountName": section.service_account,
+    }
+    wanted = merged({key: value for key, value in own.items() if value}, _dict(section.pod.get("spec")))
+    container: Mapping[str, Any] = next(
+        (one for one in wanted.get("containers", ()) if one.get("name") == section.container), {}
+    )
+    pull = {"imagePullPolicy": section.image_pull_policy} if section.image_pull_policy else {}
+    return Volume(
+        claim=workspace.claim,
+        namespace=section.namespace or "default",
+        path=workspace.path,
+        image=workspace.image or section.image or "",
+        python=python,
+        pod={key: wanted[key] for key in _POD_FIELDS if key in wanted},
+        container={
+            **pull,
+            **{key: container[key] for key in ("imagePullPolicy", "securityContext") if key in container},
+        },
+    )
+
+
+def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
+    """Where the files of a run in a cluster are; None: it has no volume."""
+    workspace = spec.kubernetes.workspace
+    if workspace is None:
+        return None
+    if image is not None:
+        workspace = msgspec.structs.replace(workspace, image=image)
+    volume = volume_of(spec.kubernetes, workspace, python=spec.python)
+    return _place(
+        spec.kubernetes,
+        volume,
+        start=code_folder(workspace, run),
+        shown=f"claim {workspace.claim} of run {run}",
+        say=say,
+    )
+
+
+def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:
+    """The files of a claim that no run is asked for; paths begin at its root."""
+    access = access_of(section)
+    section = msgspec.structs.replace(section, context=access.context, namespace=access.namespace)
+    workspace = section.workspace or Workspace(claim="")
+    volume = volume_of(section, workspace)
+    return _place(section, volume, start="", shown=f"claim {workspace.claim}", say=say)
+
+
+def _place(section: Kubernetes, volume: Volume, *, start: str, shown: str, say: Callable[[str], None]) -> Place:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Files]:
+        async with Kube(access_of(section)) as kube, mover(kube, volume, say=say) as made:
+            yield made
+
+    return Place(open=opened, root=os.fsencode(volume.path), start=os.fsencode(start), shown=shown)
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

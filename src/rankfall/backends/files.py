@@ -1,0 +1,197 @@
+"""The files of a run, wherever they are: trees go there and come back, by paths as the run's command sees them.
+
+On this machine they are its folder, in a cluster the volume of its workspace. Which one, and where on it, stands in the run's record, so any process
+and any user finds the same. Refuses a path that leads out of there. A run without a volume has no files to copy, and that is an answer too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from rankfall.model import InfrastructureError, JobSpec, UsageError
+from rankfall.store import RunDir
+from rankfall_inside.carry import inside
+from rankfall_inside.carry_frames import CarryError, Channel, shown
+from rankfall_inside.carry_receive import Receiver
+from rankfall_inside.carry_send import Counts, send
+from rankfall_inside.carry_tree import Tree, merged, scan
+
+CODE = "code"
+
+
+class Files(Protocol):
+    """Where a run's files are."""
+
+    async def put(self, tree: Tree, below: bytes) -> Counts:
+        """Send a tree to a path below the root."""
+        ...
+
+    async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
+        """Receive what is at a path below the root."""
+        ...
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that can be opened, and how paths are meant there.
+
+    Attributes:
+        open: gives the files; what must be made for that is gone when the block ends.
+        root: the path that people see of its root; absolute paths lie below it.
+        start: below the root: where relative paths begin.
+        shown: for people.
+    """
+
+    open: Callable[[], AbstractAsyncContextManager[Files]]
+    root: bytes
+    start: bytes
+    shown: str
+
+    def below(self, path: bytes) -> bytes:
+        """A path as a user gives it, below the root.
+
+        Raises:
+            UsageError: it leads out.
+        """
+        if path.startswith(b"/"):
+            root = self.root.rstrip(b"/") + b"/"
+            if not (path.rstrip(b"/") + b"/").startswith(root):
+                raise UsageError(
+                    f"{shown(path)} does not lie on {self.shown}", hint=f"paths there begin with {shown(self.root)}"
+                )
+            parts = path[len(root) :].split(b"/")
+        else:
+            parts = [*self.start.split(b"/"), *path.split(b"/")]
+        if b".." in parts or b"\0" in path:
+            raise UsageError(f"{shown(path)}: '..' is not followed there", hint="give the path without it")
+        return b"/".join(part for part in parts if part not in {b"", b"."})
+
+
+class LocalFiles:
+    """A folder of this machine.
+
+    Args:
+        root: that nothing leaves.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.fsencode(root)
+
+    async def put(self, tree: Tree, below: bytes) -> Counts:
+        """Copy a tree into the folder.
+
+        Raises:
+            InfrastructureError: it cannot be written.
+        """
+        return await asyncio.to_thread(self._put, tree, below)
+
+    async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
+        """Copy something out of the folder.
+
+        Raises:
+            InfrastructureError: it is not there, or cannot be copied.
+        """
+        return await asyncio.to_thread(self._get, below, dest, exclude)
+
+    def _put(self, tree: Tree, below: bytes) -> Counts:
+        try:
+            return across(tree, inside(self._root, below))
+        except CarryError as error:
+            raise _failed(error) from None
+
+    def _get(self, below: bytes, dest: Path, exclude: Sequence[str]) -> Counts:
+        try:
+            return across(scan(inside(self._root, below), exclude=exclude), os.fsencode(dest))
+        except CarryError as error:
+            raise _failed(error) from None
+
+
+def _failed(error: CarryError) -> InfrastructureError:
+    return InfrastructureError(str(error), hint="nothing half-copied bears its name; cure that and copy again")
+
+
+def across(tree: Tree, dest: bytes) -> Counts:
+    """Copy a tree on this machine as it would be copied to another: checked, each file whole or not at all.
+
+    Raises:
+        CarryError: it cannot be.
+    """
+    one, two = socket.socketpair()
+    failures: list[BaseException] = []
+
+    def sender() -> None:
+        with one, one.makefile("rb") as file:
+            try:
+                send(tree, Channel(file.read, one.sendall))
+            except (CarryError, OSError) as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=sender, name="rankfall-copy", daemon=True)
+    thread.start()
+    try:
+        with two, two.makefile("rb") as file:
+            return Receiver(Channel(file.read, two.sendall), dest, owner=f"local{os.getpid()}").run()
+    except (CarryError, ConnectionError):
+        # Who sends knows better why it ended, unless it only noticed that we had.
+        thread.join()
+        first = failures[0] if failures else None
+        if type(first) is CarryError:
+            raise first from None
+        raise
+    finally:
+        thread.join()
+
+
+def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
+    """Where a run's files are; None: it has no volume.
+
+    Args:
+        run_dir: of the run.
+        say: takes lines for people while something is copied.
+        image: of the pod that copies in a cluster; None = the job's.
+    """
+    spec = run_dir.spec
+    if spec.backend != "local":
+        from rankfall.backends.cluster.workspace import place_of_run  # noqa: PLC0415 - runs of this machine need no client of Kubernetes
+
+        return place_of_run(spec, run_dir.id, say=say, image=image)
+    root = run_dir.path / CODE if spec.code_folders else Path(spec.cwd or "/")
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Files]:
+        yield LocalFiles(root)
+
+    return Place(open=opened, root=os.fsencode(root), start=b"", shown=f"the folder of run {run_dir.id}")
+
+
+def code_tree(spec: JobSpec, *, skip: Path) -> Tree:
+    """The folders of ``code`` laid over each other.
+
+    Args:
+        spec: of the job.
+        skip: Rankfall's home, which is no code wherever it lies.
+
+    Raises:
+        UsageError: there is no such folder, or it cannot be copied.
+    """
+    trees = []
+    for folder in spec.code_folders:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise UsageError(f"$.code: {folder!r} is no folder", hint="give a folder of this machine")
+        try:
+            trees.append(scan(os.fsencode(path), exclude=spec.code_exclude, skip=os.fsencode(skip)))
+        except CarryError as error:
+            raise UsageError(f"$.code: {error}", hint="exclude it with code_exclude (--code-exclude)") from None
+    try:
+        return merged(trees)
+    except CarryError as error:
+        raise UsageError(f"$.code: {error}", hint="exclude one of them with code_exclude (--code-exclude)") from None
