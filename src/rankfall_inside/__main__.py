@@ -43,6 +43,10 @@ def main(argv: Sequence[str]) -> int:
     except OSError:
         pass  # it leads a session already
     place.settle(options, os.environ)
+    if not _enter_code(options):
+        from rankfall_inside.causes import CODES
+
+        return CODES["startup"]
     from rankfall_inside.slot import SlotBusyError
 
     token = channel.take_token()
@@ -90,6 +94,26 @@ def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
         except OSError:
             continue
     raise OSError("no folder can be written, neither in memory nor among temporary files")
+
+
+def _enter_code(options: Options) -> bool:
+    """Unpack the job's code and go into its folder, where that is asked for; False: it cannot be had, and nothing may start."""
+    try:
+        if options.code:
+            from rankfall_inside import carry_pack
+
+            bundle = os.path.abspath(sys.argv[0])
+            carry_pack.unpack(
+                os.path.join(os.path.dirname(bundle), carry_pack.NAME),
+                digest=options.code,
+                to=os.path.join(os.environ["RANKFALL_SLOT_DIR"], "code"),
+            )
+        if options.chdir:
+            os.chdir(options.chdir)
+    except Exception as error:
+        _say(f"the job's code cannot be had, so nothing is started: {error}")
+        return False
+    return True
 
 
 def _open_standard_files() -> None:

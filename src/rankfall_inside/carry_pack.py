@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from rankfall_inside.carry_tree import Tree
 
 
+# Beside the bundle.
+NAME = "code.pack"
+
+
 def pack(tree: Tree) -> bytes:
     """The same bytes for the same tree.
 

@@ -19,6 +19,8 @@ usage: python INSIDE wrap (--stream-dir DIR | --console) [options] -- COMMAND AR
   --nproc N          ranks of this slot (default 1)
   --grace SECONDS    between SIGTERM and SIGKILL for what the command leaves behind (default 5)
   --wait-for HOST    start the command when this name resolves; may be repeated
+  --code SHA256      unpack the code of this name beside INSIDE into the slot directory; the command never starts without it
+  --chdir DIR        the command's folder
   --exit-code NAME   command: the command's own code (default); cause: 200-219 where the cause of a failure is sure
 
 tell writes to the wrapper of RANKFALL_SLOT_DIR: 0 told, 3 nobody listens, 2 wrong usage.
@@ -27,7 +29,7 @@ LAUNCHERS = ("exec", "plain", "torchrun", "auto")
 EXIT_CODES = ("command", "cause")
 _MAX_NPROC = 4096
 _SWITCHES = ("--console",)
-_VALUES = ("--stream-dir", "--launcher", "--nproc", "--grace", "--wait-for", "--exit-code")
+_VALUES = ("--stream-dir", "--launcher", "--nproc", "--grace", "--wait-for", "--exit-code", "--code", "--chdir")
 
 
 class Options:
@@ -41,6 +43,8 @@ class Options:
         self.grace = 5.0
         self.wait_for: list[str] = []
         self.exit_code = "command"
+        self.code = ""
+        self.chdir = ""
         self.command: list[str] = []
         self.home = ""
 
@@ -99,6 +103,10 @@ def _set(options: Options, name: str, value: str) -> None:
         options.launcher = _one_of(name, value, LAUNCHERS)
     elif name == "--exit-code":
         options.exit_code = _one_of(name, value, EXIT_CODES)
+    elif name == "--code":
+        options.code = value
+    elif name == "--chdir":
+        options.chdir = value
     elif name == "--wait-for":
         if not value:
             raise ValueError("--wait-for needs a host name")

@@ -17,15 +17,14 @@ from typing import Protocol
 
 import msgspec
 
-from rankfall.model import InfrastructureError, JobSpec, UsageError
+from rankfall.backends.code import CODE
+from rankfall.model import InfrastructureError, UsageError
 from rankfall.store import RunDir
 from rankfall_inside.carry import inside
 from rankfall_inside.carry_frames import CarryError, Channel, shown
 from rankfall_inside.carry_receive import Receiver
 from rankfall_inside.carry_send import Counts, send
-from rankfall_inside.carry_tree import Tree, merged, scan
-
-CODE = "code"
+from rankfall_inside.carry_tree import Tree, scan
 
 
 class Files(Protocol):
@@ -170,28 +169,3 @@ def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None =
         yield LocalFiles(root)
 
     return Place(open=opened, root=os.fsencode(root), start=b"", shown=f"the folder of run {run_dir.id}")
-
-
-def code_tree(spec: JobSpec, *, skip: Path) -> Tree:
-    """The folders of ``code`` laid over each other.
-
-    Args:
-        spec: of the job.
-        skip: Rankfall's home, which is no code wherever it lies.
-
-    Raises:
-        UsageError: there is no such folder, or it cannot be copied.
-    """
-    trees = []
-    for folder in spec.code_folders:
-        path = Path(folder).expanduser()
-        if not path.is_dir():
-            raise UsageError(f"$.code: {folder!r} is no folder", hint="give a folder of this machine")
-        try:
-            trees.append(scan(os.fsencode(path), exclude=spec.code_exclude, skip=os.fsencode(skip)))
-        except CarryError as error:
-            raise UsageError(f"$.code: {error}", hint="exclude it with code_exclude (--code-exclude)") from None
-    try:
-        return merged(trees)
-    except CarryError as error:
-        raise UsageError(f"$.code: {error}", hint="exclude one of them with code_exclude (--code-exclude)") from None

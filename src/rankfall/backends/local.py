@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends import bundle, environment, slots, torchrun
+from rankfall.backends.code import CODE
 from rankfall.backends.command import Command, check_hook, given_torchrun, job_words, read_command
 from rankfall.backends.gang import told_of, world_launcher, world_rendezvous
 from rankfall.backends.interpreter import Interpreter, find_interpreter
@@ -74,11 +75,11 @@ class LocalBackend:
         """
         notes = unused(spec)
         del exclude
-        cwd = _folder(spec)
+        cwd, seen = _folder(spec, run_dir)
         own: list[_Own] = []
         for part in spec.parts:
             with told_of(spec, part):
-                own.append(_own(part, cwd=cwd))
+                own.append(_own(part, cwd=seen))
         launcher = world_launcher([(one.part, one.launcher) for one in own])
         rdzv: Rendezvous = (
             world_rendezvous([(one.part, one.command) for one in own]) if launcher == "torchrun" else "none"
@@ -373,10 +374,26 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
     )
 
 
-def _folder(spec: JobSpec) -> Path:
-    cwd = Path(spec.cwd).expanduser().absolute() if spec.cwd else Path.cwd()
+def _folder(spec: JobSpec, run_dir: RunDir) -> tuple[Path, Path]:
+    """Where the job runs, and where its files can be looked at now: before the submission the code is not there yet."""
+    if spec.code_folders:
+        cwd = run_dir.path / CODE / (spec.cwd or "")
+        return cwd, _checked(cwd if run_dir.path.is_dir() else _source(spec), spec)
+    cwd = _checked(Path(spec.cwd).expanduser().absolute() if spec.cwd else Path.cwd(), spec)
+    return cwd, cwd
+
+
+def _source(spec: JobSpec) -> Path:
+    """Of the folders of the code the one on top that has the command's first word, else the one on top."""
+    folders = [Path(folder).expanduser().absolute() / (spec.cwd or "") for folder in reversed(spec.code_folders)]
+    words = spec.command[:1]
+    return next((folder for folder in folders if words and (folder / words[0]).is_file()), folders[0])
+
+
+def _checked(cwd: Path, spec: JobSpec) -> Path:
+    field = "$.code" if spec.code_folders and spec.cwd is None else "$.cwd"
     if not cwd.is_dir():
-        raise SpecError("$.cwd", f"{str(cwd)!r} is no folder", hint="give a folder that exists")
+        raise SpecError(field, f"{str(cwd)!r} is no folder", hint="give a folder that exists")
     if not os.access(cwd, os.X_OK):
-        raise SpecError("$.cwd", f"{str(cwd)!r} cannot be entered", hint="check its permissions")
+        raise SpecError(field, f"{str(cwd)!r} cannot be entered", hint="check its permissions")
     return cwd

@@ -23,6 +23,13 @@ _OPTIONS: Final = (
     click.option("--launcher", metavar="auto|torchrun|plain|exec", help="Who starts the ranks."),
     click.option("--python", metavar="PATH", help="The job's Python."),
     click.option("--cwd", metavar="PATH", help="Where the job runs; default: here."),
+    click.option(
+        "--code", multiple=True, metavar="DIR", help="A folder whose files the job runs in; later ones on top."
+    ),
+    click.option(
+        "--code-exclude", multiple=True, metavar="PATTERN", help="Leave this out of it; default: .git, __pycache__."
+    ),
+    click.option("--workspace", metavar="CLAIM[:PATH]", help="A volume for code and files, and where pods see it."),
     click.option("--inside", metavar="auto|require|off", help="The recorder inside the ranks."),
     click.option("--hang-timeout", metavar="10m|never", help="No progress for so long is a hang."),
     click.option("--retryable", multiple=True, metavar="TYPE", help="Exceptions worth a new attempt."),

@@ -42,6 +42,9 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str | None = None
     python: str | None = None
     cwd: str | None = None
+    code: tuple[str, ...] = ()
+    code_exclude: tuple[str, ...] = ()
+    workspace: str | None = None
     inside: str | None = None
     strategy: str | None = None
     hang_timeout: str | None = None
@@ -142,6 +145,9 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
     for field in ("suspend", "unattended"):
         if getattr(flags, field):
             data[field] = True
+    for field in ("code", "code_exclude"):
+        if getattr(flags, field):
+            data[field] = list(getattr(flags, field))
     if flags.ttl is not None:
         data["ttl_s"] = round(parse_span(flags.ttl, flag="--ttl"))
     if flags.env:
@@ -185,6 +191,9 @@ def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
         value = getattr(flags, field)
         if value is not None:
             said[field] = value
+    if flags.workspace is not None:
+        claim, colon, place = flags.workspace.partition(":")
+        said["workspace"] = {"claim": claim, **({"path": place} if colon else {})}
     if flags.exclude_node:
         said["exclude_nodes"] = list(flags.exclude_node)
     resources: dict[str, Any] = {} if flags.gpus is None else {"gpus": flags.gpus}

@@ -17,7 +17,7 @@ from rankfall.cli.options import shown_ranks
 from rankfall.cli.session import Session, tell_exit
 from rankfall.cli.values import parse_ranks
 from rankfall.cli.viewer import Viewer
-from rankfall.client import complete
+from rankfall.client import complete, create_run
 from rankfall.model import JobSpec, UsageError
 from rankfall.observe.strategies import find_strategy
 from rankfall.report.escape import one_line
@@ -95,7 +95,7 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
         _print_plan(plan, spec, output)
         return None
     # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
-    return RunDir.create(complete(spec), home=home())
+    return create_run(complete(spec), home=home())
 
 
 def planned(spec: JobSpec) -> Plan:

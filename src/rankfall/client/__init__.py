@@ -4,8 +4,8 @@ Every answer is read from the run directory; a client holds no truth of its own 
 blocks the event loop: files are read in a thread, waiting is asyncio's.
 """
 
-from rankfall.client.client import Client, complete
+from rankfall.client.client import Client, complete, create_run
 from rankfall.client.run import Run
 from rankfall.client.sync import SyncClient, SyncRun
 
-__all__ = ["Client", "Run", "SyncClient", "SyncRun", "complete"]
+__all__ = ["Client", "Run", "SyncClient", "SyncRun", "complete", "create_run"]

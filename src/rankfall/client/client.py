@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,10 @@ from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, 
 from rankfall.store import RunDir, list_runs
 from rankfall.store import home as default_home
 from rankfall.supervise import spawn_detached
+
+if TYPE_CHECKING:
+    from rankfall.backends.copies import Copied
+    from rankfall.backends.files import Place
 
 
 class Client:
@@ -90,10 +94,54 @@ class Client:
         """
         return await asyncio.to_thread(self._why, target, attempt, strategy)
 
+    async def copy_to_workspace(
+        self, run: str | Run, sources: Path | Collection[Path], remote: str, *, exclude: Collection[str] = ()
+    ) -> Copied | None:
+        """Copy files and folders of this machine to a run's, as ``rankfall cp`` does; what is there already is not sent again.
+
+        Args:
+            run: a run or its id.
+            sources: of this machine.
+            remote: where the run's command sees them: relative to its code directory, or absolute on its volume. It becomes the copy's
+                name; with several sources, or a slash at its end, they go into it.
+            exclude: patterns of names or paths that are left out.
+
+        Returns:
+            What was done; None: the run has no volume, and nothing was.
+
+        Raises:
+            NotFound: there is no such run or source.
+            UsageError: a path leads out, or a source cannot be copied; nothing was sent.
+            InfrastructureError: the copy cannot be done; the same again goes on where it stopped.
+        """
+        from rankfall.backends.copies import put  # noqa: PLC0415 - only what is really copied needs it
+
+        place = await self._files(run)
+        some = [sources] if isinstance(sources, Path) else list(sources)
+        return None if place is None else await put(place, some, remote, exclude=tuple(exclude))
+
+    async def copy_from_workspace(
+        self, run: str | Run, remote: str, local: Path, *, exclude: Collection[str] = ()
+    ) -> Copied | None:
+        """Copy a file or folder of a run to ``local``, which becomes its name; an existing folder takes a single file.
+
+        Arguments, answers and errors are those of :meth:`copy_to_workspace`.
+        """
+        from rankfall.backends.copies import get  # noqa: PLC0415 - as above
+
+        place = await self._files(run)
+        return None if place is None else await get(place, remote, local, exclude=tuple(exclude))
+
+    async def _files(self, run: str | Run) -> Place | None:
+        from rankfall.backends.files import place_of  # noqa: PLC0415 - as above
+
+        found = run if isinstance(run, Run) else await self.get(run)
+        return await asyncio.to_thread(place_of, found.directory, say=lambda _: None)
+
     def _submit(self, spec: JobSpec, detach: bool, request_token: str | None) -> Run:  # noqa: FBT001 - private, by position from to_thread
         spec = complete(spec)
         self._plan(spec, elsewhere=detach)
-        directory = RunDir.create(spec, home=self.home, request_token=request_token)
+        directory = create_run(spec, home=self.home, request_token=request_token)
         run = Run(directory)
         if run.outcome() is not None or directory.lease_holder() is not None:
             # An earlier request with the same token made it.
@@ -152,9 +200,44 @@ def complete(spec: JobSpec) -> JobSpec:
         SpecError: fields contradict each other.
     """
     check_spec(spec)
+    folders = tuple(str(Path(folder).expanduser().absolute()) for folder in spec.code_folders)
+    if folders:
+        spec = msgspec.structs.replace(spec, code=folders)
     if spec.backend != "local":
         from rankfall.backends.cluster.place import pinned  # noqa: PLC0415 - a job on this machine needs no client of Kubernetes
 
         return pinned(spec)
+    if folders:
+        return msgspec.structs.replace(spec, python=spec.python or sys.executable)
     here = Path(spec.cwd).expanduser() if spec.cwd else Path.cwd()
     return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)
+
+
+def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None) -> RunDir:
+    """A new run directory, with the job's code in it as it is now: what is edited later changes nothing of the run.
+
+    Args:
+        spec: as :func:`complete` gives it.
+        home: Rankfall's home.
+        request_token: names the request, as in :meth:`Client.submit`.
+
+    Raises:
+        UsageError: the code cannot be copied; nothing was created.
+        StoreError: home cannot be written.
+    """
+    if not spec.code_folders:
+        return RunDir.create(spec, home=home, request_token=request_token)
+    from rankfall.backends.code import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code
+    from rankfall.backends.files import across  # noqa: PLC0415 - as above
+    from rankfall_inside.carry_frames import CarryError  # noqa: PLC0415 - as above
+
+    tree = code_tree(spec, skip=home)
+    try:
+        return RunDir.create(
+            spec,
+            home=home,
+            request_token=request_token,
+            fill=lambda fresh: across(tree, os.fsencode(fresh / CODE)),
+        )
+    except CarryError as error:
+        raise UsageError(f"$.code: {error}", hint="leave it out with code_exclude (--code-exclude)") from None

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankfall.client.client import Client
 from rankfall.client.resizing import Resized
 from rankfall.client.run import Run
 from rankfall.model import JobSpec, Outcome, RunSummary, StatusDocument, Verdict
 from rankfall.store.lines import Line
+
+if TYPE_CHECKING:
+    from rankfall.backends.copies import Copied
 
 T = TypeVar("T")
 
@@ -102,6 +105,22 @@ class SyncClient:
         """As :meth:`Client.why`."""
         wanted = Run(target.directory) if isinstance(target, SyncRun) else target
         return _sync(self._client.why(wanted, attempt=attempt, strategy=strategy))
+
+    def copy_to_workspace(
+        self, run: str | SyncRun, sources: Path | Collection[Path], remote: str, *, exclude: Collection[str] = ()
+    ) -> Copied | None:
+        """As :meth:`Client.copy_to_workspace`."""
+        return _sync(self._client.copy_to_workspace(_named(run), sources, remote, exclude=exclude))
+
+    def copy_from_workspace(
+        self, run: str | SyncRun, remote: str, local: Path, *, exclude: Collection[str] = ()
+    ) -> Copied | None:
+        """As :meth:`Client.copy_from_workspace`."""
+        return _sync(self._client.copy_from_workspace(_named(run), remote, local, exclude=exclude))
+
+
+def _named(run: str | SyncRun) -> str | Run:
+    return Run(run.directory) if isinstance(run, SyncRun) else run
 
 
 async def _next(lines: AsyncIterator[T]) -> T:

@@ -16,6 +16,7 @@ from rankfall.kube.errors import KubeError
 
 _T = TypeVar("_T")
 _TICK_S: Final = 0.1
+_LAST_S: Final = 15.0
 
 
 class Abandoned(KubeError):  # noqa: N818 - reads as the answer that it is
@@ -98,6 +99,10 @@ class Portal:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A call that was cancelled may still be undoing what it had done.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=_LAST_S)
         kube, self._kube = self._kube, None
         if kube is not None:
             await kube.__aexit__(None, None, None)

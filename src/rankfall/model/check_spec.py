@@ -108,6 +108,14 @@ def _check_code(spec: JobSpec) -> None:
             raise SpecError(
                 "$.code" if text in spec.code_folders else "$.code_exclude", "has a part that is empty or holds NUL"
             )
+    if spec.code_folders and spec.cwd is not None:
+        parts = spec.cwd.split("/")
+        if any(part in {"", ".."} for part in parts):
+            raise SpecError(
+                "$.cwd",
+                f"{spec.cwd!r}: with $.code it is a path below the code's folder",
+                hint="as: src; leave it out for the folder itself",
+            )
 
 
 def _check_success(spec: JobSpec) -> None:

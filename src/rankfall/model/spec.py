@@ -30,7 +30,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         nproc_per_node: ranks per node.
         roles: several roles in one job; each has its number of nodes, and what else it has of its own. Empty = the one ``role``.
         code: a folder of this machine whose files the job runs in, as they are at the submission; several are laid over each other,
-            the later ones on top.
+            the later ones on top. ``cwd`` is then a path below them.
         code_exclude: patterns of the shell for what of it is left out: one without a slash for any name, one with a slash for
             the path below the folder.
         python: the job's Python; null = the one Rankfall runs under.

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -51,13 +51,21 @@ class RunDir:
         self.id = path.name
 
     @classmethod
-    def create(cls, spec: JobSpec, *, home: Path, request_token: str | None = None) -> RunDir:
+    def create(
+        cls,
+        spec: JobSpec,
+        *,
+        home: Path,
+        request_token: str | None = None,
+        fill: Callable[[Path], object] | None = None,
+    ) -> RunDir:
         """A new run directory; it appears under its name only when spec and folders are in it.
 
         Args:
             spec: the job.
             home: Rankfall's home.
             request_token: names the request: a second call with the same token and name gives the first call's run.
+            fill: puts what else belongs to it into the new directory, before that has its name.
 
         Raises:
             StoreError: home cannot be written.
@@ -70,6 +78,8 @@ class RunDir:
                 (fresh / folder).mkdir(parents=True)
             _write_synced(fresh / "meta.json", msgspec.json.encode(meta))
             _write_synced(fresh / "spec.json", msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+            if fill is not None:
+                fill(fresh)
             for number in range(1000):
                 path = home / "runs" / f"{spec.name}-{_suffix(request_token, number)}"
                 if _take_name(fresh, path):

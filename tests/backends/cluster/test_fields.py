@@ -19,6 +19,8 @@ BY_THE_CLIENT = {
     "schema": "spec_from",
     "name": "the run's id, which the manifests bear",
     "backend": "chooses the compiler",
+    "code": "the submission, which gives the compiler the files",
+    "code_exclude": "the submission, as code",
     "kubernetes.context": "the connection",
     "kubernetes.kubeconfig": "the connection",
 }
@@ -57,6 +59,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "role": ({}, {"role": "trainer"}),
     "roles": ({}, {"roles": [{"name": "ps"}, {"name": "worker"}]}),
     "cwd": ({}, {"cwd": "/code"}),
+    "code": ({}, {"code": "src"}),
+    "code_exclude": ({"code": "src"}, {"code": "src", "code_exclude": ["*.pt"]}),
     "python": ({}, {"python": "/venv/bin/python"}),
     "env": ({}, {"env": {"A": "1"}}),
     "inside": ({}, {"inside": "off"}),
@@ -119,6 +123,7 @@ SECTION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "runtime": ({}, {"runtime": "torch-distributed"}),
     "runtime_kind": ({}, {"runtime_kind": "TrainingRuntime"}),
     "master_port": ({}, {"master_port": 1234}),
+    "workspace": ({}, {"workspace": {"claim": "team"}}),
 }
 PATHS = [*EXAMPLES, *(f"kubernetes.{name}" for name in SECTION)]
 

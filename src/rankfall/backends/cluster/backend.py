@@ -27,6 +27,8 @@ from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.cluster.served import ask, check_fields, served_facts
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
+from rankfall.backends.cluster.workspace import bring_code
+from rankfall.backends.code import code_of
 from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source, slot_plan
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
@@ -175,6 +177,8 @@ class ClusterBackend:
         telling = Telling(company)
 
         async def work(kube: Kube) -> Launched:
+            if run_dir.spec.code_folders:
+                await bring_code(kube, run_dir, namespace=place.namespace, say=telling.say)
             patience = Patience(until=time.monotonic() + _LAUNCH_S, say=telling.say)
             await self._still_held(kube, patience, notes={NOTE_ATTEMPT: str(plan.attempt)})
             done = await launch(
@@ -397,6 +401,7 @@ class ClusterBackend:
             namespace=place.namespace,
             nnodes=nnodes,
             strategy=self.strategy,
+            code=code_of(spec, run_dir) if spec.code_folders else None,
         )
         check_fields(served, compiled.objects, backend=spec.backend)
         return compiled

@@ -31,6 +31,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
   case $1 in
     --launcher) launcher=$2 ;;
     --nproc) nproc=$2 ;;
+    --chdir) cd "$2" || exit {_REFUSED} ;;
+    --code)
+      say "no Python 3.8 or newer in this image, which unpacks the job's code; name one in \\$.python, or use kubernetes.workspace"
+      exit {_REFUSED}
+      ;;
   esac
   shift
 done

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rankfall.backends.cluster import trainjob as trainer
+from rankfall.backends.cluster.code import code_dir, packed_code
 from rankfall.backends.cluster.command import Start, start_of
 from rankfall.backends.cluster.indexed_job import config_map, indexed_job, service
 from rankfall.backends.cluster.jobset import jobset
@@ -18,6 +19,8 @@ from rankfall.backends.cluster.objects import Compiled, Request, ServedFacts, re
 from rankfall.backends.cluster.pod import check_spec_of_pod, most_waited_for, template
 from rankfall.backends.cluster.refusals import Problem, bundle, general, refuse, supervised_only
 from rankfall.model import JobSpec, Refused
+from rankfall_inside.carry_pack import digest_of
+from rankfall_inside.carry_tree import Tree
 
 DEFAULT_NAMESPACE = "default"
 
@@ -34,6 +37,7 @@ def compile_job(
     namespace: str | None = None,
     nnodes: int | None = None,
     strategy: str = "causal",
+    code: Tree | None = None,
 ) -> Compiled:
     """The manifests of one attempt.
 
@@ -48,6 +52,7 @@ def compile_job(
         namespace: where; None = the spec's, else ``default``.
         nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
         strategy: of diagnosis, where the spec names none.
+        code: that the job brings; None = none.
 
     Raises:
         Refused: the backend or the server cannot do what is asked; all problems at once.
@@ -61,6 +66,7 @@ def compile_job(
         )
     most = spec.nnodes_max or spec.nnodes
     count = nnodes or most
+    packed = packed_code(spec, code)
     request = Request(
         spec=spec,
         names=names_for(run=run, attempt=attempt, backend=spec.backend, role=spec.role, count=most),
@@ -72,6 +78,8 @@ def compile_job(
         strategy=spec.strategy or strategy,
         served=served,
         excluded=tuple(sorted({*excluded_nodes, *spec.kubernetes.exclude_nodes})),
+        code_dir=code_dir(spec, run=run) if code is not None else None,
+        code_digest=None if packed is None else digest_of(packed),
     )
     start = start_of(request)
     container = TRAINER_ROLE if spec.backend == "trainjob" else spec.kubernetes.container
@@ -79,7 +87,7 @@ def compile_job(
     refuse(spec.backend, _problems(request, start, policies, inside_zip))
     objects, workload = _objects(request, start, policies, container=container)
     if spec.inside != "off":
-        objects.append(config_map(request, inside_zip))
+        objects.append(config_map(request, inside_zip, packed))
     return Compiled(
         objects=tuple(objects),
         workload=workload,

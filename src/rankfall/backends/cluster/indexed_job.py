@@ -14,7 +14,7 @@ from rankfall.backends.cluster.merge import Object
 from rankfall.backends.cluster.names import ANNOTATION_REQUEST
 from rankfall.backends.cluster.native import Native
 from rankfall.backends.cluster.objects import Request, request_token
-from rankfall.backends.cluster.pod import BUNDLE_KEY, labels
+from rankfall.backends.cluster.pod import BUNDLE_KEY, CODE_KEY, labels
 from rankfall.backends.cluster.refusals import QUEUE_LABEL
 from rankfall.model import JobSpec
 
@@ -102,9 +102,11 @@ def service(request: Request) -> Object:
     }
 
 
-def config_map(request: Request, bundle: bytes) -> Object:
-    """What travels into the pods."""
+def config_map(request: Request, bundle: bytes, code: bytes | None = None) -> Object:
+    """What travels into the pods: the recorder, and the job's code where it is small."""
     data: dict[str, Any] = {BUNDLE_KEY: base64.b64encode(bundle).decode()}
+    if code is not None:
+        data[CODE_KEY] = base64.b64encode(code).decode()
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -17,6 +17,7 @@ from rankfall.model.check_kubernetes import OWN_MOUNTS
 Object = dict[str, Any]
 
 OWN_VOLUMES: Final = ("rankfall-inside", "rankfall-run")
+WORKSPACE: Final = "rankfall-workspace"
 # Kubernetes' own list-map keys. Containers are merged inside; the others are one thing each: half a volume of either is none.
 _MERGED: Final = MappingProxyType({"containers": "name", "initContainers": "name"})
 _REPLACED: Final = MappingProxyType(
@@ -124,7 +125,7 @@ def check_volumes(path: str, volumes: Sequence[Any]) -> None:
         SpecError: with the path of the volume.
     """
     for number, item in enumerate(_items(path, volumes)):
-        if item["name"] in OWN_VOLUMES:
+        if item["name"] in {*OWN_VOLUMES, WORKSPACE}:
             raise SpecError(f"{path}[{number}].name", f"{item['name']!r} is Rankfall's own volume", hint="rename it")
 
 

@@ -63,11 +63,10 @@ class Mover:
         kube: an open client.
         volume: that is copied to and from.
         say: takes lines for people.
-        abandoned: asked now and then whether to give up.
     """
 
-    def __init__(self, kube: Kube, volume: Volume, *, say: Say, abandoned: Callable[[], bool] = lambda: False) -> None:
-        self._kube, self._volume, self._say, self._abandoned = kube, volume, say, abandoned
+    def __init__(self, kube: Kube, volume: Volume, *, say: Say) -> None:
+        self._kube, self._volume, self._say = kube, volume, say
         self._zip = build_zip()
         self._held = AsyncExitStack()
         self._pod: str | None = None
@@ -131,7 +130,6 @@ class Mover:
                 argv,
                 container=CONTAINER,
                 namespace=self._volume.namespace,
-                abandoned=self._abandoned,
             )
             async with opened as made:
                 return made.moved, "", await in_thread(lambda: self._work(made, work), made)
@@ -180,11 +178,9 @@ def owner_of(tree: Tree, below: bytes) -> str:
 
 
 @asynccontextmanager
-async def mover(
-    kube: Kube, volume: Volume, *, say: Say, abandoned: Callable[[], bool] = lambda: False
-) -> AsyncIterator[Mover]:
+async def mover(kube: Kube, volume: Volume, *, say: Say) -> AsyncIterator[Mover]:
     """A mover whose pod is gone when the block ends, however it ends."""
-    made = Mover(kube, volume, say=say, abandoned=abandoned)
+    made = Mover(kube, volume, say=say)
     try:
         yield made
     finally:

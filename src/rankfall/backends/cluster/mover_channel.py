@@ -17,7 +17,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.exec import Exec, open_exec
 from rankfall_inside import carry_frames as frames
-from rankfall_inside.carry_frames import CarryError, Channel, CutError
+from rankfall_inside.carry_frames import Channel, CutError
 
 _T = TypeVar("_T")
 _PING_S: Final = 5.0
@@ -33,20 +33,17 @@ class ExecChannel(Channel):
     Args:
         session: of the command.
         loop: in which it lives.
-        abandoned: whether the work is to be given up.
 
     Attributes:
         moved: bytes of files that travelled.
         stderr: the end of what the command said there.
     """
 
-    def __init__(
-        self, session: Exec, *, loop: asyncio.AbstractEventLoop, abandoned: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, session: Exec, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(self._take, self._give, tick=self._look)
         self.moved = 0
         self.stderr = b""
-        self._session, self._loop, self._abandoned = session, loop, abandoned
+        self._session, self._loop = session, loop
         self._buffer: deque[bytes] = deque()
         self._waiting = 0
         self._over = False
@@ -110,8 +107,6 @@ class ExecChannel(Channel):
             raise CutError(error.message) from None
 
     def _look(self) -> None:
-        if self._abandoned():
-            raise CarryError("given up, because the run is to end")
         if self._over and not self._buffer:
             raise CutError("the connection ended before all was there")
 
@@ -175,12 +170,11 @@ async def channel(
     *,
     container: str,
     namespace: str,
-    abandoned: Callable[[], bool],
 ) -> AsyncIterator[ExecChannel]:
     """A command in a pod and the channel to it; the connection ends with the block."""
     opened = open_exec(kube, pod, argv, container=container, namespace=namespace, stdin=True, timeout=None)
     async with opened as session:
-        made = ExecChannel(session, loop=asyncio.get_running_loop(), abandoned=abandoned)
+        made = ExecChannel(session, loop=asyncio.get_running_loop())
         tasks = [asyncio.create_task(made.serve()), asyncio.create_task(made.keep())]
         try:
             yield made

@@ -56,6 +56,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         token: of the attempt; lines of records carry it.
         strategy: of diagnosis, in force for this attempt.
         excluded: names of nodes that no slot may run on.
+        code_dir: folder in the pods that the job's code is in; None = it brings none.
+        code_digest: of the code in the config map; None = it is on a volume, or there is none.
     """
 
     spec: JobSpec
@@ -68,6 +70,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     served: ServedFacts
     excluded: tuple[str, ...] = ()
+    code_dir: str | None = None
+    code_digest: str | None = None
+
+    @property
+    def work_dir(self) -> str | None:
+        """Folder of the command; None = that of the image."""
+        if self.code_dir is None or self.spec.cwd is None:
+            return self.code_dir or self.spec.cwd
+        return f"{self.code_dir}/{self.spec.cwd}"
 
     @property
     def rendezvous_id(self) -> str:

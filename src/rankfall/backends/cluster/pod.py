@@ -12,14 +12,24 @@ from typing import Any, Final
 
 from rankfall.backends.cluster.bootstrap import BOOTSTRAP
 from rankfall.backends.cluster.command import SLOT_DIR, Start
-from rankfall.backends.cluster.merge import OWN_VOLUMES, Object, check_override, check_volumes, merged, without_nodes
+from rankfall.backends.cluster.merge import (
+    OWN_VOLUMES,
+    WORKSPACE,
+    Object,
+    check_override,
+    check_volumes,
+    merged,
+    without_nodes,
+)
 from rankfall.backends.cluster.names import LABEL_ROLE
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.text import SLOT_REFERENCE, check_variables, escape
 from rankfall.model import JobSpec, Refused, Resources
 from rankfall.model.kubernetes_spec import EnvSource
+from rankfall_inside import carry_pack
 
 BUNDLE_KEY: Final = "inside.pyz"
+CODE_KEY: Final = carry_pack.NAME
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "rankfall"}
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
@@ -54,7 +64,7 @@ def template(request: Request, start: Start, *, container: str) -> Object:
                 "image": section.image,
                 **_optional("imagePullPolicy", section.image_pull_policy),
                 "command": list(container_command(request, start)),
-                **_optional("workingDir", spec.cwd),
+                **_optional("workingDir", _working_dir(request)),
                 "env": env,
                 **_optional("resources", resources(section.resources)),
                 **_optional("volumeMounts", mounts(spec)),
@@ -90,6 +100,10 @@ def container_command(request: Request, start: Start) -> tuple[str, ...]:
     words += ["--grace", f"{wrapper_grace_s(spec):g}"]
     if spec.unattended:
         words += ["--exit-code", "cause"]
+    if request.code_digest is not None:
+        words += ["--code", request.code_digest]
+    if request.code_dir is not None:
+        words += ["--chdir", escape(request.work_dir or "")]
     for index in waited_for(request):
         words += ["--wait-for", names.address(index, namespace=namespace)]
     return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words, "--", *start.words)
@@ -224,20 +238,58 @@ def mounts(spec: JobSpec) -> list[Object]:
         {"name": bundle, "mountPath": "/rankfall", "readOnly": True},
         {"name": run, "mountPath": SLOT_DIR},
     ]
-    return [*(own if spec.inside != "off" else []), *spec.kubernetes.volume_mounts]
+    return [*(own if spec.inside != "off" else []), *spec.kubernetes.volume_mounts, *_workspace_mount(spec)]
 
 
 def volumes(request: Request) -> list[Object]:
     """Ours, then the user's."""
     bundle, run = OWN_VOLUMES
+    keys = [BUNDLE_KEY] if request.code_digest is None else [BUNDLE_KEY, CODE_KEY]
     own: list[Object] = [
         {
             "name": bundle,
-            "configMap": {"name": request.names.object, "items": [{"key": BUNDLE_KEY, "path": BUNDLE_KEY}]},
+            "configMap": {"name": request.names.object, "items": [{"key": key, "path": key} for key in keys]},
         },
         {"name": run, "emptyDir": {}},
     ]
-    return [*(own if request.spec.inside != "off" else []), *request.spec.kubernetes.volumes]
+    return [
+        *(own if request.spec.inside != "off" else []),
+        *request.spec.kubernetes.volumes,
+        *_workspace_volume(request.spec),
+    ]
+
+
+def _workspace_volume(spec: JobSpec) -> list[Object]:
+    """The workspace's, unless the job declares a volume of the same claim itself."""
+    workspace = spec.kubernetes.workspace
+    if workspace is None or _declared(spec) is not None:
+        return []
+    return [{"name": WORKSPACE, "persistentVolumeClaim": {"claimName": workspace.claim}}]
+
+
+def _workspace_mount(spec: JobSpec) -> list[Object]:
+    """Where the workspace is mounted, unless the job says so itself."""
+    workspace = spec.kubernetes.workspace
+    if workspace is None:
+        return []
+    if any(one["mountPath"].rstrip("/") == workspace.path for one in spec.kubernetes.volume_mounts):
+        return []
+    return [{"name": _declared(spec) or WORKSPACE, "mountPath": workspace.path}]
+
+
+def _declared(spec: JobSpec) -> str | None:
+    """Name of the job's own volume of the workspace's claim, when that may be written."""
+    workspace = spec.kubernetes.workspace
+    for volume in spec.kubernetes.volumes:
+        source = volume.get("persistentVolumeClaim")
+        if workspace is not None and isinstance(source, dict) and source.get("claimName") == workspace.claim:
+            return None if source.get("readOnly") else str(volume["name"])
+    return None
+
+
+def _working_dir(request: Request) -> str | None:
+    """Of the container; where the wrapper runs it goes into the code itself, when that is there."""
+    return None if request.code_dir is not None and request.spec.inside != "off" else request.work_dir
 
 
 def check_spec_of_pod(spec: JobSpec) -> None:
@@ -246,7 +298,7 @@ def check_spec_of_pod(spec: JobSpec) -> None:
     Raises:
         Refused: names the field and the alternative.
     """
-    if spec.cwd is not None and not spec.cwd.startswith("/"):
+    if spec.cwd is not None and not spec.cwd.startswith("/") and not spec.code_folders:
         raise Refused(
             f"$.cwd: {spec.cwd!r} is no absolute path, and backend {spec.backend} has no folder to start from",
             hint="give the path in the image or on a volume",

@@ -179,7 +179,9 @@ def _unsaid(request: Request) -> list[str]:
     if request.served.pod_overrides in {None, "podSpecOverrides"}:
         fields += ["affinity", "image_pull_secrets", "labels", "annotations"]
     found = [f"$.kubernetes.{field}" for field in fields if getattr(section, field) != getattr(usual, field)]
-    if spec.cwd is not None:
+    if spec.code_folders and spec.inside == "off":
+        found.append("$.code")
+    elif spec.cwd is not None and not spec.code_folders:
         found.append("$.cwd")
     if termination_grace_s(spec) > _SHARED_GRACE_S:
         found.append("$.policies.grace_s")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import getpass
+import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
 
+from rankfall.backends.cluster.code import code_folder, runs_folder
 from rankfall.backends.cluster.merge import merged
 from rankfall.backends.cluster.mover import mover
 from rankfall.backends.cluster.mover_pod import Volume
-from rankfall.backends.files import CODE, Files, Place
+from rankfall.backends.code import CODE
+from rankfall.backends.files import Files, Place
 from rankfall.kube.client import Kube
 from rankfall.kube.kubeconfig import access_of
 from rankfall.model import JobSpec, Kubernetes, Workspace
+from rankfall.store import RunDir
+from rankfall_inside.carry_tree import scan
 
 # Of a pod that only holds a volume: what lets it run where the job runs, as the user that the job runs as.
 _POD_FIELDS: Final = ("imagePullSecrets", "tolerations", "serviceAccountName", "securityContext", "priorityClassName")
@@ -28,29 +31,9 @@ def pinned(spec: JobSpec) -> JobSpec:
     workspace = spec.kubernetes.workspace
     if workspace is None or workspace.folder is not None:
         return spec
-    folder = f"{user_name()}/{spec.name}"
+    folder = runs_folder(spec.name)
     section = msgspec.structs.replace(spec.kubernetes, workspace=msgspec.structs.replace(workspace, folder=folder))
     return msgspec.structs.replace(spec, kubernetes=section)
-
-
-def user_name() -> str:
-    """The account's name as a folder's; in a container its number may have no name."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = ""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
-    return plain or f"uid-{os.getuid()}"
-
-
-def code_folder(workspace: Workspace, run: str) -> str:
-    """A run's code directory, below the volume's root."""
-    return f"{workspace.folder or user_name()}/{run}/{CODE}"
-
-
-def code_path(workspace: Workspace, run: str) -> str:
-    """The same as the pods see it."""
-    return f"{workspace.path}/{code_folder(workspace, run)}"
 
 
 def volume_of(section: Kubernetes, workspace: Workspace, *, python: str | None = None) -> Volume:
@@ -90,10 +73,35 @@ def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: 
     return _place(
         spec.kubernetes,
         volume,
-        start=code_folder(workspace, run),
+        start=code_folder(workspace, spec.name, run=run),
         shown=f"claim {workspace.claim} of run {run}",
         say=say,
     )
+
+
+async def bring_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Callable[[str], None]) -> None:
+    """Copy a run's code to its directory on the volume; done again by whoever cannot tell that it is there.
+
+    A list of what there is, beside that directory, comes last: with it the code is complete.
+
+    Raises:
+        InfrastructureError: it cannot be done; no half of it is ever started.
+    """
+    spec, done = run_dir.spec, run_dir.path / "kube" / "code.json"
+    workspace = spec.kubernetes.workspace
+    if workspace is None or done.exists():
+        return
+    tree = await asyncio.to_thread(scan, os.fsencode(run_dir.path / CODE))
+    folder = code_folder(workspace, spec.name, run=run_dir.id)
+    section = msgspec.structs.replace(spec.kubernetes, namespace=namespace)
+    volume = volume_of(section, workspace, python=spec.python)
+    fresh = done.with_suffix(".new")
+    fresh.parent.mkdir(exist_ok=True)
+    fresh.write_bytes(msgspec.json.encode({"files": len(tree.entries), "bytes": tree.size, "folder": folder}))
+    async with mover(kube, volume, say=say) as made:
+        await made.put(tree, os.fsencode(folder))
+        await made.put(await asyncio.to_thread(scan, os.fsencode(fresh)), os.fsencode(f"{folder}.json"))
+    fresh.replace(done)
 
 
 def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:

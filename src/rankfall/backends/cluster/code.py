@@ -1,0 +1,84 @@
+"""Where the code of a job is in its pods, and how it gets there: with the recorder where it is small, on the workspace's volume where there is one.
+
+Refuses code that is too large to travel with the recorder, before anything is created.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from typing import Final
+
+from rankfall.backends.cluster.command import SLOT_DIR
+from rankfall.backends.code import CODE
+from rankfall.model import JobSpec, Refused, UsageError, Workspace
+from rankfall_inside.carry_frames import CarryError
+from rankfall_inside.carry_pack import pack
+from rankfall_inside.carry_tree import Tree
+
+# A config map holds 1 MiB in all, and the recorder is in it too.
+MOST_PACKED: Final = 700 << 10
+# More than this is not even tried: text becomes a fifth, and every start of an attempt packs it.
+_MOST_RAW: Final = 32 << 20
+_INSTEAD: Final = "name a volume for it: kubernetes.workspace (--workspace CLAIM); or bring it in the image, or leave out more with code_exclude (--code-exclude)"
+
+
+def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
+    """The code as it travels with the recorder; None: there is none, or it goes to the workspace.
+
+    Raises:
+        Refused: it is too large, or nobody in the pod could unpack it.
+        UsageError: it cannot be read.
+    """
+    if tree is None or spec.kubernetes.workspace is not None:
+        return None
+    if spec.inside == "off":
+        raise Refused(
+            f"$.code: with inside: off nobody in the pod could unpack it (backend {spec.backend})",
+            hint="use kubernetes.workspace (--workspace CLAIM), or inside: auto, or bring it in the image",
+        )
+    if tree.size > _MOST_RAW:
+        raise _too_large(spec, tree, f"more than the {_MOST_RAW >> 20} MiB that could become small enough")
+    try:
+        packed = pack(tree)
+    except CarryError as error:
+        raise UsageError(f"$.code: {error}", hint="leave it out with code_exclude (--code-exclude)") from None
+    if len(packed) > MOST_PACKED:
+        raise _too_large(spec, tree, f"{len(packed)} packed, and {MOST_PACKED} fit into a config map")
+    return packed
+
+
+def _too_large(spec: JobSpec, tree: Tree, why: str) -> Refused:
+    return Refused(
+        f"$.code: {len(tree.entries)} files and folders of {tree.size} bytes: {why} (backend {spec.backend})",
+        hint=_INSTEAD,
+    )
+
+
+def code_dir(spec: JobSpec, *, run: str) -> str:
+    """The folder of the code as the pods of a run see it."""
+    workspace = spec.kubernetes.workspace
+    return (
+        f"{SLOT_DIR}/{CODE}" if workspace is None else f"{workspace.path}/{code_folder(workspace, spec.name, run=run)}"
+    )
+
+
+def code_folder(workspace: Workspace, job: str, *, run: str) -> str:
+    """The same below the volume's root."""
+    return f"{workspace.folder or runs_folder(job)}/{run}/{CODE}"
+
+
+def runs_folder(job: str) -> str:
+    """Where this user's runs of a job have their folders on a volume."""
+    return f"{user_name()}/{job}"
+
+
+def user_name() -> str:
+    """The account's name as a folder's; in a container its number may have no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = ""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    return plain or f"uid-{os.getuid()}"
