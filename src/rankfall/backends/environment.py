@@ -52,14 +52,20 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
     return env
 
 
-def place(spec: JobSpec, part: Part) -> dict[str, str]:
+def place(spec: JobSpec, part: Part, *, hosts: Mapping[str, str]) -> dict[str, str]:
     """Where a role's slots stand in a job of several, the same for all of them; the index alone differs. Empty for a job of one role.
 
     ``rankfall_inside.place`` and its plain launcher make the sums.
+
+    Args:
+        spec: the job.
+        part: the role.
+        hosts: where the first slot of each role is reached.
     """
     if not spec.several_roles:
         return {}
-    base = {"RANKFALL_SLOT_BASE": str(part.base)}
+    base = {f"RANKFALL_HOST_{role.upper().replace('-', '_')}": host for role, host in hosts.items()}
+    base["RANKFALL_SLOT_BASE"] = str(part.base)
     if part.first_node is None:
         return {**base, "RANKFALL_OUTSIDE": "1"}
     return {

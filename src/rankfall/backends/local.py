@@ -325,7 +325,10 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
     node = f"node{number}"
     env = environment.identity(part.spec, run_dir, attempt=attempt, slot=number, node=node, strategy=start.strategy)
     if spec.several_roles:
-        env |= {**environment.place(spec, part), "RANKFALL_INDEX": str(index)}
+        env |= {
+            **environment.place(spec, part, hosts={one.name: HOST for one in spec.parts}),
+            "RANKFALL_INDEX": str(index),
+        }
     if one.launcher != "torchrun":
         env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(start.port)}
     if one.launcher == "plain":

@@ -52,15 +52,22 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
 
     Attributes:
         backend: ``job``, ``jobset`` or ``trainjob``.
-        object: name of the workload and of what belongs to it.
+        object: name of the workload.
+        others: names of the workloads of other roles, which it owns.
         excluded: nodes that were avoided, beside those of the spec.
         restart: how often Kubernetes itself had started the gang again before this attempt; its pods bear that number.
     """
 
     backend: str
     object: str
+    others: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     restart: int = 0
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """All of them, the one that owns the others first."""
+        return (self.object, *self.others)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

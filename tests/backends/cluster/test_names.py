@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankfall.backends.cluster.names import Names, check_names, kubernetes_base, names_for
-from rankfall.model import Refused
+from rankfall.backends.cluster.roles import pod_role
+from rankfall.model import JobSpec, Refused
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 LAST = 99_999
@@ -31,6 +32,12 @@ def test_launch_s04_any_text_gives_a_valid_beginning_of_a_name(text):
     assert kubernetes_base(base) == base
 
 
+def of_one_role(*, run, attempt, backend, role, count=1):
+    """The names of a job of one role."""
+    part = pod_role(JobSpec(backend=backend, role=role, command=("train.py",)), role)
+    return names_for(run=run, attempt=attempt, backend=backend, roles=[part], counts=[count])[0]
+
+
 @pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 @given(
     name=st.text(st.sampled_from("abcxyz019-"), min_size=1, max_size=40),
@@ -39,7 +46,7 @@ def test_launch_s04_any_text_gives_a_valid_beginning_of_a_name(text):
     role=st.text(st.sampled_from("abc9"), min_size=1, max_size=20),
 )
 def test_launch_s04_every_derived_name_is_valid_up_to_the_last_index(backend, name, digits, attempt, role):
-    names = names_for(run=f"{name}-{digits}", attempt=attempt, backend=backend, role=role, count=LAST + 1)
+    names = of_one_role(run=f"{name}-{digits}", attempt=attempt, backend=backend, role=role, count=LAST + 1)
     for derived in (names.object, names.host(0), names.host(LAST), names.longest_pod(LAST + 1)):
         assert LABEL.fullmatch(derived)
     assert digits in names.object
@@ -48,15 +55,15 @@ def test_launch_s04_every_derived_name_is_valid_up_to_the_last_index(backend, na
 
 
 def test_launch_s37_a_name_is_the_runs_id_and_its_attempt_where_it_fits():
-    assert names_for(run="bert-0a1b2c", attempt=2, backend="job", role="worker").object == "bert-0a1b2c-a2"
-    long = names_for(run=f"{'m' * 40}-0a1b2c", attempt=2, backend="jobset", role="worker")
+    assert of_one_role(run="bert-0a1b2c", attempt=2, backend="job", role="worker").object == "bert-0a1b2c-a2"
+    long = of_one_role(run=f"{'m' * 40}-0a1b2c", attempt=2, backend="jobset", role="worker")
     assert re.fullmatch(r"m+-0a1b2c-a2", long.object)
     assert long.labels["rankfall.dev/run"] == f"{'m' * 40}-0a1b2c"
 
 
 def test_two_long_runs_of_one_name_stay_apart():
     first, second = (
-        names_for(run=f"{'m' * 40}-{hex_}", attempt=1, backend="jobset", role="r" * 20).object
+        of_one_role(run=f"{'m' * 40}-{hex_}", attempt=1, backend="jobset", role="r" * 20).object
         for hex_ in ("000000", "000001")
     )
     assert first != second

@@ -22,8 +22,9 @@ def refusal(job: Any, *, served: ServedFacts = SERVED, **options: Any) -> tuple[
 
 
 def test_jobapi_s27_refusal_01_more_than_one_role():
-    message, _ = refusal(spec(roles=[{"name": "ps"}, {"name": "worker"}]))
-    assert message.startswith("$.roles: backend job")
+    message, hint = refusal(spec(roles=[{"name": "ps"}, {"name": "worker"}], launcher="plain", **ALONE))
+    assert message.startswith("$.roles: several roles are several Jobs")
+    assert "backend: jobset" in hint
     with pytest.raises(SpecError, match=r"\$\.rules\[0\]\.roles: there is no role 'ps'"):
         spec(rules=[{"roles": ["ps"], "action": "fail"}])
 

@@ -24,12 +24,13 @@ from rankfall.backends.cluster.launch_patience import Patience
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.ownership import owner_reference
 from rankfall.backends.cluster.remove import Removed, remove
+from rankfall.backends.cluster.remove_wait import pods_of
 from rankfall.backends.cluster.served import ask, check_fields, served_facts
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
 from rankfall.backends.cluster.workspace import bring_code
 from rankfall.backends.code import code_of
-from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source, slot_plan
+from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source, role_env, slot_plan
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
@@ -103,8 +104,13 @@ class ClusterBackend:
             excluded=tuple(sorted(exclude)),
         )
         compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
+        first, *others = (item["metadata"]["name"] for item in compiled.workloads)
         cluster = msgspec.structs.replace(
-            place, object=compiled.names.object, selector=compiled.selector, container=compiled.container
+            place,
+            object=first,
+            others=tuple(others),
+            selector=compiled.selector,
+            container=compiled.container,
         )
         return Plan(
             attempt=attempt,
@@ -113,17 +119,18 @@ class ClusterBackend:
             slots=tuple(
                 SlotPlan(
                     slot=number,
-                    role=spec.role,
+                    role=spec.role_of(number),
                     node="",
                     argv=(),
                     env={},
                     cwd="",
-                    slot_dir=str(run_dir.slot_dir(attempt, spec.role, number)),
-                    stream_dir=str(run_dir.stream_dir(attempt, spec.role, number)),
+                    slot_dir=str(run_dir.slot_dir(attempt, spec.role_of(number), number)),
+                    stream_dir=str(run_dir.stream_dir(attempt, spec.role_of(number), number)),
                 )
                 for number in range(compiled.slots)
             ),
             env=dict(spec.env),
+            role_env=role_env(spec),
             strategy=spec.strategy or self.strategy,
             notes=compiled.notes,
             port=compiled.port,
@@ -184,8 +191,9 @@ class ClusterBackend:
             done = await launch(
                 kube,
                 objects[number],
-                objects[number + 1 :],
+                objects[number + 1 : len(objects) - compiled.others],
                 first=objects[:number],
+                others=objects[len(objects) - compiled.others :],
                 resource=resource,
                 request_token=compiled.request_token,
                 hold=not compiled.release,
@@ -235,7 +243,7 @@ class ClusterBackend:
         return None
 
     def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
-        """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request, however many slots."""
+        """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request a workload, however many slots."""
         del grace
         place, run_dir = _place(plan), _run_dir(plan)
         if self._hold is not None and not self._hold.firm():
@@ -247,16 +255,15 @@ class ClusterBackend:
         mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
 
         async def suspend(kube: Kube) -> None:
-            try:
-                await kube.patch(
-                    RESOURCES[place.backend],
-                    place.object,
-                    {"spec": {"suspend": True}},
-                    namespace=place.namespace,
-                    kind="merge",
-                )
-            except ObjectNotFound:
-                return
+            for name in place.workloads:
+                with contextlib.suppress(ObjectNotFound):
+                    await kube.patch(
+                        RESOURCES[place.backend],
+                        name,
+                        {"spec": {"suspend": True}},
+                        namespace=place.namespace,
+                        kind="merge",
+                    )
 
         try:
             self._call(plan, suspend)
@@ -328,19 +335,22 @@ class ClusterBackend:
             # Never launched; or a finished one may be gone by its own time to live.
             return None
 
-        async def look(kube: Kube) -> bool:
-            try:
-                found = await kube.get(RESOURCES[place.backend], place.object, namespace=place.namespace)
-            except ObjectNotFound:
-                return True
-            meta = found.get("metadata", {})
-            return meta.get("uid") != uid or bool(meta.get("deletionTimestamp"))
+        async def look(kube: Kube) -> str | None:
+            for name in place.workloads:
+                try:
+                    found = await kube.get(RESOURCES[place.backend], name, namespace=place.namespace)
+                except ObjectNotFound:
+                    return name
+                meta = found.get("metadata", {})
+                if (name == place.object and meta.get("uid") != uid) or meta.get("deletionTimestamp"):
+                    return name
+            return None
 
         try:
-            gone: bool = self._call(plan, look)
+            gone: str | None = self._call(plan, look)
         except KubeError:
             return None
-        return f"{place.backend} {place.object} was deleted in the cluster" if gone else None
+        return None if gone is None else f"{place.backend} {gone} was deleted in the cluster"
 
     def clear(self, plan: Plan, *, company: Company | None = None) -> None:
         """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
@@ -358,16 +368,23 @@ class ClusterBackend:
             patience = Patience(until=time.monotonic() + _CLEAR_S, say=telling.say)
             # The Lease goes with the workload, and has to outlive this one.
             await self._still_held(kube, patience, owners=[])
-            return await remove(
-                kube,
-                resource=RESOURCES[place.backend],
-                name=place.object,
-                namespace=place.namespace,
-                uid=uid,
-                pods_selector=place.selector,
-                wait_s=_CLEAR_S,
-                say=telling.say,
-            )
+            answer: Removed = "gone"
+            # The first one owns the others and goes last: its being gone says that they are.
+            for name in reversed(place.workloads):
+                own = name == place.object
+                answer = await remove(
+                    kube,
+                    resource=RESOURCES[place.backend],
+                    name=name,
+                    namespace=place.namespace,
+                    uid=uid if own else None,
+                    pods_selector=place.selector if own else f"{place.selector},{pods_of(RESOURCES['job'], name)}",
+                    wait_s=_CLEAR_S,
+                    say=telling.say,
+                )
+                if answer != "gone":
+                    break
+            return answer
 
         answer = self._connected(place).call(work, meanwhile=telling.meanwhile)
         if answer != "gone":

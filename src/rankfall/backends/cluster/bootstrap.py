@@ -46,9 +46,11 @@ case $launcher in
       say "no Python 3.8 or newer in this image, so $nproc ranks cannot be started here; name one in \\$.python, or use launcher exec"
       exit {_REFUSED}
     fi
-    slot="${{RANKFALL_SLOT:-0}}" nodes="${{RANKFALL_PLAIN_NNODES:-1}}"
-    export RANK="$slot" GROUP_RANK="$slot" ROLE_RANK="$slot" LOCAL_RANK=0 LOCAL_WORLD_SIZE=1
-    export WORLD_SIZE="$nodes" GROUP_WORLD_SIZE="$nodes" ROLE_WORLD_SIZE="$nodes" ROLE_NAME="${{RANKFALL_ROLE-}}"
+    slot="${{RANKFALL_INDEX:-${{RANKFALL_SLOT:-0}}}}" nodes="${{RANKFALL_PLAIN_NNODES:-1}}"
+    export RANK="$((${{RANKFALL_FIRST_RANK:-0}} + slot))" GROUP_RANK="$((${{RANKFALL_FIRST_NODE:-0}} + slot))"
+    export ROLE_RANK="$slot" LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_WORLD_SIZE="$nodes"
+    export WORLD_SIZE="${{RANKFALL_WORLD_SIZE:-$nodes}}" ROLE_WORLD_SIZE="${{RANKFALL_ROLE_SIZE:-$nodes}}"
+    export ROLE_NAME="${{RANKFALL_ROLE-}}"
     ;;
 esac
 say "no Python 3.8 or newer in this image: the command runs plainly, and what is seen of it comes from outside only"

@@ -12,8 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.objects import Request
-from rankfall.backends.cluster.text import SLOT_REFERENCE, check_text, escape
-from rankfall.backends.command import Command, command_elsewhere, given_torchrun, job_words, rendezvous_of
+from rankfall.backends.cluster.text import check_text, escape
+from rankfall.backends.command import Command, command_elsewhere, given_torchrun, job_words
 from rankfall.backends.protocol import Launcher, Rendezvous
 from rankfall.backends.torchrun import rendezvous_flags
 from rankfall.model import JobSpec, Refused
@@ -58,7 +58,7 @@ def start_of(request: Request) -> Start:
     check_text("$.command", spec.command)
     # From here on every word is Kubernetes' text, so the one reference that is meant stands out.
     command = command_elsewhere(msgspec.structs.replace(spec, command=tuple(map(escape, spec.command))))
-    rdzv = rendezvous_of(spec, command)
+    rdzv = request.gang.rdzv
     plain = _words(request, command, rdzv=None)
     if given_torchrun(spec, command):
         words = _words(request, command, rdzv=rdzv)
@@ -100,11 +100,12 @@ def _words(request: Request, command: Command, *, rdzv: Rendezvous | None) -> tu
             spec=spec,
             nnodes=request.least,
             most=request.most,
-            node=SLOT_REFERENCE,
+            node=request.node_reference,
             backend=rdzv,
             run=request.rendezvous_id,
             port=spec.kubernetes.master_port,
-            host=request.names.address(0, namespace=request.namespace),
+            host=request.master,
+            role=request.part.name if request.gang.several else None,
         )
     return job_words(
         command,

@@ -5,20 +5,26 @@ Whatever the chosen object cannot do is refused here, before anything is created
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from rankfall.backends.cluster import trainjob as trainer
 from rankfall.backends.cluster.code import code_dir, packed_code
-from rankfall.backends.cluster.command import Start, start_of
+from rankfall.backends.cluster.command import start_of
 from rankfall.backends.cluster.indexed_job import config_map, indexed_job, service
 from rankfall.backends.cluster.jobset import jobset
+from rankfall.backends.cluster.member import Member
 from rankfall.backends.cluster.merge import Object
 from rankfall.backends.cluster.names import TRAINER_ROLE, names_for
 from rankfall.backends.cluster.native import Native, native
 from rankfall.backends.cluster.objects import Compiled, Request, ServedFacts, request_token
 from rankfall.backends.cluster.pod import check_spec_of_pod, most_waited_for, template
-from rankfall.backends.cluster.refusals import Problem, bundle, general, refuse, supervised_only
-from rankfall.model import JobSpec, Refused
+from rankfall.backends.cluster.refusals import Problem, bundle, general, refuse, supervised_only, two_classes
+from rankfall.backends.cluster.role_refusals import problems
+from rankfall.backends.cluster.roles import Gang, pod_role
+from rankfall.backends.command import command_elsewhere
+from rankfall.backends.gang import told_of, world_rendezvous
+from rankfall.backends.protocol import Launcher
+from rankfall.model import JobSpec
 from rankfall_inside.carry_pack import digest_of
 from rankfall_inside.carry_tree import Tree
 
@@ -59,80 +65,123 @@ def compile_job(
         SpecError: overrides or flags contradict the job.
     """
     check_spec_of_pod(spec)
-    if spec.roles:
-        raise Refused(
-            f"$.roles: backend {spec.backend} starts jobs of one role only",
-            hint="leave roles out: role, nnodes and command are the job's own; or use backend: local",
-        )
-    most = spec.nnodes_max or spec.nnodes
-    count = nnodes or most
     packed = packed_code(spec, code)
-    request = Request(
+    parts = spec.parts
+    whole = Gang(
         spec=spec,
-        names=names_for(run=run, attempt=attempt, backend=spec.backend, role=spec.role, count=most),
-        namespace=namespace or spec.kubernetes.namespace or DEFAULT_NAMESPACE,
-        count=count,
-        least=spec.nnodes,
-        most=most,
-        token=token,
-        strategy=spec.strategy or strategy,
-        served=served,
-        excluded=tuple(sorted({*excluded_nodes, *spec.kubernetes.exclude_nodes})),
-        code_dir=code_dir(spec, run=run) if code is not None else None,
-        code_digest=None if packed is None else digest_of(packed),
+        parts=parts,
+        names=names_for(
+            run=run,
+            attempt=attempt,
+            backend=spec.backend,
+            roles=[pod_role(spec, part.name) for part in parts],
+            counts=[part.count for part in parts],
+        ),
+        rdzv=world_rendezvous([(part, command_elsewhere(part.spec)) for part in parts]),
     )
-    start = start_of(request)
     container = TRAINER_ROLE if spec.backend == "trainjob" else spec.kubernetes.container
-    policies = native(request, container=container, rdzv=start.rdzv) if spec.unattended else Native()
-    refuse(spec.backend, _problems(request, start, policies, inside_zip))
-    objects, workload = _objects(request, start, policies, container=container)
+    members = []
+    for part, names in zip(parts, whole.names, strict=True):
+        request = Request(
+            spec=part.spec,
+            part=part,
+            gang=whole,
+            names=names,
+            namespace=namespace or spec.kubernetes.namespace or DEFAULT_NAMESPACE,
+            count=nnodes or part.count,
+            least=spec.nnodes if spec.elastic else spec.world_nodes,
+            most=spec.world_nodes,
+            token=token,
+            strategy=spec.strategy or strategy,
+            served=served,
+            excluded=tuple(sorted({*excluded_nodes, *spec.kubernetes.exclude_nodes})),
+            code_dir=code_dir(spec, run=run) if code is not None else None,
+            code_digest=None if packed is None else digest_of(packed),
+        )
+        with told_of(spec, part):
+            members.append(_member(request, container=container))
+    refuse(spec.backend, _problems(whole, members, inside_zip))
+    objects, workload = _objects(members)
     if spec.inside != "off":
-        objects.append(config_map(request, inside_zip, packed))
+        objects.append(config_map(members[0].request, inside_zip, packed))
+    others = [indexed_job(one.request, one.pod, one.policies) for one in members[1:]] if spec.backend == "job" else []
     return Compiled(
-        objects=tuple(objects),
+        objects=(*objects, *others),
         workload=workload,
-        names=request.names,
-        slots=count,
-        selector=trainer.selector(request),
+        others=len(others),
+        names=whole.names[0],
+        slots=sum(one.request.count for one in members),
+        selector=trainer.selector(members[0].request),
         container=container,
-        launcher=start.chosen,
-        rdzv=start.rdzv,
+        launcher=_launcher(members),
+        rdzv=whole.rdzv if any(one.start.rdzv != "none" for one in members) else "none",
         port=spec.kubernetes.master_port,
         # A supervised attempt begins when its run may: only a run without supervisor is held by its own object.
         release=not (spec.suspend and spec.unattended) and spec.kubernetes.queue is None,
         request_token=request_token(token),
-        notes=(start.note, *policies.notes, *_notes(request, by_rule=bool(policies.rules))),
+        notes=(*_member_notes(members), *_notes(members)),
     )
 
 
-def _problems(request: Request, start: Start, policies: Native, inside_zip: bytes) -> list[Problem]:
-    spec = request.spec
-    found = general(request)
+def _member(request: Request, *, container: str) -> Member:
+    start = start_of(request)
+    policies = native(request, container=container, rdzv=start.rdzv) if request.spec.unattended else Native()
+    return Member(request=request, start=start, policies=policies, pod=template(request, start, container=container))
+
+
+def _launcher(members: Sequence[Member]) -> Launcher | None:
+    """Of the world of ranks; ``exec`` where there is none."""
+    inside = [one.start.chosen for one in members if one.request.part.in_world]
+    return inside[0] if inside else "exec"
+
+
+def _problems(whole: Gang, members: Sequence[Member], inside_zip: bytes) -> list[Problem]:
+    spec = whole.spec
+    found = problems(whole, [(one.request.part, one.start.chosen) for one in members])
+    for one in members:
+        found += general(one.request)
+        if spec.backend == "trainjob":
+            found += trainer.problems(one.request, one.start)
+        if spec.unattended:
+            found += one.policies.problems
     if spec.inside != "off":
         found += bundle(len(inside_zip))
-    if spec.backend == "trainjob":
-        found += trainer.problems(request, start)
     if spec.unattended:
-        found += [*supervised_only(spec), *policies.problems]
-    return found
+        found += supervised_only(spec)
+    if any(one.policies.free for one in members) and any(
+        one.policies.rules and not one.policies.free for one in members
+    ):
+        found.append(two_classes())
+    # What is said of the whole job is said by each role.
+    return list(dict.fromkeys(found))
 
 
-def _objects(request: Request, start: Start, policies: Native, *, container: str) -> tuple[list[Object], int]:
-    """The objects in order, without the config map, and the workload's place."""
-    pod = template(request, start, container=container)
-    if request.spec.backend == "job":
-        return [indexed_job(request, pod, policies), service(request)], 0
-    if request.spec.backend == "jobset":
-        return [jobset(request, pod, policies)], 0
-    job = trainer.trainjob(request, start)
-    if trainer.own_runtime(request.spec):
+def _objects(members: Sequence[Member]) -> tuple[list[Object], int]:
+    """The objects in order, without the config map and the Jobs of other roles, and the workload's place."""
+    first = members[0]
+    if first.request.spec.backend == "job":
+        return [indexed_job(first.request, first.pod, first.policies), service(first.request)], 0
+    if first.request.spec.backend == "jobset":
+        return [jobset(members)], 0
+    one = trainer.trainer(members)
+    job = trainer.trainjob(one.request, one.start)
+    if trainer.own_runtime(one.request.spec):
         # First: a TrainJob without its runtime is refused by Trainer's webhook, and fails for good without it.
-        return [trainer.training_runtime(request, pod, policies), job], 1
+        return [trainer.training_runtime(members), job], 1
     return [job], 0
 
 
-def _notes(request: Request, *, by_rule: bool) -> list[str]:
-    spec = request.spec
+def _member_notes(members: Sequence[Member]) -> list[str]:
+    found = []
+    for one in members:
+        of = f"role {one.request.part.name}: " if one.request.gang.several else ""
+        found += [f"{of}{note}" for note in (one.start.note, *one.policies.notes)]
+    return found
+
+
+def _notes(members: Sequence[Member]) -> list[str]:
+    request = members[0].request
+    spec, by_rule = request.gang.spec, any(one.policies.rules for one in members)
     found = []
     if spec.backend == "trainjob":
         if trainer.own_runtime(spec):
@@ -144,8 +193,10 @@ def _notes(request: Request, *, by_rule: bool) -> list[str]:
         else:
             found.append(f"runtime: {spec.kubernetes.runtime}; what it restarts by itself is the platform's choice")
     most = most_waited_for(spec)
-    if request.least == request.most > most:
-        found.append(f"names: slots wait for slot 0's name only; above {most} slots a list of all is too long")
+    if not spec.elastic and spec.slot_count > most:
+        found.append(
+            f"names: slots wait for slot {spec.head_slot}'s name only; above {most} slots a list of all is too long"
+        )
     if spec.kubernetes.queue is not None:
         found.append(f"queue: {spec.kubernetes.queue} of Kueue releases the job")
     if spec.unattended and spec.policies.hang_timeout_s is not None:

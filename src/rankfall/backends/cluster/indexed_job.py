@@ -14,7 +14,7 @@ from rankfall.backends.cluster.merge import Object
 from rankfall.backends.cluster.names import ANNOTATION_REQUEST
 from rankfall.backends.cluster.native import Native
 from rankfall.backends.cluster.objects import Request, request_token
-from rankfall.backends.cluster.pod import BUNDLE_KEY, CODE_KEY, labels
+from rankfall.backends.cluster.pod import BUNDLE_KEY, CODE_KEY, labels, shared_labels
 from rankfall.backends.cluster.refusals import QUEUE_LABEL
 from rankfall.model import JobSpec
 
@@ -28,7 +28,10 @@ def indexed_job(request: Request, template: Object, native: Native) -> Object:
     body = {"suspend": True, **child_spec(request, template, native)}
     if spec.ttl_s is not None:
         body["ttlSecondsAfterFinished"] = spec.ttl_s
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(request), "spec": body}
+    about = metadata(request, marks=labels(request))
+    # Of several roles each is a Job of its own.
+    about["name"] = request.names.workload
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": body}
 
 
 def child_spec(request: Request, template: Object, native: Native) -> Object:
@@ -74,10 +77,10 @@ def _deadline(spec: JobSpec) -> Object:
     return {"activeDeadlineSeconds": math.ceil(attempt)} if spec.unattended and attempt is not None else {}
 
 
-def metadata(request: Request) -> Object:
-    """Of the workload."""
+def metadata(request: Request, *, marks: dict[str, str] | None = None) -> Object:
+    """Of the workload; ``marks`` are its labels, those of the whole job by default."""
     spec = request.spec
-    marks = labels(request)
+    marks = shared_labels(request) if marks is None else marks
     if spec.kubernetes.queue is not None:
         marks[QUEUE_LABEL] = spec.kubernetes.queue
     return {
@@ -97,7 +100,7 @@ def service(request: Request) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {**identity(request), "labels": labels(request)},
+        "metadata": {**identity(request), "labels": shared_labels(request)},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": dict(request.names.labels)},
     }
 
@@ -110,7 +113,7 @@ def config_map(request: Request, bundle: bytes, code: bytes | None = None) -> Ob
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**identity(request), "labels": labels(request)},
+        "metadata": {**identity(request), "labels": shared_labels(request)},
         "immutable": True,
         "binaryData": data,
     }

@@ -75,6 +75,7 @@ async def launch(
     wait_s: float = 300.0,
     say: Say,
     first: Sequence[dict[str, Any]] = (),
+    others: Sequence[dict[str, Any]] = (),
     owner: str | None = None,
 ) -> Launched:
     """Create a workload and what belongs to it, and release it.
@@ -90,6 +91,7 @@ async def launch(
         wait_s: longest wait in seconds for everything together.
         say: takes lines for people: what is waited for and why.
         first: manifests of what must be there before the workload, as a runtime; owned by it afterwards.
+        others: manifests of further workloads of the same kind, owned by the first; they are released before it.
         owner: who launches, for people.
 
     Raises:
@@ -104,7 +106,7 @@ async def launch(
     launcher = _Launch(
         kube, workload, resource, token=request_token, owner=owner, replace=replace, wait_s=wait_s, say=say
     )
-    uid, outcome = await launcher.run(first, companions, hold=hold)
+    uid, outcome = await launcher.run(first, companions, others, hold=hold)
     return Launched(uid, outcome, kube.counters.requests - began)
 
 
@@ -138,7 +140,9 @@ class _Launch:
     def _shown(self) -> str:
         return self._resource.shown(self._name, self._space)
 
-    async def run(self, first: Sequence[Object], companions: Sequence[Object], *, hold: bool) -> tuple[str, Outcome]:
+    async def run(
+        self, first: Sequence[Object], companions: Sequence[Object], others: Sequence[Object], *, hold: bool
+    ) -> tuple[str, Outcome]:
         """All steps; the UID and how it came to be."""
         try:
             found, outcome = await self._workload(first)
@@ -149,8 +153,14 @@ class _Launch:
                     await self._ensurer.ensure(manifest, reference=reference, expected=True)
                 for manifest in companions:
                     await self._ensurer.ensure(manifest, reference=reference, expected=again)
+                for manifest in others:
+                    held = {**manifest, "spec": {**manifest["spec"], "suspend": True}}
+                    await self._ensurer.ensure(held, reference=reference, expected=again)
                 if suspended(found) and not hold:
-                    await self._release(uid_of(found))
+                    # The first one last: once it runs, none of them waits to be released.
+                    for manifest in others:
+                        await self._release_other(meta(manifest)["name"])
+                    await self._release(self._name, uid_of(found))
         except (ApiError, LaunchError) as error:
             # What may be asked for again is left as it is, and so is what ran before this call.
             if not self._runs and not (isinstance(error, KubeError) and passes(error)):
@@ -230,7 +240,21 @@ class _Launch:
             say=self._say,
         )
 
-    async def _release(self, uid: str) -> None:
+    async def _release_other(self, name: str) -> None:
+        """Let another role's workload run, which was made a moment ago, or by an earlier call."""
+        found = await look(self._kube, self._resource, name, namespace=self._space, patience=self._patience)
+        if found is None or deleting(found):
+            raise self._vanished(name)
+        if suspended(found) and not finished(found):
+            await self._release(name, uid_of(found))
+
+    def _vanished(self, name: str) -> Vanished:
+        return Vanished(
+            f"{self._resource.shown(name, self._space)} was deleted by somebody else while it was being launched",
+            hint="nothing of it runs; launch it again if it is still wanted",
+        )
+
+    async def _release(self, name: str, uid: str) -> None:
         """Let it run: this object and no other one of its name."""
         patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
@@ -238,17 +262,14 @@ class _Launch:
         ]
         while True:
             try:
-                await self._kube.patch(self._resource, self._name, patch, kind="json", namespace=self._space)
+                await self._kube.patch(self._resource, name, patch, kind="json", namespace=self._space)
             except KubeError as error:
                 # A test that fails is answered with 422, as a refusal is.
                 if not (passes(error) or isinstance(error, Invalid | ObjectNotFound)):
                     raise
-                found = await self._look()
+                found = await look(self._kube, self._resource, name, namespace=self._space, patience=self._patience)
                 if found is None or uid_of(found) != uid or deleting(found):
-                    raise Vanished(
-                        f"{self._shown} was deleted by somebody else while it was being launched",
-                        hint="nothing of it runs; launch it again if it is still wanted",
-                    ) from error
+                    raise self._vanished(name) from error
                 if not suspended(found):
                     return
                 await self._patience.or_raise(error)

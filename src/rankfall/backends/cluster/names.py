@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -61,17 +62,24 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run, attempt: whose they are.
         object: of the workload, and of its service, config map and training runtime (other kinds, same name).
-        role: the role as it stands in pod names; empty for a plain Job.
+        role: the role as it stands in pod names; empty for a plain Job of one role.
+        replica: whether a JobSet's number stands between role and index. Without it the role is a Job of its own.
     """
 
     run: str
     attempt: int
     object: str
     role: str = ""
+    replica: bool = True
+
+    @property
+    def workload(self) -> str:
+        """Name of the object that makes the pods of this role, or of the one that makes those of all."""
+        return self.object if self.replica or not self.role else f"{self.object}-{self.role}"
 
     def host(self, index: int) -> str:
         """Host name of the pod with this completion index; its pod's name begins so."""
-        return f"{self.object}-{self.role}-0-{index}" if self.role else f"{self.object}-{index}"
+        return f"{self.object}-{self.role}-0-{index}" if self.role and self.replica else f"{self.workload}-{index}"
 
     def address(self, index: int, *, namespace: str) -> str:
         """Name under which all pods of the attempt find the pod with this index.
@@ -91,23 +99,27 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
         return {LABEL_RUN: self.run, LABEL_ATTEMPT: str(self.attempt)}
 
 
-def names_for(*, run: str, attempt: int, backend: BackendName, role: str, count: int = 1) -> Names:
-    """The names of one attempt, checked up to its last index.
+def names_for(
+    *, run: str, attempt: int, backend: BackendName, roles: Sequence[str], counts: Sequence[int]
+) -> tuple[Names, ...]:
+    """The names of one attempt, of each role, checked up to its last index. All roles share one object's name.
 
     Args:
         run: the run's id.
         attempt: counted from 1.
         backend: which kind of object.
-        role: of the job; part of a JobSet's pod names.
-        count: slots.
+        roles: as they stand in names of pods.
+        counts: slots of each.
 
     Raises:
         Refused: a derived name would be no valid name.
     """
-    part = {"jobset": role, "trainjob": TRAINER_ROLE}.get(backend, "")
-    names = Names(run=run, attempt=attempt, object=f"{_run_part(run, _room(part))}-a{attempt}", role=part)
-    check_names(names, count=count, backend=backend)
-    return names
+    replica = backend != "job"
+    name = f"{_run_part(run, min(_room(role, replica=replica) for role in roles))}-a{attempt}"
+    found = tuple(Names(run=run, attempt=attempt, object=name, role=role, replica=replica) for role in roles)
+    for names, count in zip(found, counts, strict=True):
+        check_names(names, count=count, backend=backend)
+    return found
 
 
 def check_names(names: Names, *, count: int, backend: str) -> None:
@@ -131,9 +143,9 @@ def check_names(names: Names, *, count: int, backend: str) -> None:
         )
 
 
-def _room(part: str) -> int:
+def _room(role: str, *, replica: bool) -> int:
     """Characters that the run's part of an object's name may have."""
-    inner = len(f"-{part}-0") if part else 0
+    inner = len(f"-{role}-0" if replica else f"-{role}") if role else 0
     return LABEL_LENGTH - inner - _ATTEMPT_ROOM - _INDEX_ROOM - len(_POD_SUFFIX)
 
 

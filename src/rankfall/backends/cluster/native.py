@@ -82,6 +82,8 @@ class _Compiler:
     def rules(self) -> None:
         for number, rule in enumerate(self.spec.rules):
             path = f"$.rules[{number}]"
+            if rule.roles and self.request.part.name not in rule.roles:
+                continue
             if rule.action == "restart_elsewhere" or rule.exclude_node:
                 self.problem(path, "another node needs a supervisor that excludes the first", _SUPERVISED)
             elif rule.reasons:
@@ -221,9 +223,16 @@ class _Compiler:
         codes = [code for code in range(1, MAX_CODE + 1) if exit_class(code) == "permanent"]
         self.made.append({"action": "FailJob", **_on_codes(self.container, codes)})
 
+    def _counted(self) -> bool:
+        """Whether success is counted in this role."""
+        job, part = self.request.gang.spec, self.request.part
+        if self.spec.success.policy == "rank0":
+            return job.head_slot in part.slots
+        return self.spec.success.role in {None, part.name}
+
     def success(self, rdzv: Rendezvous) -> Object | None:
         success = self.spec.success
-        if success.policy == "all":
+        if success.policy == "all" or not self._counted():
             return None
         if not self.request.served.at_least(SUCCESS_POLICY_SINCE):
             self.problem(

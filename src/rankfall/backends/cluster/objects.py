@@ -14,10 +14,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.names import Names
-from rankfall.backends.cluster.text import RESTART_REFERENCE
+from rankfall.backends.cluster.roles import Gang
+from rankfall.backends.cluster.text import INDEX_REFERENCE, NODE_REFERENCE, RESTART_REFERENCE, SLOT_REFERENCE
 from rankfall.backends.protocol import Launcher, Rendezvous
 from rankfall.backends.secrets import MASK, looks_secret, masked_words
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, Part
 
 Object = dict[str, Any]
 PodOverrides = Literal["podSpecOverrides", "podTemplateOverrides", "runtimePatches"]
@@ -48,10 +49,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt to compile.
 
     Attributes:
-        spec: checked.
-        names: of the attempt.
+        spec: checked; the job as this role alone has it.
+        part: the role.
+        gang: all roles.
+        names: of the role.
         namespace: where everything lives.
-        count: slots that are made at first.
+        count: slots of the role that are made at first.
         least, most: slots that the rendezvous needs, and takes; a difference is elastic.
         token: of the attempt; lines of records carry it.
         strategy: of diagnosis, in force for this attempt.
@@ -61,6 +64,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     spec: JobSpec
+    part: Part
+    gang: Gang
     names: Names
     namespace: str
     count: int
@@ -79,6 +84,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         if self.code_dir is None or self.spec.cwd is None:
             return self.code_dir or self.spec.cwd
         return f"{self.code_dir}/{self.spec.cwd}"
+
+    @property
+    def node_reference(self) -> str:
+        """What becomes this slot's place among those with ranks, once the pod runs."""
+        if not self.gang.several:
+            return SLOT_REFERENCE
+        # Kubernetes cannot add; where the role is not the first of the world, the wrapper does.
+        return NODE_REFERENCE if self.part.first_node else INDEX_REFERENCE
+
+    @property
+    def master(self) -> str:
+        """Where the rendezvous is reached."""
+        return self.gang.master(namespace=self.namespace)
 
     @property
     def rendezvous_id(self) -> str:
@@ -103,8 +121,9 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         objects: in the order in which they are created. Those after the workload get it as owner.
         workload: place of the workload in ``objects``.
-        names: of everything.
-        slots: how many pods are made.
+        others: how many of the last ``objects`` are workloads too, the Jobs of other roles, released before the first.
+        names: of everything; of the first role, where there are several.
+        slots: how many pods are made at first.
         selector: label selector of exactly this attempt's pods.
         container: name of the container that trains.
         launcher: how ranks are started; None = decided in the pod, by whether its Python has torch.
@@ -117,6 +136,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
     objects: tuple[Object, ...]
     workload: int
+    others: int = 0
     names: Names
     slots: int
     selector: str
@@ -127,6 +147,11 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     release: bool
     request_token: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def workloads(self) -> list[Object]:
+        """The workload, then those of other roles."""
+        return [self.objects[self.workload], *self.objects[len(self.objects) - self.others :]]
 
     def shown(self) -> list[Object]:
         """The manifests for people: values that look secret are masked, the bundle is told by size and digest."""

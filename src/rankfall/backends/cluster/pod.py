@@ -23,7 +23,8 @@ from rankfall.backends.cluster.merge import (
 )
 from rankfall.backends.cluster.names import LABEL_ROLE
 from rankfall.backends.cluster.objects import Request
-from rankfall.backends.cluster.text import SLOT_REFERENCE, check_variables, escape
+from rankfall.backends.cluster.text import NODE_REFERENCE, check_variables, escape
+from rankfall.backends.environment import place
 from rankfall.model import JobSpec, Refused, Resources
 from rankfall.model.kubernetes_spec import EnvSource
 from rankfall_inside import carry_pack
@@ -52,7 +53,8 @@ def template(request: Request, start: Start, *, container: str) -> Object:
     spec = request.spec
     section = spec.kubernetes
     env = environment(request, start)
-    check_override(section.pod, container=container, own_env=_own_names(request, start))
+    for override in (section.pod, request.part.pod):
+        check_override(override, container=container, own_env=_own_names(request, start))
     check_volumes("$.kubernetes.volumes", section.volumes)
     pod: Object = {
         "restartPolicy": "Never",
@@ -79,15 +81,23 @@ def template(request: Request, start: Start, *, container: str) -> Object:
         **_optional("affinity", section.affinity),
     }
     made = {"metadata": {"labels": labels(request), **_optional("annotations", dict(section.annotations))}, "spec": pod}
-    result: dict[str, Any] = merged(made, section.pod)
+    result: dict[str, Any] = merged(merged(made, section.pod), request.part.pod)
     result["spec"] = without_nodes(result["spec"], request.excluded)
     return result
 
 
 def labels(request: Request) -> dict[str, str]:
-    """Of the object and of its pods."""
-    spec = request.spec
-    return {**spec.kubernetes.labels, **MANAGED_BY, **request.names.labels, LABEL_ROLE: spec.role}
+    """Of the pods of a role, and of an object that is this role's alone."""
+    return {**_labels(request), LABEL_ROLE: request.part.name}
+
+
+def shared_labels(request: Request) -> dict[str, str]:
+    """Of an object of the whole job."""
+    return _labels(request) if request.gang.several else labels(request)
+
+
+def _labels(request: Request) -> dict[str, str]:
+    return {**request.spec.kubernetes.labels, **MANAGED_BY, **request.names.labels}
 
 
 def container_command(request: Request, start: Start) -> tuple[str, ...]:
@@ -95,7 +105,6 @@ def container_command(request: Request, start: Start) -> tuple[str, ...]:
     spec = request.spec
     if spec.inside == "off":
         return start.words
-    names, namespace = request.names, request.namespace
     words = ["wrap", "--console", "--launcher", start.launcher, "--nproc", str(spec.nproc_per_node)]
     words += ["--grace", f"{wrapper_grace_s(spec):g}"]
     if spec.unattended:
@@ -104,21 +113,22 @@ def container_command(request: Request, start: Start) -> tuple[str, ...]:
         words += ["--code", request.code_digest]
     if request.code_dir is not None:
         words += ["--chdir", escape(request.work_dir or "")]
-    for index in waited_for(request):
-        words += ["--wait-for", names.address(index, namespace=namespace)]
+    for address in waited_for(request):
+        words += ["--wait-for", address]
     return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words, "--", *start.words)
 
 
-def waited_for(request: Request) -> range:
-    """The slots whose names must resolve before the command starts.
+def waited_for(request: Request) -> list[str]:
+    """The names that must resolve before the command starts.
 
-    All of a fixed size: no command may meet a peer that is not there yet. Of MIN:MAX only slot 0, which holds the rendezvous: any other
+    All of a fixed size, of all roles: no command may meet a peer that is not there yet. Of MIN:MAX only that of the rendezvous: any other
     may be missing for good.
     """
-    if request.most == 1:
-        return range(0)
-    all_of_them = request.least == request.most <= most_waited_for(request.spec)
-    return range(request.count if all_of_them else 1)
+    most = request.gang.spec.slot_count
+    if most == 1:
+        return []
+    all_of_them = not request.gang.spec.elastic and most <= most_waited_for(request.spec)
+    return request.gang.addresses(namespace=request.namespace) if all_of_them else [request.master]
 
 
 def most_waited_for(spec: JobSpec) -> int:
@@ -159,7 +169,7 @@ def _own(request: Request, start: Start) -> list[Object]:
     spec, names = request.spec, request.names
     index = "labels" if request.served.at_least(_INDEX_LABEL_SINCE) else "annotations"
     own: list[Object] = [
-        _field("RANKFALL_SLOT", f"metadata.{index}['{_INDEX}']"),
+        _field("RANKFALL_INDEX" if request.gang.several else "RANKFALL_SLOT", f"metadata.{index}['{_INDEX}']"),
         _field("RANKFALL_NODE", "spec.nodeName"),
         _field("RANKFALL_POD", "metadata.name"),
         _field("RANKFALL_POD_UID", "metadata.uid"),
@@ -169,7 +179,8 @@ def _own(request: Request, start: Start) -> list[Object]:
     values = {
         "RANKFALL_RUN": names.run,
         "RANKFALL_ATTEMPT": str(names.attempt),
-        "RANKFALL_ROLE": spec.role,
+        "RANKFALL_ROLE": request.part.name,
+        **place(request.gang.spec, request.part, hosts=request.gang.hosts(namespace=request.namespace)),
         "RANKFALL_INSIDE": spec.inside,
         "RANKFALL_STRATEGY": request.strategy,
     }
@@ -187,7 +198,7 @@ def _own(request: Request, start: Start) -> list[Object]:
         values["RANKFALL_FINAL"] = ",".join(spec.policies.final)
     if start.chosen != "torchrun":
         values |= {
-            "MASTER_ADDR": names.address(0, namespace=request.namespace),
+            "MASTER_ADDR": request.master,
             "MASTER_PORT": str(spec.kubernetes.master_port),
         }
     own += [{"name": name, "value": escape(value)} for name, value in values.items()]
@@ -200,14 +211,17 @@ def _own(request: Request, start: Start) -> list[Object]:
 
 def _ranks(request: Request) -> list[Object]:
     """What the plain launcher computes ranks from; with ``inside: off`` the rank itself, one a slot."""
-    count, role = str(request.count), request.spec.role
+    count, role = str(request.most), request.part.name
+    size = str(request.gang.spec.world_size) if request.gang.several else count
     values = {"TORCHELASTIC_RUN_ID": request.rendezvous_id}
     if request.spec.inside == "off":
-        values |= dict.fromkeys(("RANK", "GROUP_RANK", "ROLE_RANK"), SLOT_REFERENCE)
-        values |= dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), count)
+        values |= dict.fromkeys(("RANK", "GROUP_RANK", "ROLE_RANK"), request.node_reference)
+        values |= {"WORLD_SIZE": size, "GROUP_WORLD_SIZE": count, "ROLE_WORLD_SIZE": str(request.part.count)}
         values |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ROLE_NAME": role}
     else:
-        values |= {"RANKFALL_PLAIN_NNODES": count, "RANKFALL_PLAIN_NODE_RANK": SLOT_REFERENCE}
+        values["RANKFALL_PLAIN_NNODES"] = count
+        if request.node_reference != NODE_REFERENCE:
+            values["RANKFALL_PLAIN_NODE_RANK"] = request.node_reference
     return [{"name": name, "value": value} for name, value in values.items()]
 
 

@@ -194,6 +194,16 @@ def _excluded(request: Request) -> list[Problem]:
     ]
 
 
+def two_classes() -> Problem:
+    """What a set cannot tell apart."""
+    return Problem(
+        path="$.rules",
+        why="a JobSet tells two classes of failure apart: rules that fail and rules that ignore cannot be had together",
+        needs="JobSet 0.10",
+        instead="leave unattended out",
+    )
+
+
 def bundle(size: int) -> list[Problem]:
     """Whether what travels into the pods fits into a config map."""
     if size <= MOST_BUNDLE_BYTES:

@@ -14,6 +14,11 @@ from rankfall.model import SpecError
 
 # The number of this slot, once the pod runs; the variable stands first in the container's list.
 SLOT_REFERENCE: Final = "$(RANKFALL_SLOT)"
+# Its place within its role, in a job of several.
+INDEX_REFERENCE: Final = "$(RANKFALL_INDEX)"
+# Its place among the slots with ranks, where that is a sum: Kubernetes knows no such variable and leaves the words alone, the wrapper
+# puts the number in (rankfall_inside.place).
+NODE_REFERENCE: Final = "$(RANKFALL_PLAIN_NODE_RANK)"
 # How often a JobSet has started the gang again by itself.
 RESTART_REFERENCE: Final = "$(RANKFALL_RESTART)"
 _VARIABLE: Final = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")

@@ -7,14 +7,15 @@ another name in every minor of Trainer, so the served one is used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rankfall.backends.cluster.command import Start
 from rankfall.backends.cluster.indexed_job import identity, metadata
 from rankfall.backends.cluster.jobset import set_spec
+from rankfall.backends.cluster.member import Member
 from rankfall.backends.cluster.merge import Object, without_nodes
 from rankfall.backends.cluster.names import TRAINER_ROLE
-from rankfall.backends.cluster.native import Native
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.pod import (
     container_command,
@@ -22,6 +23,7 @@ from rankfall.backends.cluster.pod import (
     labels,
     mounts,
     resources,
+    shared_labels,
     termination_grace_s,
     volumes,
 )
@@ -43,17 +45,23 @@ def own_runtime(spec: JobSpec) -> bool:
     return spec.kubernetes.runtime is None
 
 
-def training_runtime(request: Request, template: Object, native: Native) -> Object:
-    """The job's own runtime: everything that a JobSet can say."""
+def training_runtime(members: Sequence[Member]) -> Object:
+    """The job's own runtime: everything that a JobSet can say. One role trains, and the TrainJob's number of nodes is its own."""
+    request = trainer(members).request
     return {
         "apiVersion": API_VERSION,
         "kind": "TrainingRuntime",
-        "metadata": {**identity(request), "labels": labels(request)},
+        "metadata": {**identity(request), "labels": shared_labels(request)},
         "spec": {
             "mlPolicy": {"numNodes": request.count},
-            "template": {"spec": set_spec(request, template, native, job_labels=ANCESTOR)},
+            "template": {"spec": set_spec(members, job_labels={TRAINER_ROLE: ANCESTOR})},
         },
     }
+
+
+def trainer(members: Sequence[Member]) -> Member:
+    """The role that trains."""
+    return next(one for one in members if one.request.names.role == TRAINER_ROLE)
 
 
 def trainjob(request: Request, start: Start) -> Object:
