@@ -23,6 +23,8 @@ FLAGS = [
     (["run", "--launcher", "mpi", "train.py"], ["$.launcher", "auto, torchrun, plain, exec"]),
     (["run", "--inside", "maybe", "train.py"], ["$.inside", "auto, require, off"]),
     (["run", "--name", "Big Job", "train.py"], ["$.name", "lower-case"]),
+    (["run", "--replace", "--request-token", "t", "train.py"], ["--replace", "cluster"]),
+    (["run", "--replace", "--backend", "job", "--image", "x", "train.py"], ["--replace", "--request-token"]),
     (["run", "--env", "=1", "train.py"], ["--env", "NAME=VALUE"]),
     (["run", "-e", "NO_SUCH_VARIABLE_HERE", "train.py"], ["NO_SUCH_VARIABLE_HERE"]),
     (["run", "-e", "RANKFALL_RUN=x", "train.py"], ["$.env.RANKFALL_RUN"]),
@@ -160,3 +162,15 @@ def test_a_defect_is_one_line_and_a_file(
     monkeypatch.setenv("RANKFALL_DEBUG", "1")
     assert run(["ps"]) == 74
     assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--no-such-flag"], ["submit"], ["wait", "no-such-run"], ["attach", "no-such-run"]]
+)
+def test_a_refused_start_and_a_failed_wait_say_whose_code_it_is(
+    here: Path, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = run(words)
+    assert capfd.readouterr().err.splitlines()[-1] == f"rankfall-exit: rankfall {code}"
+    run(["status", "no-such-run"])
+    assert "rankfall-exit" not in capfd.readouterr().err

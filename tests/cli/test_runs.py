@@ -282,7 +282,7 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
     running.wait(10)
-    assert "nobody supervises it now" in rankfall("status").stdout
+    assert "unsupervised: nobody takes care of it" in rankfall("status").stdout
     attached = start("attach", "--all", stdout=-1, stderr=-1)
     wait_until(lambda: b"resumed" in _events(home), timeout=40, what="a supervisor that took over")
     gate.touch()

@@ -17,13 +17,28 @@ def run(**fields: object) -> RunSummary:
 
 def test_runs_are_aligned_and_tell_cause_rank_and_node() -> None:
     text = render_runs(
-        [run(cause="host_oom", rank=5, node="node2"), run(run="x-000001", state="running", ended=None)], now=NOW
+        [
+            run(cause="host_oom", rank=5, node="node2"),
+            run(run="x-000001", state="running", ended=None, supervised=True),
+        ],
+        now=NOW,
     )
     assert text.split("\n") == [
         "RUN           STATE    ATTEMPTS  AGE    TOOK   CAUSE     RANK  NODE",
         "train-3fa9c1  failed   2         2m00s  1m00s  host_oom  5     node2",
         "x-000001      running  2         2m00s  2m00s  -         -     -",
     ]
+
+
+def test_a_run_that_goes_on_without_a_supervisor_is_told_apart() -> None:
+    runs = [
+        run(state="running", ended=None),
+        run(state="running", ended=None, unattended=True),
+        run(state="suspended", ended=None),
+        run(state="failed"),
+    ]
+    states = [line[14:37].strip() for line in render_runs(runs, now=NOW).split("\n")[1:]]
+    assert states == ["running, unsupervised", "running, unattended", "suspended", "failed"]
 
 
 def test_no_runs_says_how_to_start_one() -> None:
@@ -43,7 +58,7 @@ def test_status_shows_slots_ranks_and_what_is_wrong() -> None:
     )  # fmt: skip
     text = render_status(status, now=NOW)
     assert text.startswith("train-3fa9c1  running, attempt 1, for 2m00s\n")
-    assert "nobody supervises it now; rankfall attach train-3fa9c1" in text
+    assert "unsupervised: nobody takes care of it here now; rankfall attach train-3fa9c1" in text
     assert "record incomplete: no space left" in text
     assert "3     running  no\\x1bde" in text
     assert "4.2s ago" in text

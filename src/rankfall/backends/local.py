@@ -22,6 +22,7 @@ from rankfall.backends.local_limits import unused
 from rankfall.backends.ports import Reservation
 from rankfall.backends.protocol import (
     Company,
+    HeldBack,
     HeldBy,
     Launcher,
     Life,
@@ -218,6 +219,11 @@ class LocalBackend:
 
     def withdrawn(self, plan: Plan) -> str | None:
         """None: there is nothing on this machine that somebody could take away in place of its processes."""
+        del plan
+        return None
+
+    def held_back(self, plan: Plan) -> HeldBack | None:
+        """None: nobody else suspends processes here."""
         del plan
         return None
 

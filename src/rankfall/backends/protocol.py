@@ -198,6 +198,20 @@ class HeldBy(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = False
 
 
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether an attempt's workload is suspended in its cluster.
+
+    Attributes:
+        state: ``held`` = it is, by whomever; ``free`` = it is not, or it has ended; ``gone`` = somebody removed it.
+        since: by the server's clock, in whole seconds; nanoseconds since the epoch. None = the server has not said.
+        queue: of Kueue, that it is released by; empty = by none.
+    """
+
+    state: Literal["held", "free", "gone"]
+    since: int | None = None
+    queue: str = ""
+
+
 class Backend(Protocol):
     """Starts and stops slots somewhere. All methods but ``plan`` can be called again without harm.
 
@@ -287,6 +301,10 @@ class Backend(Protocol):
 
     def withdrawn(self, plan: Plan) -> str | None:
         """That somebody else took the attempt away on purpose, in words; None where nothing says so."""
+        ...
+
+    def held_back(self, plan: Plan) -> HeldBack | None:
+        """Whether the attempt's workload is suspended; None where it cannot be, or cannot be seen now."""
         ...
 
     def clear(self, plan: Plan, *, company: Company | None = None) -> None:

@@ -1,5 +1,7 @@
 """Runs the command line and turns every way to fail into a message, a next step and an exit code; a traceback only when asked for.
 
+After a failed ``run``, ``submit``, ``attach`` or ``wait`` the last line of stderr says that the code is Rankfall's, as it says of every end of a run.
+
 Exit codes: those of the exception tree in ``rankfall.model.errors``; 130 after Ctrl-C; 74 for a defect of Rankfall itself, with the
 traceback in a file; 0 when the reader of stdout goes away.
 """
@@ -22,6 +24,14 @@ from rankfall.cli.app import ReaderGone, command
 CANCELLED: Final = 130
 DEFECT: Final = 74
 USAGE: Final = 2
+# Verbs whose code may be a rank's own, and the start of a run in the background.
+_OF_RUNS: Final = frozenset({"run", "submit", "attach", "wait"})
+
+
+class _Failed(Exception):  # noqa: N818 - carries an exit code; what went wrong has been said
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def run(argv: Sequence[str]) -> int:
@@ -38,20 +48,30 @@ def run(argv: Sequence[str]) -> int:
     try:
         code = _invoke(argv)
         sys.stdout.flush()
+    except _Failed as failed:
+        return _leave(failed.code, argv)
     except (BrokenPipeError, ReaderGone):
         emit.close_quietly()
         return 0
     except KeyboardInterrupt:
         emit.say("interrupted")
-        return CANCELLED
+        return _leave(CANCELLED, argv)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return _fail(
+            said = _report(
                 "stdout cannot take more: no space left on its device", "free space, or write to another place", DEFECT
             )
-        return _defect(error)
+            return _leave(said, argv)
+        return _leave(_defect(error), argv)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a person gets a sentence, not a traceback
-        return _defect(error)
+        return _leave(_defect(error), argv)
+    return code
+
+
+def _leave(code: int, argv: Sequence[str]) -> int:
+    """Say whose code it is, where that could be asked."""
+    if argv and argv[0] in _OF_RUNS:
+        emit.say(f"rankfall-exit: rankfall {code}")
     return code
 
 
@@ -61,19 +81,19 @@ def _invoke(argv: Sequence[str]) -> int:
     except click.Abort:
         # click makes it of Ctrl-C too.
         emit.say("interrupted")
-        return CANCELLED
+        raise _Failed(CANCELLED) from None
     except click.exceptions.NoArgsIsHelpError as error:
         emit.say(error.format_message())
-        return USAGE
+        raise _Failed(USAGE) from None
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         where = f"{context.command_path} --help" if context is not None else "rankfall --help"
-        return _fail(error.format_message().strip(), where, USAGE)
+        raise _Failed(_report(error.format_message().strip(), where, USAGE)) from None
     except Exception as error:
         known = _known(error)
         if known is None:
             raise
-        return known
+        raise _Failed(known) from None
     return result if isinstance(result, int) else 0
 
 
@@ -84,13 +104,13 @@ def _known(error: Exception) -> int | None:
     if os.environ.get("RANKFALL_DEBUG") == "1" and isinstance(error, RankfallError):
         traceback.print_exception(error)
     if isinstance(error, JobFailed):
-        return _fail(error.message, error.hint, error.code)
+        return _report(error.message, error.hint, error.code)
     if isinstance(error, RankfallError):
-        return _fail(error.message, error.hint, error.exit_code)
+        return _report(error.message, error.hint, error.exit_code)
     return None
 
 
-def _fail(message: str, hint: str | None, code: int) -> int:
+def _report(message: str, hint: str | None, code: int) -> int:
     from rankfall.report.escape import clean  # noqa: PLC0415 - as above
 
     emit.say(f"rankfall: {clean(message, max_line=2000)}")
@@ -112,4 +132,4 @@ def _defect(error: BaseException) -> int:
         hint = f"details are in {file.name}; please report them"
     except OSError:
         hint = "RANKFALL_DEBUG=1 shows the details; please report them"
-    return _fail(f"a defect of Rankfall itself: {type(error).__name__}: {str(error)[:300]}", hint, DEFECT)
+    return _report(f"a defect of Rankfall itself: {type(error).__name__}: {str(error)[:300]}", hint, DEFECT)

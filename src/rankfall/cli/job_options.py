@@ -53,6 +53,10 @@ _OPTIONS: Final = (
     click.option("--exclude-node", multiple=True, metavar="NAME", help="A node that no slot may run on."),
     click.option("--ttl", metavar="1d", help="How long the objects of an ended run stay in the cluster."),
     click.option("--unattended", is_flag=True, help="Let the platform run the job without a supervisor."),
+    click.option("--request-token", metavar="TEXT", help="Names this request: the same one again gives the same run."),
+    click.option(
+        "--replace", is_flag=True, help="End what an earlier request of this token left running in the cluster."
+    ),
     click.option("-m", "--module", is_flag=True, help="The first word is a module's name."),
     click.option("--dry-run", is_flag=True, help="Print what would be started; start nothing."),
     output_option("Format of --dry-run and of -d."),

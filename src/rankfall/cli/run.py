@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from rankfall.observe.strategies import find_strategy
 from rankfall.report.escape import one_line
 from rankfall.store import RunDir, default_home, home
 from rankfall.supervise import spawn_detached
+from rankfall.supervise.detach import LOG_NAME
 
 # Flags end at the first word that is none: what follows is the job's.
 _SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
@@ -88,14 +90,20 @@ def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
 
 
 def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | None:
-    """A new run directory for the job of these flags; None after a dry run."""
+    """A new run directory for the job of these flags, or the one of an earlier request with their token; None after a dry run."""
+    token, replace = job.pop("request_token"), job.pop("replace")
     spec = make_spec(Flags(**job))
+    if replace and (token is None or spec.backend == "local"):
+        raise UsageError(
+            "--replace: only a run in a cluster with a --request-token can have something of an earlier request to replace",
+            hint="leave it out: every other run has names of its own",
+        )
     plan = planned(spec)
     if dry_run:
         _print_plan(plan, spec, output)
         return None
     # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
-    return create_run(complete(spec), home=home())
+    return create_run(complete(spec), home=home(), request_token=token, replace=replace)
 
 
 def planned(spec: JobSpec) -> Plan:
@@ -115,6 +123,7 @@ def planned(spec: JobSpec) -> Plan:
 
 def _start_alone(directory: RunDir, output: Output, *, quiet: bool) -> None:
     """With a supervisor in the background, or, where Kubernetes needs none, launched and left."""
+    shown: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
     if directory.spec.unattended:
         from rankfall.supervise.unattended import launch  # noqa: PLC0415 - loads the client of Kubernetes
 
@@ -123,11 +132,17 @@ def _start_alone(directory: RunDir, output: Output, *, quiet: bool) -> None:
             "rankfall: unattended: Kubernetes alone decides; nobody records it until somebody attaches", quiet=quiet
         )
     else:
-        spawn_detached(directory)
+        # The same request may have been made before: its supervisor lives.
+        held = directory.lease_holder()
+        pid, host = (held.pid, held.host) if held else (spawn_detached(directory), socket.gethostname())
+        shown["supervisor"] = {"pid": pid, "host": host}
+        emit.say(
+            f"rankfall: supervised by process {pid} on {host}; what it says: {directory.path / LOG_NAME}", quiet=quiet
+        )
     if output is Output.TABLE:
         emit.out(directory.id)
     else:
-        sys.stdout.write(emit.document({"run": directory.id, "path": str(directory.path)}, output))
+        sys.stdout.write(emit.document(shown, output))
     emit.say(f"rankfall: watch it with: rankfall attach {directory.id}", quiet=quiet)
 
 

@@ -37,7 +37,9 @@ class Client:
     def __init__(self, *, home: Path | None = None) -> None:
         self.home = home.absolute() if home is not None else default_home()
 
-    async def submit(self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None) -> Run:
+    async def submit(
+        self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None, replace: bool = False
+    ) -> Run:
         """Start a job.
 
         Args:
@@ -46,12 +48,13 @@ class Client:
             detach: supervise in a process of its own; false = in a thread of this process, and the run waits when it ends. An unattended job
                 is launched and left, or recorded in that thread.
             request_token: names the request: a second call with it gives the same run.
+            replace: end what an earlier request with this token, whose directory is not here, left running in a cluster.
 
         Raises:
             UsageError: the spec cannot work; nothing was created.
             StoreError: the home cannot be written.
         """
-        return await asyncio.to_thread(self._submit, spec, detach, request_token)
+        return await asyncio.to_thread(self._submit, spec, detach, request_token, replace)
 
     async def plan(self, spec: JobSpec) -> dict[str, Any]:
         """What ``submit`` would start, as plain data with secrets masked; creates nothing.
@@ -138,10 +141,10 @@ class Client:
         found = run if isinstance(run, Run) else await self.get(run)
         return await asyncio.to_thread(place_of, found.directory, say=lambda _: None)
 
-    def _submit(self, spec: JobSpec, detach: bool, request_token: str | None) -> Run:  # noqa: FBT001 - private, by position from to_thread
+    def _submit(self, spec: JobSpec, detach: bool, request_token: str | None, replace: bool) -> Run:  # noqa: FBT001 - private, by position from to_thread
         spec = complete(spec)
         self._plan(spec, elsewhere=detach)
-        directory = create_run(spec, home=self.home, request_token=request_token)
+        directory = create_run(spec, home=self.home, request_token=request_token, replace=replace)
         run = Run(directory)
         if run.outcome() is not None or directory.lease_holder() is not None:
             # An earlier request with the same token made it.
@@ -213,20 +216,21 @@ def complete(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)
 
 
-def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None) -> RunDir:
+def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, replace: bool = False) -> RunDir:
     """A new run directory, with the job's code in it as it is now: what is edited later changes nothing of the run.
 
     Args:
         spec: as :func:`complete` gives it.
         home: Rankfall's home.
         request_token: names the request, as in :meth:`Client.submit`.
+        replace: likewise.
 
     Raises:
         UsageError: the code cannot be copied; nothing was created.
         StoreError: home cannot be written.
     """
     if not spec.code_folders:
-        return RunDir.create(spec, home=home, request_token=request_token)
+        return RunDir.create(spec, home=home, request_token=request_token, replace=replace)
     from rankfall.backends.code import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code
     from rankfall.backends.files import across  # noqa: PLC0415 - as above
     from rankfall_inside.carry_frames import CarryError  # noqa: PLC0415 - as above
@@ -237,6 +241,7 @@ def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None) -
             spec,
             home=home,
             request_token=request_token,
+            replace=replace,
             fill=lambda fresh: across(tree, os.fsencode(fresh / CODE)),
         )
     except CarryError as error:

@@ -304,7 +304,9 @@ class Run:
         """Ask for it, once; whether the run has not ended."""
         if self.outcome() is not None:
             return False
-        if self._held() != (what == "suspend"):
+        hold = read_suspension(self.directory.path, initially=self.directory.spec.suspend)
+        # What somebody in the cluster began would end with them: it becomes this user's own.
+        if hold.suspended != (what == "suspend") or (what == "suspend" and hold.outside):
             request_hold(self.directory.path, what, reason=reason)
         return True
 

@@ -79,9 +79,11 @@ class SyncClient:
         self._client = Client(home=home)
         self.home = self._client.home
 
-    def submit(self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None) -> SyncRun:
+    def submit(
+        self, spec: JobSpec, *, detach: bool = True, request_token: str | None = None, replace: bool = False
+    ) -> SyncRun:
         """As :meth:`Client.submit`."""
-        return SyncRun(_sync(self._client.submit(spec, detach=detach, request_token=request_token)))
+        return SyncRun(_sync(self._client.submit(spec, detach=detach, request_token=request_token, replace=replace)))
 
     def plan(self, spec: JobSpec) -> dict[str, Any]:
         """As :meth:`Client.plan`."""

@@ -12,7 +12,10 @@ FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as ``ps`` lists it; times RFC 3339; ``cause``, ``rank`` and ``node`` of the newest verdict."""
+    """One run as ``ps`` lists it; times RFC 3339; ``cause``, ``rank`` and ``node`` of the newest verdict.
+
+    ``supervised``: somebody decides about it, here; ``unattended``: nobody has to.
+    """
 
     run: str
     name: str
@@ -24,6 +27,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     rank: int | None = None
     node: str | None = None
+    supervised: bool = False
+    unattended: bool = False
 
 
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from rankfall.model import RankStatus, RunState, RunSummary, SlotStatus, StatusDocument
+from rankfall.model import FINAL_STATES, RankStatus, RunState, RunSummary, SlotStatus, StatusDocument
 from rankfall.report import words
 from rankfall.report.escape import one_line
 from rankfall.report.paint import Paint
@@ -34,7 +34,7 @@ def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = Fals
     rows = [
         (
             run.run,
-            run.state,
+            f"{run.state}{_alone(run)}",
             str(run.attempts),
             words.age(run.started, now=now),
             words.since(run.started, run.ended, now=now),
@@ -106,6 +106,13 @@ def _counts(status: StatusDocument) -> str:
     return text
 
 
+def _alone(run: RunSummary) -> str:
+    """What stands behind the state of a run that goes on without a supervisor; one that is suspended needs none before it is resumed."""
+    if run.state in FINAL_STATES or run.state == "suspended" or run.supervised:
+        return ""
+    return ", unattended" if run.unattended else ", unsupervised"
+
+
 def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
     """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
     if status.unattended:
@@ -115,7 +122,7 @@ def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
         return [f"  unattended: Kubernetes alone decides; {words}"]
     if status.supervised:
         return []
-    return [paint.warn(f"  nobody supervises it now; rankfall attach {status.run} takes it over")]
+    return [paint.warn(f"  unsupervised: nobody takes care of it here now; rankfall attach {status.run} takes it over")]
 
 
 def state_text(state: RunState, paint: Paint) -> str:

@@ -39,6 +39,7 @@ def summary(run_dir: RunDir, tables: Queries) -> RunSummary:
     name, backend = _named(run_dir, tables)
     found = tables.diagnosis()
     verdict = found.verdict if found else None
+    unattended = _unattended(run_dir)
     return RunSummary(
         run=run_dir.id,
         name=name,
@@ -50,6 +51,8 @@ def summary(run_dir: RunDir, tables: Queries) -> RunSummary:
         cause=verdict.cause.slug if verdict else None,
         rank=verdict.rank if verdict else None,
         node=verdict.node if verdict else None,
+        supervised=not unattended and run_dir.lease_holder() is not None,
+        unattended=unattended,
     )
 
 
@@ -62,7 +65,6 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
     last = _LastLines(run_dir, tables, attempt, ranks)
     spec = _spec(run_dir)
-    held, unattended = run_dir.lease_holder() is not None, _unattended(run_dir)
     notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
     sizes, wished = _sizes(run_dir, tables, attempt, spec)
     spec = sized(spec, sizes) if spec is not None else None
@@ -90,9 +92,9 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         rank=short.rank,
         node=short.node,
         reason=row.reason,
-        supervised=held and not unattended,
-        unattended=unattended,
-        recorded=held,
+        supervised=short.supervised,
+        unattended=short.unattended,
+        recorded=run_dir.lease_holder() is not None,
         ready=sum(ready.values()),
         active=standings["active"],
         succeeded=standings["succeeded"],

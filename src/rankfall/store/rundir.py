@@ -33,10 +33,17 @@ _SHOWN: Final = 5
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """``meta.json``: when the run was made (nanoseconds since the epoch) and the token of the request that made it."""
+    """``meta.json``.
+
+    Attributes:
+        created: when the run was made, nanoseconds since the epoch.
+        request_token: of the request that made it.
+        replace: its first attempt may end what an earlier request with this token left running in a cluster.
+    """
 
     created: int
     request_token: str | None = None
+    replace: bool = False
 
 
 class RunDir:
@@ -57,6 +64,7 @@ class RunDir:
         *,
         home: Path,
         request_token: str | None = None,
+        replace: bool = False,
         fill: Callable[[Path], object] | None = None,
     ) -> RunDir:
         """A new run directory; it appears under its name only when spec and folders are in it.
@@ -65,13 +73,14 @@ class RunDir:
             spec: the job.
             home: Rankfall's home.
             request_token: names the request: a second call with the same token and name gives the first call's run.
+            replace: end what an earlier request with this token left running in a cluster.
             fill: puts what else belongs to it into the new directory, before that has its name.
 
         Raises:
             StoreError: home cannot be written.
         """
         prepare(home)
-        meta = Meta(created=time.time_ns(), request_token=request_token)
+        meta = Meta(created=time.time_ns(), request_token=request_token, replace=replace)
         fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
         try:
             for folder in ("logs", "records", "slots"):
@@ -135,6 +144,11 @@ class RunDir:
     def created(self) -> int:
         """When the run was made, nanoseconds since the epoch; 0 when nothing tells."""
         return _meta(self.path).created
+
+    @cached_property
+    def replaces(self) -> bool:
+        """Whether its first attempt may end what an earlier request of the same token left running in a cluster."""
+        return _meta(self.path).replace
 
     @property
     def records_dir(self) -> Path:

@@ -27,6 +27,7 @@ from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.news import BadEnd, News, bad_ends
+from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.replicas import Decide, Replicas
 from rankfall.supervise.resizing import resized_diagnosis, unmet
 from rankfall.supervise.settle import SettleWindow, went_on
@@ -132,6 +133,8 @@ class AttemptWatch:
         self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
         self._running = False
         self._waits: str | None = None
+        self._outside = OutsideHold(run_dir, plan=plan, backend=backend)
+        self._queued = False
         # The first pods of any job wait for a moment; that is no news.
         self._waits_due = started + _WAIT_FIRST_NS
         self._waits_again = 0
@@ -189,11 +192,14 @@ class AttemptWatch:
         if self._running or self._stopping is not None or now < self._waits_due:
             return
         text = self._observer.waits()
+        if text is None:
+            text = self._outside.waits()
+            self._queued = text is not None
         age = (now - self._started) / 1e9
         if text is not None and (text != self._waits or now >= self._waits_again):
             self._waits, self._waits_again = text, now + _WAIT_AGAIN_NS
             self._events.say("waiting", f"{text} (for {age:.0f} s)", at=now, attempt=self._plan.attempt)
-            self._ledger.set_run("starting", reason=text, at=now)
+            self._ledger.set_run("queued" if self._queued else "starting", reason=text, at=now)
         self._waits_due = now + _WAIT_LOOK_NS
 
     def _tell_troubles(self) -> None:
@@ -225,9 +231,12 @@ class AttemptWatch:
             bad = bad_ends(slots, ranks, launcher=self._plan.launcher) - self._forgiven
         self._watch_wishes()
         self._watch_hold(slots, ranks, bad)
+        left = {s.slot for s in slots if s.state not in {"ended", "lost"}}
+        fallen = bad if told is slots else bad_ends(told, ranks, launcher=self._plan.launcher)
+        if fallen or not left:
+            self._watch_outside(told, ranks, fallen, last=not left)
         if judged and self._stopping is None and standing != "reached":
             self._restart_alone(told, bad, news=delta.changed, clock=clock)
-        left = {s.slot for s in slots if s.state not in {"ended", "lost"}}
         left -= {slot for slot in left if self._stopping is not None and self._replicas.waits(slot)}
         if not left:
             return True
@@ -243,7 +252,9 @@ class AttemptWatch:
             return False
         self._window.see(clock, failed=bool(bad), news=delta.changed)
         if self._window.over(clock):
-            self._close_window(slots, ranks)
+            self._watch_outside(slots, ranks, bad, last=True)
+            if self._stopping is None:
+                self._close_window(slots, ranks)
         elif (passed := self._deadlines.passed(now, absent=self._absent(ranks))) is not None:
             self._late(passed, ranks)
         elif self._window.opened is None:
@@ -265,7 +276,9 @@ class AttemptWatch:
     def _take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         self._keeper.saw(delta)
         self._news.tell(delta, slots, ranks, now=now)
-        if not self._running and ranks and self._stopping is None:
+        # What a command of the user's own starts need not be ranks.
+        begun = ranks or (self._plan.launcher == "exec" and all(s.state == "running" for s in slots))
+        if not self._running and begun and self._stopping is None:
             self._running = True
             self._ledger.set_run("running", reason=None, at=now)
 
@@ -298,6 +311,18 @@ class AttemptWatch:
             self._resized = wish
             self._events.say("resize", wish.text, at=time.time_ns(), attempt=self._plan.attempt, nodes=wish.nodes)
             self._stop(f"another size: {wish.text}")
+
+    def _watch_outside(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd], *, last: bool
+    ) -> None:
+        """Slots end: whether that is because somebody in the cluster suspended the job."""
+        if self._stopping is not None or self._verdict is not None or self._success.reached:
+            return
+        found = self._outside.began(slots, ranks, bad=bad, last=last)
+        if found is not None:
+            self._suspended = found.text
+            self._window.close()
+            self._stop(self._suspended)
 
     def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
         if self._spec.elastic and went_on(ranks, slots, least=self._spec.nnodes):

@@ -38,6 +38,7 @@ from rankfall.supervise.history import past_falls
 from rankfall.supervise.holding import Holding
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.outside import OutsideRelease
 from rankfall.supervise.planning import Planner
 from rankfall.supervise.resizing import RESIZED
 from rankfall.supervise.root import root_facts, root_facts_of
@@ -168,7 +169,12 @@ class _Run:
         # Of slots alone, over all attempts; whoever watches an attempt adds to it.
         self._falls: list[FallRow] = writer.falls()
         self._turns = Turns(
-            run_dir, ledger=self._ledger, events=self._events, control=control, wished=lambda: self._wish() is not None
+            run_dir,
+            ledger=self._ledger,
+            events=self._events,
+            control=control,
+            wished=lambda: self._wish() is not None,
+            outside=OutsideRelease(run_dir, backend=backend),
         )
 
         self._company = Company(say=self._wait_said, over=lambda: self._wish() is not None)
@@ -216,6 +222,8 @@ class _Run:
                 turn = self._wait_for_turn(number - 1)
                 if turn == "late":
                     return self._end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s is over")
+                if turn == "gone":
+                    return self._end("deleted", "somebody deleted it in the cluster while it was suspended")
                 if turn == "wished":
                     return self._stopped_between()
                 if not self._begin(number):
@@ -446,12 +454,13 @@ class _Run:
                 self._ledger.decision_done(row, at=now)
                 self._decisions[row.attempt] = msgspec.structs.replace(row, done_at=now)
 
-    def _wait_for_turn(self, after: int) -> Literal["now", "wished", "late"]:
+    def _wait_for_turn(self, after: int) -> Literal["now", "wished", "late", "gone"]:
         """Wait until the attempt behind ``after`` may begin."""
         row = self._decisions.get(after)
         ended = (self._attempts[after].ended or time.time_ns()) if after else 0
         due = ended + (round(row.decision.delay_s * _NS) if row else 0)
-        return self._turns.wait(after + 1, due=due, first=self._first())
+        before = Plan.of_row(self._attempts[after].plan, self._spec) if after else None
+        return self._turns.wait(after + 1, due=due, first=self._first(), before=before)
 
     def _first(self) -> int | None:
         """When the first attempt began, nanoseconds since the epoch."""

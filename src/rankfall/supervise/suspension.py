@@ -25,12 +25,16 @@ _MODE: Final = 0o644
 
 
 class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asked for the suspension or for its end, why, and when (nanoseconds since the epoch)."""
+    """Who asked for the suspension or for its end, why, and when (nanoseconds since the epoch).
+
+    ``outside``: it was seen in the cluster, where a queue or a person did it; no user of the run asked.
+    """
 
     what: Literal["suspend", "resume"]
     at: int
     by: str = ""
     reason: str = ""
+    outside: bool = False
 
     @property
     def text(self) -> str:
@@ -53,6 +57,11 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     def suspended(self) -> bool:
         """Whether the run is to stand still now."""
         return self.requests[-1].what == "suspend" if self.requests else self.initially
+
+    @property
+    def outside(self) -> bool:
+        """Whether the run stands still because of somebody in the cluster."""
+        return self.suspended and bool(self.requests) and self.requests[-1].outside
 
     @property
     def text(self) -> str:
@@ -126,6 +135,16 @@ def request_hold(folder: Path, what: Literal["suspend", "resume"], *, reason: st
         StoreError: it cannot be written.
     """
     made = HoldRequest(what=what, at=time.time_ns(), by=who(), reason=reason[:1000])
+    append_hold(folder, made)
+    return made
+
+
+def append_hold(folder: Path, made: HoldRequest) -> None:
+    """Write a request down.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     try:
         fd = os.open(folder / SUSPEND_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
         try:
@@ -135,6 +154,5 @@ def request_hold(folder: Path, what: Literal["suspend", "resume"], *, reason: st
             os.close(fd)
     except OSError as error:
         raise StoreError(
-            f"cannot {what} {folder.name}: {error.strerror or error}", hint="free space in the run directory"
+            f"cannot {made.what} {folder.name}: {error.strerror or error}", hint="free space in the run directory"
         ) from error
-    return made

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
+from rankfall.backends.protocol import Plan
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control
 from rankfall.supervise.deadlines import total_end
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.outside import OutsideRelease
 from rankfall.supervise.suspension import Suspension, read_suspension
 
 _NS: Final = 1_000_000_000
@@ -28,6 +30,7 @@ class Turns:
         events: for viewers.
         control: wakes a wait.
         wished: whether the run is to end or to be let go of.
+        outside: sees the end of a suspension that somebody in the cluster began.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Turns:
         events: EventLog,
         control: Control,
         wished: Callable[[], object],
+        outside: OutsideRelease,
     ) -> None:
+        self._outside = outside
         self._run_dir = run_dir
         self._spec = run_dir.spec
         self._ledger = ledger
@@ -60,11 +65,14 @@ class Turns:
             return None
         return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
 
-    def wait(self, number: int, *, due: int, first: int | None) -> Literal["now", "wished", "late"]:
-        """Wait until an attempt may begin, something is wished, or the total is over.
+    def wait(
+        self, number: int, *, due: int, first: int | None, before: Plan | None
+    ) -> Literal["now", "wished", "late", "gone"]:
+        """Wait until an attempt may begin, something is wished, the total is over, or somebody removed what is suspended.
 
         Args:
             number: of the attempt.
+            before: the plan of the attempt before.
             due: when its back-off is over, nanoseconds since the epoch.
             first: when the run's first attempt began, likewise.
         """
@@ -78,6 +86,8 @@ class Turns:
                     self._ledger.set_run("suspended", reason=hold.text, at=now)
                     self._events.say("suspended", f"{hold.text}; rankfall resume {self._run_dir.id} goes on", at=now)
                 shown = "suspended"
+                if hold.outside and before is not None and self._outside.ended(before) == "gone":
+                    return "gone"
                 self._control.wait(_HELD_S)
             elif total_at is not None and now >= total_at:
                 return "late"

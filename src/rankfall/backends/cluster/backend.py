@@ -18,6 +18,7 @@ import msgspec
 
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster.compile import compile_job
+from rankfall.backends.cluster.held import held_back
 from rankfall.backends.cluster.hold import NOTE_ATTEMPT, Hold
 from rankfall.backends.cluster.launch import Launched, launch
 from rankfall.backends.cluster.launch_patience import Patience
@@ -30,7 +31,18 @@ from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
 from rankfall.backends.cluster.workspace import bring_code
 from rankfall.backends.code import code_of
-from rankfall.backends.protocol import ClusterPlan, Company, HeldBy, Life, Plan, SlotPlan, Source, role_env, slot_plan
+from rankfall.backends.protocol import (
+    ClusterPlan,
+    Company,
+    HeldBack,
+    HeldBy,
+    Life,
+    Plan,
+    SlotPlan,
+    Source,
+    role_env,
+    slot_plan,
+)
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
@@ -197,6 +209,7 @@ class ClusterBackend:
                 resource=resource,
                 request_token=compiled.request_token,
                 hold=not compiled.release,
+                replace=run_dir.replaces and plan.attempt == 1,
                 wait_s=_LAUNCH_S,
                 say=telling.say,
                 owner=who(),
@@ -351,6 +364,26 @@ class ClusterBackend:
         except KubeError:
             return None
         return None if gone is None else f"{place.backend} {gone} was deleted in the cluster"
+
+    def held_back(self, plan: Plan) -> HeldBack | None:
+        """What the workload says of itself; None where it was never launched, or cannot be seen."""
+        place = _place(plan)
+        uid = _uid(_marker(_run_dir(plan), plan.attempt))
+        if uid is None:
+            return None
+
+        async def look(kube: Kube) -> HeldBack:
+            try:
+                found = await kube.get(RESOURCES[place.backend], place.object, namespace=place.namespace)
+            except ObjectNotFound:
+                return HeldBack(state="gone")
+            return held_back({**found, "kind": RESOURCES[place.backend].kind}, uid=uid)
+
+        try:
+            held: HeldBack = self._call(plan, look)
+        except KubeError:
+            return None
+        return held
 
     def clear(self, plan: Plan, *, company: Company | None = None) -> None:
         """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.

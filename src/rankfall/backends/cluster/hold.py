@@ -38,6 +38,9 @@ NOTE_PLACE: Final = "rankfall.dev/run-directory"
 NOTE_ATTEMPT: Final = "rankfall.dev/attempt"
 """Annotation: the newest attempt that was begun."""
 
+NOTE_CREATED: Final = "rankfall.dev/created"
+"""Annotation: when the run's directory was made; the same in all copies of it, another one for a run that was asked for anew."""
+
 _AGAIN_S: Final = 2.0
 _BACK_S: Final = 6.0
 
@@ -57,6 +60,7 @@ class Hold:
     ) -> None:
         self._run = run_dir.id
         self._place = place_of(run_dir.path)
+        self._created = str(run_dir.created)
         self._lost, self._clock = lost, clock
         self._silence = Silence()
         self._lock = LeaseLock(
@@ -64,7 +68,7 @@ class Hold:
             namespace=namespace,
             holder=f"{who()} pid {os.getpid()} {secrets.token_hex(4)}",
             labels={LABEL_RUN: run_dir.id, **MANAGED_BY},
-            notes={NOTE_PLACE: self._place},
+            notes={NOTE_PLACE: self._place, NOTE_CREATED: self._created},
             clock=clock,
         )
 
@@ -146,11 +150,18 @@ class Hold:
     def _check_copy(self, found: LeaseRecord, attempts: int) -> None:
         said = found.notes.get(NOTE_ATTEMPT, "")
         newest = int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0  # noqa: PLR2004 - of attempts
-        if newest > attempts:
-            by = f", by {excerpt(found.holder)}" if found.holder else ""
+        by = f", by {excerpt(found.holder)}" if found.holder else ""
+        if found.notes.get(NOTE_CREATED) == self._created:
+            if newest > attempts:
+                raise EvidenceLost(
+                    f"this directory of run {self._run} is an old copy: it ends with attempt {attempts}, and the run is at attempt {newest}{by}",
+                    hint="what it would do next has been done; look at the run where it is supervised, or copy its directory anew",
+                )
+        elif newest > 1:
+            # The launch finds attempt 1 by its name, and would start beside this one.
             raise EvidenceLost(
-                f"this directory of run {self._run} is an old copy: it ends with attempt {attempts}, and the run is at attempt {newest}{by}",
-                hint="what it would do next has been done; look at the run where it is supervised, or copy its directory anew",
+                f"run {self._run} was asked for before with the same token, from another directory, and is at attempt {newest}{by}",
+                hint=f"look at its objects (label {LABEL_RUN}={self._run}) and remove them, or use another request token",
             )
 
 

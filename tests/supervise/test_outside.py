@@ -1,0 +1,167 @@
+"""A suspension by a queue or by somebody else in the cluster: no failure, no budget, however long; a failure from before it stays one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rankfall.backends.cluster.held import held_back
+from rankfall.backends.protocol import ClusterPlan, HeldBack, Plan
+from rankfall.model import JobSpec, SlotFacts
+from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.store import RunDir
+from rankfall.supervise.outside import WHO, OutsideHold, OutsideRelease
+from rankfall.supervise.suspension import read_suspension
+
+S = 1_000_000_000
+PLACE = ClusterPlan(
+    backend="job",
+    object="x-a1",
+    namespace="n",
+    context="c",
+    selector="a=b",
+    container="main",
+    token="t",  # noqa: S106
+    bases={"worker": 0},
+)
+PLAN = Plan(attempt=1, launcher="exec", slots=(), cluster=PLACE)
+BAD = {("slot", 0, None)}
+
+
+class Asked:
+    def __init__(self, *answers) -> None:
+        self.answers = list(answers)
+        self.count = 0
+
+    def held_back(self, plan):
+        self.count += 1
+        return self.answers.pop(0)
+
+
+def slot(at: int, number: int = 0) -> SlotFacts:
+    return SlotFacts(slot=number, role="worker", state="ended", signal=15, ended_at=at)
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    return RunDir.create(JobSpec(command=("x",)), home=tmp_path / "home")
+
+
+def suspension(run_dir):
+    return read_suspension(run_dir.path, initially=False)
+
+
+def hold(run_dir, *answers, plan=PLAN) -> tuple[OutsideHold, Asked]:
+    asked = Asked(*answers)
+    return OutsideHold(run_dir, plan=plan, backend=asked), asked
+
+
+def test_launch_s10_a_suspension_that_nobody_here_asked_for_is_one_all_the_same(run_dir):
+    watch, asked = hold(run_dir, HeldBack(state="held", since=100 * S))
+    made = watch.began([slot(101 * S)], [], bad=BAD, last=False)
+    assert made is not None
+    assert made.text == f"suspended by {WHO}"
+    found = suspension(run_dir)
+    assert found.outside
+    # Whoever takes over this attempt comes to the same end.
+    assert found.stops(1, [slot(101 * S)], [], bad=BAD)
+    assert asked.count == 1
+
+
+def test_a_failure_from_before_stays_one_and_clocks_may_differ_by_seconds(run_dir):
+    watch, _ = hold(run_dir, HeldBack(state="held", since=200 * S), HeldBack(state="held", since=102 * S))
+    assert watch.began([slot(100 * S)], [], bad=BAD, last=True) is None
+    assert not suspension(run_dir).suspended
+    assert watch.began([slot(100 * S)], [], bad=BAD, last=True) is not None
+    assert suspension(run_dir).stops(1, [slot(100 * S)], [], bad=BAD)
+
+
+def test_before_the_server_has_said_since_when_it_is_asked_again(run_dir):
+    watch, asked = hold(run_dir, HeldBack(state="held"), HeldBack(state="held"))
+    assert watch.began([slot(100 * S)], [], bad=BAD, last=False) is None
+    assert watch.began([slot(100 * S)], [], bad=BAD, last=False) is None
+    assert asked.count == 1
+    assert watch.began([slot(100 * S)], [], bad=BAD, last=True) is not None
+
+
+@pytest.mark.parametrize("answer", [None, HeldBack(state="free"), HeldBack(state="gone")])
+def test_what_is_not_suspended_falls_as_always(run_dir, answer):
+    watch, _ = hold(run_dir, answer)
+    assert watch.began([slot(1)], [], bad=BAD, last=True) is None
+    assert not suspension(run_dir).requests
+
+
+def test_our_own_stop_and_a_run_on_this_machine_are_never_asked_about(run_dir):
+    mark_stop(run_dir.path, 1, Stop(at_ns=1, reason="x"))
+    watch, asked = hold(run_dir)
+    assert watch.began([slot(2)], [], bad=BAD, last=True) is None
+    here, also = hold(run_dir, plan=msgspec.structs.replace(PLAN, cluster=None))
+    assert here.began([slot(2)], [], bad=BAD, last=True) is None
+    assert here.waits() is None
+    assert asked.count + also.count == 0
+
+
+def test_an_attempt_that_waits_says_for_whom(run_dir):
+    watch, asked = hold(run_dir, HeldBack(state="held", queue="team"), HeldBack(state="held"))
+    assert watch.waits() == "waits for queue team to admit it"
+    assert watch.waits() is None
+    watch._waits_due = 0.0
+    assert watch.waits() == f"is held back by {WHO}"
+    assert asked.count == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "says", "ended"),
+    [
+        (None, "waits", False),
+        (HeldBack(state="held"), "waits", False),
+        (HeldBack(state="gone"), "gone", False),
+        (HeldBack(state="free"), "released", True),
+        (HeldBack(state="held", queue="team"), "released", True),
+    ],
+)
+def test_launch_s10_it_ends_when_it_is_released_or_a_queue_can_admit_the_next_attempt(run_dir, answer, says, ended):
+    watch, _ = hold(run_dir, HeldBack(state="held", since=S))
+    watch.began([slot(2 * S)], [], bad=BAD, last=True)
+    release = OutsideRelease(run_dir, backend=Asked(answer))
+    assert release.ended(PLAN) == says
+    assert suspension(run_dir).suspended is not ended
+    # The cluster is not asked again at once.
+    assert release.ended(PLAN) == "waits"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, HeldBack(state="held")),
+        ({"spec": {"suspend": False}}, HeldBack(state="free")),
+        ({"metadata": {"uid": "v"}}, HeldBack(state="gone")),
+        ({"metadata": {"uid": "u", "deletionTimestamp": "now"}}, HeldBack(state="gone")),
+        (
+            {"metadata": {"uid": "u", "labels": {"kueue.x-k8s.io/queue-name": "q"}}},
+            HeldBack(state="held", queue="q"),
+        ),
+        (
+            {"status": {"conditions": [{"type": "Complete", "status": "True"}]}},
+            HeldBack(state="free"),
+        ),
+        (
+            {
+                "status": {
+                    "conditions": [
+                        7,
+                        {"type": "Suspended", "status": "True", "lastTransitionTime": "1970-01-01T00:00:09Z"},
+                    ]
+                }
+            },
+            HeldBack(state="held", since=9 * S),
+        ),
+        (
+            {"status": {"conditions": [{"type": "Suspended", "status": "True", "lastTransitionTime": "soon"}]}},
+            HeldBack(state="held"),
+        ),
+    ],
+)
+def test_what_a_workload_says_of_itself(fields, expected):
+    item = {"kind": "Job", "metadata": {"uid": "u"}, "spec": {"suspend": True}, **fields}
+    assert held_back(item, uid="u") == expected
