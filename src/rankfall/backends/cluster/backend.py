@@ -196,10 +196,10 @@ class ClusterBackend:
         telling = Telling(company)
 
         async def work(kube: Kube) -> Launched:
-            if run_dir.spec.code_folders:
-                await bring_code(kube, run_dir, namespace=place.namespace, say=telling.say)
             patience = Patience(until=time.monotonic() + _LAUNCH_S, say=telling.say)
             await self._still_held(kube, patience, notes={NOTE_ATTEMPT: str(plan.attempt)})
+            if run_dir.spec.code_folders:
+                await bring_code(kube, run_dir, namespace=place.namespace, say=telling.say)
             done = await launch(
                 kube,
                 objects[number],
@@ -373,11 +373,19 @@ class ClusterBackend:
             return None
 
         async def look(kube: Kube) -> HeldBack:
-            try:
-                found = await kube.get(RESOURCES[place.backend], place.object, namespace=place.namespace)
-            except ObjectNotFound:
-                return HeldBack(state="gone")
-            return held_back({**found, "kind": RESOURCES[place.backend].kind}, uid=uid)
+            answer = HeldBack(state="free")
+            # With several roles a queue may take the room of one of them: the gang is held back then.
+            for name in place.workloads:
+                try:
+                    found = await kube.get(RESOURCES[place.backend], name, namespace=place.namespace)
+                except ObjectNotFound:
+                    return HeldBack(state="gone")
+                mine = uid if name == place.object else None
+                one = held_back({**found, "kind": RESOURCES[place.backend].kind}, uid=mine)
+                if one.state == "gone":
+                    return one
+                answer = one if one.state == "held" else answer
+            return answer
 
         try:
             held: HeldBack = self._call(plan, look)

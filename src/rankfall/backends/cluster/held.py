@@ -12,14 +12,14 @@ from rankfall.backends.protocol import HeldBack
 from rankfall.kube.secret import excerpt
 
 
-def held_back(item: dict[str, Any], *, uid: str) -> HeldBack:
+def held_back(item: dict[str, Any], *, uid: str | None) -> HeldBack:
     """What a workload says of itself.
 
     Args:
         item: the object, with its kind.
-        uid: of the one that was launched; another one of its name means that it is gone.
+        uid: of the one that was launched; another one of its name means that it is gone. None = not known.
     """
-    if uid_of(item) != uid or deleting(item):
+    if uid not in {None, uid_of(item)} or deleting(item):
         return HeldBack(state="gone")
     queue = excerpt(label(item, QUEUE_LABEL))
     if finished(item) or not suspended(item):
