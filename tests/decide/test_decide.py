@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,3 +128,20 @@ def test_a_run_is_never_restarted_more_often_than_allowed(slug, actions, limit):
 @pytest.mark.parametrize("slug", sorted(s for s, i in catalogue().items() if i.retry == "no" and i.role == "primary"))
 def test_a_cause_that_would_fall_again_is_not_retried(slug):
     assert decide(diagnosis(slug), spec=spec(), history=()).action == "stop"
+
+
+def test_a_slot_that_falls_alone_counts_in_all_budgets_and_repeats_only_itself():
+    job, fell = spec(max_restarts=3, backoff_s=1.0), diagnosis("killed_unknown")
+    of_another = msgspec.structs.replace(past(fell), slot=4)
+    decision = decide(fell, spec=job, history=(of_another, of_another), slot=1)
+    assert (decision.action, decision.rule, decision.left, decision.delay_s) == ("retry", "cause_once", 0, 1.0)
+    own = msgspec.structs.replace(past(fell), slot=1)
+    assert decide(fell, spec=job, history=(own,), slot=1).rule == "repeated"
+    assert decide(fell, spec=job, history=(own, of_another, of_another), slot=1).rule == "restarts_spent"
+    assert decide(fell, spec=job, history=(own,)).rule == "cause_once"
+
+
+def test_elsewhere_for_one_slot_is_wherever_the_platform_puts_it():
+    job = msgspec.structs.replace(spec(), backend="job")
+    decision = decide(diagnosis("gpu_ecc", trust="kernel", source="kernel"), spec=job, history=(), slot=1)
+    assert (decision.action, "the nodes that there are" in decision.because) == ("retry", True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from rankfall.explain import explain_run
-from rankfall.model import FailureRule, Success
+from rankfall.explain import explain_fall, explain_run
+from rankfall.model import FailureRule, NotFound, Success
 from rankfall.model.roles import Role
+from rankfall.report.tables import render_status
 from rankfall.store import RunDir
 from rankfall.store.lines import LineQuery, read_lines
 from rankfall.supervise import request_cancel
@@ -226,3 +228,18 @@ def test_a_role_of_scope_gang_ends_the_attempt_and_what_is_done_is_not_run_again
         ("1.0", "0"), ("1.1", "0"), ("1.2", "0"), ("1.3", "0"),
         ("2.0", "0"), ("2.1", "0"),
     ]  # fmt: skip
+
+
+def test_the_fall_of_one_slot_can_be_read_afterwards(bench: Bench) -> None:
+    run = made(bench, "1", "1", "130")
+    assert bench.supervise(run).state == "succeeded"
+    verdict = explain_fall(run, slot=1).verdict
+    assert (verdict.slot, verdict.node, verdict.cause.slug) == (1, "node1", "user_exit")
+    assert verdict.decision is not None
+    assert (verdict.decision.action, verdict.decision.state) == ("retry", "done")
+    with pytest.raises(NotFound, match=r"slot 2 of run .* did not fall alone"):
+        explain_fall(run, slot=2)
+    with pytest.raises(NotFound, match="in attempt 7"):
+        explain_fall(run, slot=1, attempt=7)
+    with run.reader() as reader:
+        assert "after 1 restart" in render_status(reader.status(0), now=datetime.now(UTC))

@@ -12,7 +12,7 @@ from rankfall.cli.emit import Output
 from rankfall.cli.frames import raised_at
 from rankfall.cli.options import output_option
 from rankfall.cli.target import one_run, read_home, run_as_it_is
-from rankfall.explain import explain_files, explain_run, explain_stream
+from rankfall.explain import explain_fall, explain_files, explain_run, explain_stream
 from rankfall.model import NotFound, UsageError, Verdict
 from rankfall.observe.strategies import find_strategy
 from rankfall.report.terminal import render_verdict
@@ -22,6 +22,12 @@ from rankfall.store import RunDir
 @click.command("why")
 @click.argument("target", nargs=-1, metavar="[RUN | PATH... | -]")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of a run: this attempt; default the newest.")
+@click.option(
+    "--slot",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of a run: the last time that this slot fell alone (restart_scope).",
+)
 @click.option("--fresh", is_flag=True, help="Of a run: diagnose anew, whatever verdict is stored.")
 @click.option(
     "--signatures",
@@ -40,6 +46,7 @@ def why(
     *,
     target: tuple[str, ...],
     attempt: int | None,
+    slot: int | None,
     fresh: bool,
     signatures: tuple[str, ...],
     strategy: str | None,
@@ -50,7 +57,12 @@ def why(
     Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
     """
     verdict, source, run = _explained(
-        list(target), attempt=attempt, fresh=fresh, own=[Path(text) for text in signatures], strategy=strategy
+        list(target),
+        attempt=attempt,
+        slot=slot,
+        fresh=fresh,
+        own=[Path(text) for text in signatures],
+        strategy=strategy,
     )
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))
@@ -60,17 +72,29 @@ def why(
 
 
 def _explained(
-    targets: list[str], *, attempt: int | None, fresh: bool, own: list[Path], strategy: str | None
+    targets: list[str],
+    *,
+    attempt: int | None,
+    slot: int | None,
+    fresh: bool,
+    own: list[Path],
+    strategy: str | None,
 ) -> tuple[Verdict, str, RunDir | None]:
     run = one_run(None) if not targets else _as_run(targets)
     if run is not None:
         run = run_as_it_is(run.id)
     if run is not None and own:
         raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
+    if run is not None and slot is not None:
+        if fresh or strategy is not None:
+            raise UsageError("--slot shows what was decided then", hint="leave --fresh and --strategy out")
+        return explain_fall(run, slot=slot, attempt=attempt).verdict, run.id, run
     if run is not None:
         return explain_run(run, attempt=attempt, fresh=fresh, strategy=strategy).verdict, run.id, run
-    if attempt is not None or fresh:
-        raise UsageError("--attempt and --fresh are for runs", hint="files have no attempts: leave the flag out")
+    if attempt is not None or fresh or slot is not None:
+        raise UsageError(
+            "--attempt, --slot and --fresh are for runs", hint="files have no attempts: leave the flag out"
+        )
     if targets == ["-"]:
         if sys.stdin.isatty():
             emit.say("reading from this terminal; end with Ctrl-D")

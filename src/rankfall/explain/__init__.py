@@ -30,7 +30,7 @@ _WISHES: Final[tuple[tuple[Literal["suspended", "resized"], str], ...]] = (
 # How the argument of the functions here is called.
 _FLAG: Final = "strategy"
 
-__all__ = ["explain_files", "explain_run", "explain_stream"]
+__all__ = ["explain_fall", "explain_files", "explain_run", "explain_stream"]
 
 
 def explain_run(
@@ -80,6 +80,32 @@ def explain_run(
     # By its policy a job may have succeeded though slots were stopped, or fell.
     case = msgspec.structs.replace(case, succeeded=case.succeeded or how == "succeeded")
     return diagnose_by(strategy or _strategy(rows, number) or run_dir.spec.strategy, case)
+
+
+def explain_fall(run_dir: RunDir, *, slot: int, attempt: int | None = None) -> Diagnosis:
+    """What was found and decided when a slot fell alone, the last time that it did.
+
+    Args:
+        run_dir: the run.
+        slot: its number.
+        attempt: only in this one; in any by default.
+
+    Raises:
+        NotFound: it never fell alone.
+    """
+    with run_dir.reader() as reader:
+        falls = [row.fall for row in reader.falls(attempt)]
+    own = [fall for fall in falls if fall.slot == slot]
+    if not own:
+        others = ", ".join(str(one) for one in sorted({fall.slot for fall in falls}))
+        where = f" in attempt {attempt}" if attempt is not None else ""
+        raise NotFound(
+            f"slot {slot} of run {run_dir.id} did not fall alone{where}",
+            hint=f"these slots did: {others}" if others else "only slots of restart_scope replica do; leave --slot out",
+        )
+    found = own[-1].diagnosis
+    verdict = msgspec.structs.replace(found.verdict, decision=own[-1].only_decision)
+    return msgspec.structs.replace(found, verdict=verdict)
 
 
 def _strategy(rows: Sequence[AttemptRow], number: int) -> str | None:

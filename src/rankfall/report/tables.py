@@ -139,7 +139,7 @@ def _slot(slot: SlotStatus, *, pods: bool) -> tuple[str, ...]:
         slot.state,
         slot.launcher or "",
         one_line(slot.pod or "", width=100) if pods else _maybe(slot.pid),
-        _ended(slot.exit, slot.note),
+        _ended(slot.exit, slot.note, again=slot.restarts),
     )
 
 
@@ -159,8 +159,9 @@ def _rank(rank: RankStatus) -> tuple[str, ...]:
     )
 
 
-def _ended(code: str | None, note: str | None) -> str:
-    return ", ".join(part for part in (code, note) if part)
+def _ended(code: str | None, note: str | None, *, again: int = 0) -> str:
+    restarts = f"after {words.count(again, 'restart')}" if again else None
+    return ", ".join(part for part in (code, note, restarts) if part)
 
 
 def _maybe(number: int | None) -> str:
