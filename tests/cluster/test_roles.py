@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World, job
+from helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -26,9 +27,14 @@ if role == "ps":
         while True:
             server.accept()[0].close()
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-socket.create_connection((os.environ["RANKFALL_HOST_PS"], 7000), timeout=60).close()
+while True:
+    try:
+        socket.create_connection((os.environ["RANKFALL_HOST_PS"], 7000), timeout=60).close()
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.1)
 print(f"rank {rank} of {size}, slot {os.environ['RANKFALL_SLOT']}, index {index}", flush=True)
-if fall and rank == int(fall):
+if fall and rank == int(fall) and os.environ["RANKFALL_ATTEMPT"] == "1":
     raise ValueError("bad sample 17")
 if fall:
     time.sleep(600)
@@ -93,5 +99,21 @@ def test_a_rank_of_the_second_role_that_falls_is_named_with_its_role(world: Worl
         3,
     )
     assert verdict["pod"].startswith(f"{run}-a1-")
-    assert world.cli("cancel", run, "-y").returncode == 0
-    assert world.objects("jobs,services,configmaps,pods") == []
+
+
+def test_a_new_attempt_begins_when_all_jobs_of_the_last_one_are_gone_and_a_cancel_leaves_none(world: World) -> None:
+    spec = two_roles(backend="job", namespace=world.namespace, fall="1")
+    spec["rules"] = [{"roles": ["worker"], "exit_codes": [1], "action": "restart"}]
+    submitted = world.cli("submit", "--file", str(world.file(spec)))
+    assert submitted.returncode == 0, submitted.stderr
+    run = submitted.stdout.strip()
+
+    def second_attempt_runs() -> bool:
+        status = world.document("status", run)
+        return (status["state"], status["attempts"], len(status["ranks"])) == ("running", 2, 3)
+
+    wait_until(second_attempt_runs, timeout=120, what="the second attempt does not run")
+    assert world.objects("jobs") == [f"job.batch/{run}-a2-ps", f"job.batch/{run}-a2-worker"]
+    done = world.cli("cancel", run, "-y")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: world.objects() == [], timeout=60, what="something of the run is left")

@@ -53,21 +53,26 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
     Attributes:
         backend: ``job``, ``jobset`` or ``trainjob``.
         object: name of the workload.
-        others: names of the workloads of other roles, which it owns.
+        jobs: names of the workloads by role, where each role has one of its own; the first owns the others.
         excluded: nodes that were avoided, beside those of the spec.
         restart: how often Kubernetes itself had started the gang again before this attempt; its pods bear that number.
     """
 
     backend: str
     object: str
-    others: tuple[str, ...] = ()
+    jobs: dict[str, str] = msgspec.field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     restart: int = 0
 
     @property
     def workloads(self) -> tuple[str, ...]:
         """All of them, the one that owns the others first."""
-        return (self.object, *self.others)
+        return tuple(self.jobs.values()) or (self.object,)
+
+    def without(self, roles: Collection[str]) -> ClusterPlan:
+        """The same place, in which these roles have no workload."""
+        jobs = {role: name for role, name in self.jobs.items() if role not in roles}
+        return msgspec.structs.replace(self, jobs=jobs, object=next(iter(jobs.values()), self.object))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +115,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def without(self, roles: Collection[str]) -> Plan:
         """The same plan, in which these roles are not run: they have done their work."""
-        return msgspec.structs.replace(
-            self, slots=tuple(one for one in self.slots if one.role not in roles), left_out=tuple(roles)
-        )
+        cluster = self.cluster.without(roles) if self.cluster is not None else None
+        slots = tuple(one for one in self.slots if one.role not in roles)
+        return msgspec.structs.replace(self, slots=slots, cluster=cluster, left_out=tuple(roles))
 
     def with_start(self, slot: int, instance: int) -> Plan:
         """The same plan, in which a slot is started again: under folders of its own.

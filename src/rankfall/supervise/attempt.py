@@ -17,6 +17,7 @@ from rankfall.model import Case, Diagnosis, Evidence, InfrastructureError, JobSp
 from rankfall.model.sizes import first_sizes, sized
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.open import Feed
+from rankfall.observe.cluster.stops import mark_stop, read_stop
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import FallRow, RunDir
 from rankfall.store.resizes import ResizeRequest
@@ -30,6 +31,7 @@ from rankfall.supervise.news import BadEnd, News, bad_ends
 from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.replicas import Decide, Replicas
 from rankfall.supervise.resizing import resized_diagnosis, unmet
+from rankfall.supervise.set_stop import stop_by_set
 from rankfall.supervise.settle import SettleWindow, went_on
 from rankfall.supervise.sheets import Sheets
 from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
@@ -216,6 +218,7 @@ class AttemptWatch:
         delta = self._observer.poll(now)
         self._tell_waits(now)
         slots, ranks = self._sheets.slots(), self._observer.ranks()
+        self._mark_sets_stop(slots)
         judged = self._stopping is None and self._window.opened is None and self._verdict is None
         if judged:
             # Who fell alone and may be started again has not ended.
@@ -272,6 +275,11 @@ class AttemptWatch:
         final = self._replicas.final
         if final is not None and any(kind == "slot" and slot in self._replicas.down for kind, slot, _ in bad):
             self._settle(final, reason="a part of the job that cannot be started again fell")
+
+    def _mark_sets_stop(self, slots: tuple[SlotFacts, ...]) -> None:
+        stop = stop_by_set(self._plan, slots) if self._stopping is None else None
+        if stop is not None and read_stop(self._run_dir.path, self._plan.attempt) is None:
+            mark_stop(self._run_dir.path, self._plan.attempt, stop)
 
     def _take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         self._keeper.saw(delta)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from backends.cluster.made import BACKENDS, compiled, spec
+from rankfall.backends.protocol import ClusterPlan, Plan
 from rankfall.model import Refused, SpecError
 
 PS = {"name": "ps", "nnodes": 2, "launcher": "exec", "command": ["serve"]}
@@ -182,3 +183,37 @@ def test_jobapi_s27_refusal_09_names_are_short_enough_for_the_longest_role(backe
     hosts = [address.partition(".")[0] for address in words(children(made)["worker"]) if address.startswith("m")]
     assert hosts
     assert all(len(f"{host}-x7k2p") <= 63 for host in hosts)
+
+
+def test_a_role_that_has_done_its_work_has_no_job_and_is_not_waited_for() -> None:
+    made = compiled(roles(WORKER, {**PS, "name": "prepare"}), left_out=["prepare"])
+    assert [item["metadata"]["name"] for item in made.workloads] == ["job-0a1b2c-a1-worker"]
+    assert made.slots == 3
+    child = children(made)["worker"]
+    assert not any("prepare" in word for word in words(child))
+    assert variables(child)["RANKFALL_SLOT_BASE"] == "0"
+
+
+def test_a_plan_without_a_role_is_without_its_job() -> None:
+    place = ClusterPlan(
+        backend="job",
+        object="x-a1-ps",
+        jobs={"ps": "x-a1-ps", "worker": "x-a1-worker"},
+        context="c",
+        namespace="n",
+        selector="a=b",
+        container="main",
+        token="",
+        bases={"ps": 0, "worker": 2},
+    )
+    assert place.workloads == ("x-a1-ps", "x-a1-worker")
+    left = Plan(attempt=2, launcher="plain", slots=(), cluster=place).without(["ps"]).cluster
+    assert left is not None
+    assert (left.object, left.workloads) == ("x-a1-worker", ("x-a1-worker",))
+    assert (left.slot_of("worker", 1), left.slot_of("ps", 1), left.slot_of(None, 1), left.slot_of("ps", None)) == (
+        3,
+        1,
+        None,
+        None,
+    )
+    assert [left.role_of(slot) for slot in (0, 1, 2, 9)] == ["ps", "ps", "worker", "worker"]

@@ -116,11 +116,11 @@ class ClusterBackend:
             excluded=tuple(sorted(exclude)),
         )
         compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
-        first, *others = (item["metadata"]["name"] for item in compiled.workloads)
+        names = [item["metadata"]["name"] for item in compiled.workloads]
         cluster = msgspec.structs.replace(
             place,
-            object=first,
-            others=tuple(others),
+            object=names[0],
+            jobs=dict(zip(place.bases, names, strict=True)) if len(names) > 1 else {},
             selector=compiled.selector,
             container=compiled.container,
         )
@@ -186,11 +186,11 @@ class ClusterBackend:
         if made.exists():
             # What was created once is never created again: if it is gone, somebody took it away.
             return ()
-        compiled = self._compiled.get(plan.attempt)
+        compiled = self._compiled.get(plan.attempt) if not plan.left_out else None
         if compiled is None:
             spec = sized(run_dir.spec, plan.sizes)
             nnodes = len(plan.slots) if spec.elastic else None
-            compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes)
+            compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes, left_out=plan.left_out)
         objects, number = compiled.objects, compiled.workload
         resource = RESOURCES[place.backend]
         telling = Telling(company)
@@ -443,7 +443,14 @@ class ClusterBackend:
     # -- inside
 
     def _compile(
-        self, spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, nnodes: int | None
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        attempt: int,
+        *,
+        place: ClusterPlan,
+        nnodes: int | None,
+        left_out: Collection[str] = (),
     ) -> Compiled:
         home = run_dir.path.parent.parent
         cache = home / "kube" if home.is_dir() else None
@@ -458,6 +465,7 @@ class ClusterBackend:
             excluded_nodes=place.excluded,
             namespace=place.namespace,
             nnodes=nnodes,
+            left_out=left_out,
             strategy=self.strategy,
             code=code_of(spec, run_dir) if spec.code_folders else None,
         )

@@ -42,6 +42,7 @@ def compile_job(
     excluded_nodes: Collection[str] = (),
     namespace: str | None = None,
     nnodes: int | None = None,
+    left_out: Collection[str] = (),
     strategy: str = "causal",
     code: Tree | None = None,
 ) -> Compiled:
@@ -57,6 +58,7 @@ def compile_job(
         excluded_nodes: nodes to avoid, beside those of the spec.
         namespace: where; None = the spec's, else ``default``.
         nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
+        left_out: roles that have done their work in an earlier attempt.
         strategy: of diagnosis, where the spec names none.
         code: that the job brings; None = none.
 
@@ -66,7 +68,7 @@ def compile_job(
     """
     check_spec_of_pod(spec)
     packed = packed_code(spec, code)
-    parts = spec.parts
+    parts = tuple(part for part in spec.parts if part.name not in left_out)
     whole = Gang(
         spec=spec,
         parts=parts,

@@ -17,7 +17,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spec: the whole job.
-        parts: its roles.
+        parts: its roles, but those that are left out of this attempt.
         names: of each.
         rdzv: of the torchruns of all.
     """
@@ -29,8 +29,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one role."""
-        return len(self.parts) > 1
+        """Whether the job has more than one role, also when only one of them is run."""
+        return self.spec.several_roles
 
     def master(self, *, namespace: str) -> str:
         """Where the rendezvous is reached: in the first slot of the world."""
