@@ -47,7 +47,10 @@ def volume_of(section: Kubernetes, workspace: Workspace, *, python: str | None =
     container: Mapping[str, Any] = next(
         (one for one in wanted.get("containers", ()) if one.get("name") == section.container), {}
     )
-    pull = {"imagePullPolicy": section.image_pull_policy} if section.image_pull_policy else {}
+    taken = ("imagePullPolicy", "securityContext") if workspace.image is None else ("securityContext",)
+    # How to pull is said of the job's image alone.
+    own_image = workspace.image is None and section.image_pull_policy is not None
+    pull = {"imagePullPolicy": section.image_pull_policy} if own_image else {}
     return Volume(
         claim=workspace.claim,
         namespace=section.namespace or "default",
@@ -57,7 +60,7 @@ def volume_of(section: Kubernetes, workspace: Workspace, *, python: str | None =
         pod={key: wanted[key] for key in _POD_FIELDS if key in wanted},
         container={
             **pull,
-            **{key: container[key] for key in ("imagePullPolicy", "securityContext") if key in container},
+            **{key: container[key] for key in taken if key in container},
         },
     )
 
