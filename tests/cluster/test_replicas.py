@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.run_world import RULES, World, job
+from helpers import wait_until
 from rankfall.store import RunDir
 from testbed import accounts
 from testbed.bed import Bed
@@ -123,3 +126,45 @@ def test_a_budget_is_kept_that_is_tighter_than_what_kubernetes_counts(scene: Sce
     status = world.document("status", world.only_run().name)
     assert (status["state"], status["reason"]) == ("failed", "budget app exhausted (1/1)")
     assert scene.starts() == ["0-0", "0-1", "1-0", "2-0"]
+
+
+def test_who_takes_over_finds_a_pod_that_was_replaced_meanwhile(scene: Scene) -> None:
+    world = scene.world
+    path = world.file(scene.spec("1:1:130"))
+    command = [sys.executable, "-m", "rankfall", "run", "--file", str(path)]
+    with subprocess.Popen(command, env=world.environment(), stderr=subprocess.DEVNULL) as first:
+        wait_until(lambda: "1-0" in scene.starts(), timeout=60, what="the first start of slot 1")
+        first.kill()
+    wait_until(lambda: "1-1" in scene.starts(), timeout=90, what="its second start, by Kubernetes alone")
+    run = world.only_run().name
+    done = world.cli("attach", run)
+    assert done.returncode == 0, done.stderr
+    assert scene.starts() == ["0-0", "1-0", "1-1", "2-0"]
+    with RunDir(world.only_run()).reader() as reader:
+        falls = [row.fall for row in reader.falls()]
+    assert [(fall.slot, fall.instance, fall.action, fall.state) for fall in falls] == [(1, 0, "retry", "done")]
+    lines = world.cli("logs", run, "--no-prefix").stdout.splitlines()
+    assert sorted(line for line in lines if line.startswith("slot 1")) == [
+        "slot 1 falls", "slot 1 is done", "slot 1 start 0", "slot 1 start 1",
+    ]  # fmt: skip
+
+
+def test_a_suspension_from_outside_is_no_fall_of_any_slot(scene: Scene) -> None:
+    world = scene.world
+    path = world.file(scene.spec("none:0:0"))
+    command = [sys.executable, "-m", "rankfall", "run", "--file", str(path)]
+    with subprocess.Popen(command, env=world.environment(), stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(scene.starts()) == 3, timeout=60, what="all slots")
+        run = world.only_run()
+        world.kubectl(
+            *("patch", "job", f"{run.name}-a1", "--namespace", world.namespace),
+            *("--type", "merge", "--patch", '{"spec": {"suspend": true}}'),
+        )
+        wait_until(
+            lambda: world.document("status", run.name)["state"] == "suspended", timeout=90, what="the suspension"
+        )
+        with RunDir(run).reader() as reader:
+            assert reader.falls() == []
+            assert reader.decisions() == []
+        assert world.cli("cancel", run.name).returncode == 0
+        process.wait(60)

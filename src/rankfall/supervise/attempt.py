@@ -239,7 +239,7 @@ class AttemptWatch:
         if fallen or not left:
             self._watch_outside(told, ranks, fallen, last=not left)
         if judged and self._stopping is None and standing != "reached":
-            self._restart_alone(told, bad, news=delta.changed, clock=clock)
+            self._restart_alone(told, ranks, bad, news=delta.changed, clock=clock)
         left -= {slot for slot in left if self._stopping is not None and self._replicas.waits(slot)}
         if not left:
             return True
@@ -264,10 +264,24 @@ class AttemptWatch:
             self._watch_hang(delta, ranks, now=now)
         return False
 
-    def _restart_alone(self, slots: tuple[SlotFacts, ...], bad: frozenset[BadEnd], *, news: bool, clock: float) -> None:
+    def _restart_alone(
+        self,
+        slots: tuple[SlotFacts, ...],
+        ranks: tuple[RankFacts, ...],
+        bad: frozenset[BadEnd],
+        *,
+        news: bool,
+        clock: float,
+    ) -> None:
         """Start again alone what fell alone; a fall that nothing follows is the attempt's, unless it needs that slot no more."""
+
+        def halted() -> bool:
+            fallen = bad_ends(slots, ranks, launcher=self._plan.launcher)
+            self._watch_outside(slots, ranks, fallen, last=True)
+            return self._stopping is not None
+
         try:
-            self._replicas.look(slots, news=news, clock=clock)
+            self._replicas.look(slots, news=news, clock=clock, halted=halted)
         except InfrastructureError as error:
             self.refused(start_failure(error.message, attempt=self._plan.attempt))
             return

@@ -112,13 +112,16 @@ class Replicas:
             for facts in slots
         )
 
-    def look(self, slots: tuple[SlotFacts, ...], *, news: bool, clock: float) -> None:
+    def look(
+        self, slots: tuple[SlotFacts, ...], *, news: bool, clock: float, halted: Callable[[], bool] = lambda: False
+    ) -> None:
         """Take one look: decide about what fell, start what is due.
 
         Args:
             slots: all slots of the attempt.
             news: whether this look brought anything at all.
             clock: monotonic seconds.
+            halted: whether somebody stops the whole attempt: asked before a fall is decided about, because what they stop falls too.
 
         Raises:
             InfrastructureError: a slot cannot be started.
@@ -130,12 +133,14 @@ class Replicas:
             if row is not None:
                 self._start(row)
             elif _fell(facts):
-                self._look_at_fallen(facts, news=news, clock=clock)
+                self._look_at_fallen(facts, news=news, clock=clock, halted=halted)
 
-    def _look_at_fallen(self, facts: SlotFacts, *, news: bool, clock: float) -> None:
+    def _look_at_fallen(self, facts: SlotFacts, *, news: bool, clock: float, halted: Callable[[], bool]) -> None:
         slot = facts.slot
         age = clock - self._seen.setdefault(slot, clock)
         if age < _LEAVE_S and (self._backend.alive(self.plan, slot) or (news and age < _QUIET_S)):
+            return
+        if halted():
             return
         del self._seen[slot]
         if facts.state == "lost" and self._backend.end(self.plan, [slot], grace=self._grace):
@@ -147,6 +152,9 @@ class Replicas:
             self.down.add(slot)
             return
         decision = self._decide(found, case, slot)
+        if self.plan.cluster is not None:
+            # There the back-off is the platform's own.
+            decision = msgspec.structs.replace(decision, delay_s=0.0)
         fall = Fall(
             **msgspec.structs.asdict(decision),
             slot=slot,
@@ -178,15 +186,16 @@ class Replicas:
 
     def _start(self, row: FallRow) -> None:
         slot, now = row.fall.slot, time.time_ns()
-        if now < row.fall.due:
-            return
-        key = (slot, row.fall.instance)
-        if key not in self._started:
-            self._backend.start_again(self.plan, slot)
-            self._started.add(key)
         if self._backend.life(self.plan, slot) == "absent":
-            # A platform takes its own time.
-            return
+            if now < row.fall.due:
+                return
+            key = (slot, row.fall.instance)
+            if key not in self._started:
+                self._backend.start_again(self.plan, slot)
+                self._started.add(key)
+            if self._backend.life(self.plan, slot) == "absent":
+                # A platform takes its own time.
+                return
         del self._waiting[slot]
         self._ledger.decision_done(row, at=now)
         text = f"slot {slot} is started again alone, the others run on (restart {row.fall.instance + 1} of this slot)"
