@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.run_world import PROGRAM, RULES, World, job
+from helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -100,3 +104,107 @@ def test_launch_s11_a_gang_that_is_restarted_by_its_set_is_never_terminal_and_ke
         assert (verdict["rank"], verdict["attempt"], verdict["decision"]["rule"]) == (1, attempt, "native"), verdict
     for rank in range(4):
         assert lines(world, run, rank, attempt=3) == [*said(rank, restart=2), "done"]
+
+
+def test_unattended_who_attaches_in_the_middle_and_leaves_changes_nothing_and_no_line_is_lost_or_repeated(world):
+    run = submitted(world, alone(world, "job", steps=60))
+    first = subprocess.Popen(
+        [sys.executable, "-m", "rankfall", "attach", run],
+        env=world.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    assert any("step 5" in line for line in first.stdout)
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=30)
+    assert first.returncode == 0, told
+    assert "detached" in told
+    status = world.document("status", run)
+    assert (status["state"], status["unattended"], status["recorded"]) == ("running", True, False)
+    assert "unattended: Kubernetes alone decides; nobody records it now" in world.cli("status", run).stdout
+    assert world.cli("wait", run).returncode == 0
+    for rank in range(4):
+        assert lines(world, run, rank) == [*said(rank, steps=60), "done"]
+
+
+@pytest.mark.parametrize("how", ["fails by a rule", "is restarted by a mark"])
+def test_unattended_a_cause_reaches_native_rules_through_torchrun(world, how):
+    spec = alone(world, "jobset", restarts=1, fall="raise:3:0")
+    spec["launcher"] = "torchrun"
+    if how == "fails by a rule":
+        spec["rules"] = [{"name": "program", "causes": ["user"], "action": "fail"}]
+    else:
+        spec["policies"]["retryable"] = ["ValueError"]
+    done = world.run(spec)
+    run = world.only_run().name
+    status, verdict = world.document("status", run), world.document("why", run, "--attempt", "1")
+    assert (verdict["rank"], verdict["decisive"]["line"]) == (3, "ValueError: bad sample 17"), verdict
+    if how == "fails by a rule":
+        assert (done.returncode, status["state"], status["attempts"]) == (1, "failed", 1), done.stderr
+        assert "exit code 200" in status["reason"]
+    else:
+        assert (done.returncode, status["state"], status["attempts"]) == (0, "succeeded", 2), done.stderr
+        assert verdict["cause"]["slug"] == "retryable_exception"
+
+
+@pytest.mark.parametrize("budget", [0, 2])
+def test_jobapi_s13_s19_a_budget_is_that_many_restarts_natively_too(world, budget):
+    done = world.run(alone(world, "jobset", restarts=budget, fall="143:1:0123"))
+    status = world.document("status", world.only_run().name)
+    assert (status["state"], status["attempts"]) == ("failed", budget + 1), done.stderr
+
+
+def test_jobapi_s14_a_permanent_code_ends_a_set_with_restarts_left(world):
+    done = world.run(alone(world, "jobset", restarts=2, fall="1:1:0123"))
+    status = world.document("status", world.only_run().name)
+    assert (status["state"], status["attempts"], done.returncode) == ("failed", 1, 1), done.stderr
+    assert "restarting" not in (world.only_run() / "events.jsonl").read_text()
+
+
+def test_unattended_deleted_by_somebody_is_deleted(world):
+    run = submitted(world, alone(world, "job", steps=300))
+    world.kubectl("delete", "job", f"{run}-a1", "--namespace", world.namespace, "--wait=false")
+    done = world.cli("wait", run)
+    assert done.returncode == 130, done.stderr
+    assert world.document("status", run)["state"] == "deleted"
+
+
+def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(world):
+    run = submitted(world, alone(world, "jobset", steps=300))
+    wait_until(lambda: world.objects("pods"), timeout=60, what="pods")
+    done = world.cli("cancel", run)
+    assert done.returncode == 0, done.stderr
+    assert world.objects("jobs,jobsets.jobset.x-k8s.io,pods,configmaps") == []
+    assert world.document("status", run)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("backend", ["job", "jobset"])
+def test_unattended_suspended_and_resumed_without_anybody_recording(world, backend):
+    run = submitted(world, alone(world, backend, steps=30))
+    wait_until(lambda: world.document("status", run)["state"] == "running", timeout=60, what="a run that runs")
+    done = world.cli("suspend", run, "--reason", "lunch")
+    assert done.returncode == 0, done.stderr
+    status = world.document("status", run)
+    assert (status["state"], world.objects("pods")) == ("suspended", [])
+    assert "lunch" in status["reason"]
+    assert world.cli("resume", run).returncode == 0
+    done = world.cli("wait", run)
+    assert done.returncode == 0, done.stderr
+    status = world.document("status", run)
+    assert (status["state"], status["attempts"]) == ("succeeded", 2)
+    for rank in range(4):
+        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=30), "done"]
+    assert lines(world, run, 0, attempt=1)[0] == "start 0 of rank 0"
+
+
+def test_jobapi_s22_a_failed_trainjob_stays_failed_when_its_set_is_removed(world):
+    done = world.run(alone(world, "trainjob", fall="1:1:0"))
+    run = world.only_run().name
+    assert (done.returncode, world.document("status", run)["state"]) == (1, "failed"), done.stderr
+    world.kubectl("delete", "jobsets.jobset.x-k8s.io", f"{run}-a1", "--namespace", world.namespace)
+    assert world.objects("jobsets.jobset.x-k8s.io") == []
+    conditions = "jsonpath={.status.conditions[?(@.type=='Failed')].status}"
+    found = world.kubectl("get", "trainjob", f"{run}-a1", "--namespace", world.namespace, "--output", conditions)
+    assert (found, world.document("status", run)["state"]) == ("True", "failed")

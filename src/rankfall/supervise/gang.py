@@ -183,7 +183,8 @@ class GangWatch:
             return "again"
         if found.phase == "going" and found.start:
             if self._started is not None and self._started.start != found.start and begun:
-                return "again"
+                # Under the same number it was suspended and released meanwhile.
+                return "held"
             if self._started is None or self._started.start != found.start:
                 self._mark(Started(start=found.start))
         if found.over:

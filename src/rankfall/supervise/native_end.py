@@ -82,10 +82,11 @@ def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
         return None
     return Evidence(
         id=digest("native_code", case.attempt, facts.slot),
-        source="exit",
+        source="pod",
         slug=slug,
         role="primary",
-        trust="wrapper",
+        # Any program may end with such a code by itself.
+        trust="job",
         slot=facts.slot,
         node=facts.node,
         at=facts.ended_at,

@@ -282,7 +282,12 @@ class Unattended:
         self._events.say("decision", f"retry: {words}", at=now, attempt=number, action="retry", rule=_RULE)
 
     def _hold(self) -> str:
+        """Who suspended it: the newest wish since the newest attempt began, where there is one."""
+        since = self._attempts[max(self._attempts)].started or 0
         hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+        asked = [one for one in hold.requests if one.what == "suspend" and one.at >= since]
+        if asked:
+            return asked[-1].text
         return hold.text if hold.suspended else "suspended in the cluster, by a queue or by somebody else"
 
     def _end_gone(self, words: str) -> Outcome:

@@ -1,0 +1,385 @@
+"""Unattended runs as their recorder sees them: launched once, ended by nobody but Kubernetes, and each of its starts of the gang an attempt."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pytest
+
+from rankfall.model import FINAL_STATES, InfrastructureError, Refused
+from rankfall.observe.cluster.stops import read_stop
+from rankfall.supervise import gang, request_cancel, request_hold, steering, unattended
+from rankfall.supervise.control import Control
+from supervise.native_stories import AGAIN, AT, AWAY, DONE, FELL, GOING, HELD, Bench
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(gang, "_STEP_S", 0.002)
+    monkeypatch.setattr(gang, "LOOK_S", 0.004)
+    monkeypatch.setattr(gang, "_AGAIN_S", 0.004)
+    monkeypatch.setattr(gang, "_STORE_S", 0.05)
+    monkeypatch.setattr(unattended, "LOOK_S", 0.004)
+    monkeypatch.setattr(steering, "_STEP_S", 0.002)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+def ended(bench, *codes):
+    """A look that finds the pods ended so."""
+
+    def look():
+        for slot, code in enumerate(codes):
+            bench.pod(slot, code=code)
+        return DONE if not any(codes) else FELL
+
+    return look
+
+
+def test_a_run_that_its_workload_completes_has_succeeded(home):
+    bench = Bench(home, GOING, GOING)
+    bench.workload.looks.append(ended(bench, 0, 0))
+    outcome = bench.record()
+    assert (outcome.state, outcome.code, outcome.attempts, bench.cluster.launched) == ("succeeded", 0, 1, [1])
+    with bench.run.reader() as reader:
+        assert [facts.state for facts in reader.slots(1)] == ["ended", "ended"]
+    assert bench.record() == outcome
+    assert bench.cluster.launched == [1]
+
+
+def test_a_failure_is_told_from_what_was_recorded_and_the_rest_was_stopped_by_kubernetes(home):
+    bench = Bench(home, GOING)
+    bench.workload.looks.append(ended(bench, 3, 143))
+    outcome = bench.record()
+    assert (outcome.state, outcome.code) == ("failed", 3)
+    assert outcome.verdict is not None
+    assert (outcome.verdict.slot, outcome.verdict.cause.slug) == (0, "user_exit")
+    assert bench.state() == ("failed", "FailedJobs: no more")
+
+
+def test_what_kubernetes_ends_after_the_first_fall_is_no_cause(home):
+    bench = Bench(home, GOING)
+
+    def falling():
+        bench.pod(0, code=3)
+        bench.pod(1)
+        return GOING
+
+    bench.workload.looks += [falling, GOING, GOING, GOING]
+    bench.workload.looks.append(ended(bench, 3, 143))
+    outcome = bench.record()
+    stop = read_stop(bench.run.path, 1)
+    assert stop is not None
+    assert stop.reason.startswith("Kubernetes ends the others")
+    with bench.run.reader() as reader:
+        assert [(facts.slot, facts.killed_by) for facts in reader.slots(1)] == [(0, None), (1, "wrapper")]
+    assert outcome.verdict is not None
+    assert outcome.verdict.slot == 0
+
+
+def test_launch_s11_a_restart_of_the_gang_is_restarting_and_an_attempt_of_its_own(home):
+    states: list[tuple[str, str | None]] = []
+    bench = Bench(home, GOING, policies={"max_restarts": 2})
+
+    def first():
+        bench.pod(0, code=143)
+        bench.pod(1, code=143)
+        return GOING
+
+    def restarted():
+        states.append(bench.state())
+        return AGAIN
+
+    def running():
+        states.append(bench.state())
+        bench.pod(0, attempt=2)
+        return AGAIN
+
+    def done():
+        states.append(bench.state())
+        bench.pod(0, code=0, attempt=2)
+        bench.pod(1, code=0, attempt=2)
+        return msgspec.structs.replace(DONE, start="1/", restarts=1)
+
+    bench.workload.looks += [first, restarted, AGAIN, AGAIN, running, AGAIN, AGAIN, done]
+    outcome = bench.record()
+    assert (outcome.state, outcome.attempts) == ("succeeded", 2)
+    assert not {state for state, _ in states} & FINAL_STATES
+    assert states[1] == ("restarting", "attempt 2 of 3")
+    assert states[2] == ("running", "attempt 2 of 3")
+    with bench.run.reader() as reader:
+        rows = reader.attempts()
+        diagnosis = reader.diagnosis(1)
+    assert [(row.attempt, row.state) for row in rows] == [(1, "failed"), (2, "succeeded")]
+    assert rows[1].plan["cluster"]["selector"] == "a=b,jobset.sigs.k8s.io/restart-attempt=1"
+    assert (rows[1].plan["cluster"]["named"], rows[1].plan["cluster"]["apart"]) == (1, [1])
+    assert diagnosis is not None
+    assert diagnosis.verdict.decision is not None
+    assert (diagnosis.verdict.decision.rule, diagnosis.verdict.decision.state) == ("native", "done")
+
+
+def test_starts_that_nobody_saw_are_attempts_without_a_word_and_say_how_to_have_them(home):
+    bench = Bench(
+        home, msgspec.structs.replace(FELL, start="2/", restarts=2, message="exit: failed with exit code 203 now")
+    )
+    outcome = bench.record()
+    assert (outcome.state, outcome.attempts) == ("failed", 3)
+    for attempt in (1, 2, 3):
+        with bench.run.reader() as reader:
+            found = reader.diagnosis(attempt)
+        assert found is not None
+        assert any("nobody was attached when it fell" in text for text in found.verdict.missing)
+        assert found.verdict.rank is None
+    assert outcome.verdict is not None
+    assert outcome.verdict.cause.slug == "controller_verdict"
+    assert outcome.verdict.cause.confidence != "proven"
+    assert any("group data" in text for text in outcome.verdict.missing)
+
+
+def test_a_code_of_the_wrapper_tells_the_cause_where_its_records_are_lost(home):
+    bench = Bench(home, GOING)
+    bench.workload.looks.append(ended(bench, 201, 143))
+    outcome = bench.record()
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.slot) == ("import_error", 0)
+
+
+def test_a_native_deadline_blames_nobody(home):
+    late = msgspec.structs.replace(FELL, reason="DeadlineExceeded", message="Job was active longer than specified")
+    bench = Bench(home, GOING, late, deadlines={"attempt_s": 5.0})
+    outcome = bench.record()
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("deadline_exceeded", None)
+
+
+@pytest.mark.parametrize("ttl", [None, 60])
+def test_a_workload_that_is_gone_was_deleted(home, ttl):
+    bench = Bench(home, GOING, None, ttl_s=ttl)
+    outcome = bench.record()
+    assert (outcome.state, outcome.code) == ("deleted", 130)
+    assert ("time to live of 60 s" in (bench.state()[1] or "")) == (ttl is not None)
+
+
+def test_a_deletion_that_has_begun_is_one(home):
+    bench = Bench(home, msgspec.structs.replace(GOING, deleting=True))
+    assert bench.record().state == "deleted"
+
+
+def test_a_cluster_that_does_not_answer_is_no_state_and_is_told_once(home):
+    bench = Bench(home, GOING, AWAY, AWAY, AWAY)
+    bench.workload.looks.append(ended(bench, 0, 0))
+    assert bench.record().state == "succeeded"
+    assert sum("cannot be seen" in text for text in bench.texts("gap")) == 1
+
+
+def test_logs_that_do_not_come_to_their_end_are_waited_for_and_then_noted(home):
+    bench = Bench(home, GOING, policies={"grace_s": 0.02})
+    bench.pod(0)
+    bench.workload.looks.append(DONE)
+    bench.workload.there = {"u10": "Running"}
+    assert bench.record().state == "succeeded"
+    with bench.run.reader() as reader:
+        assert any("could not be had to their end: p0" in text for text in reader.run().incomplete)
+
+
+def test_a_queue_and_a_suspension_are_shown_and_a_resumed_run_is_another_attempt(home):
+    states = []
+    bench = Bench(home, HELD, kubernetes={"queue": "gpu"})
+
+    def shown(state):
+        def look():
+            states.append(bench.state()[0])
+            return state
+
+        return look
+
+    def begun():
+        bench.pod(0)
+        return GOING
+
+    def stopped():
+        bench.pod(0, code=143)
+        return HELD
+
+    resumed = msgspec.structs.replace(GOING, start=f"0/{AT}")
+
+    def done():
+        bench.pod(0, code=0, attempt=2)
+        bench.pod(1, code=0, attempt=2)
+        return msgspec.structs.replace(DONE, start=f"0/{AT}")
+
+    bench.workload.looks += [HELD, shown(HELD), begun, GOING, stopped, HELD, shown(HELD), AWAY, resumed, resumed, done]
+    outcome = bench.record()
+    assert (outcome.state, outcome.attempts) == ("succeeded", 2)
+    assert states == ["queued", "suspended"]
+    with bench.run.reader() as reader:
+        assert [row.state for row in reader.attempts()] == ["suspended", "succeeded"]
+    assert bench.texts("suspended") == [
+        f"suspended in the cluster, by a queue or by somebody else; rankfall resume {bench.run.id} goes on"
+    ]
+
+
+def test_a_resumption_that_nobody_saw_is_told_by_its_time(home):
+    bench = Bench(home, GOING)
+    bench.pod(0)
+
+    def resumed():
+        bench.pod(0, code=143, gone=True)
+        return msgspec.structs.replace(GOING, start=f"0/{AT}")
+
+    def done():
+        bench.pod(0, code=0, attempt=2)
+        bench.pod(1, code=0, attempt=2)
+        return msgspec.structs.replace(DONE, start=f"0/{AT}")
+
+    bench.workload.looks += [GOING, resumed, done]
+    assert bench.record().attempts == 2
+
+
+def test_who_lets_go_leaves_the_run_as_it_is_and_the_next_one_goes_on(home):
+    bench = Bench(home, GOING)
+    control = Control()
+    control.release()
+    assert bench.record(control=control).state == "running"
+    control.close()
+    assert (bench.state()[0], bench.run.lease_holder()) == ("starting", None)
+    bench.workload.looks = [ended(bench, 0, 0)]
+    assert bench.record().state == "succeeded"
+    assert bench.cluster.launched == [1]
+
+
+def test_a_look_takes_in_what_has_come_to_pass_and_leaves_what_goes_on(home):
+    bench = Bench(home, GOING)
+    unattended.launch(bench.run, backend=bench.cluster)
+    unattended.launch(bench.run, backend=bench.cluster)
+    assert (bench.cluster.launched, bench.state()[0]) == ([1], "starting")
+    bench.workload.there = {"u10": "Running"}
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state()[0] == "running"
+    bench.workload.looks = [AWAY]
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state()[0] == "running"
+    bench.workload.looks = [ended(bench, 0, 0)]
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state()[0] == "succeeded"
+
+
+@pytest.mark.parametrize("end", ["goes on", "gone", "stays"])
+def test_a_look_at_a_suspended_run(home, end):
+    bench = Bench(home, HELD)
+    unattended.launch(bench.run, backend=bench.cluster)
+    bench.pod(0, code=143)
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state()[0] == "suspended"
+    bench.workload.looks = [{"goes on": GOING, "gone": None, "stays": HELD}[end]]
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state()[0] == {"goes on": "starting", "gone": "deleted", "stays": "suspended"}[end]
+
+
+def test_a_launch_that_the_server_refuses_ends_the_run_in_its_words(home):
+    bench = Bench(home, GOING)
+    bench.cluster.refusal = InfrastructureError("admission webhook says no")
+    with pytest.raises(InfrastructureError, match="says no"):
+        unattended.launch(bench.run, backend=bench.cluster)
+    assert bench.state() == ("failed", "it could not be launched: admission webhook says no")
+    with bench.run.reader() as reader:
+        found = reader.diagnosis(1)
+    assert found is not None
+    assert found.verdict.decisive is not None
+    assert "says no" in found.verdict.decisive.line
+
+
+def test_a_plan_that_is_refused_ends_the_run(home):
+    bench = Bench(home, GOING)
+    bench.cluster.unplanned = Refused("no such kind")
+    with pytest.raises(Refused):
+        bench.record()
+    assert bench.state()[0] == "failed"
+
+
+def test_cancelled_before_anything_was_launched_nothing_is(home):
+    bench = Bench(home, GOING)
+    request_cancel(bench.run.path, reason="no")
+    assert bench.record().state == "cancelled"
+    assert bench.cluster.launched == []
+
+
+def test_a_launch_that_was_killed_is_taken_back_by_a_cancel(home):
+    bench = Bench(home, GOING)
+    bench.cluster.refusal = KeyboardInterrupt()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        bench.record()
+    bench.cluster.refusal = None
+    request_cancel(bench.run.path)
+    assert bench.record().state == "cancelled"
+    assert (bench.cluster.cleared, bench.cluster.launched) == ([1], [])
+
+
+@pytest.mark.parametrize("answer", ["gone", "going", "unknown"])
+def test_cancel_removes_it_itself_and_gives_one_of_three_answers(home, answer):
+    bench = Bench(home, GOING)
+    assert steering.cancel(bench.run, reason="r", say=print, backend=bench.cluster) == "gone"
+    bench = Bench(home, GOING)
+    unattended.launch(bench.run, backend=bench.cluster)
+    bench.workload.removed = answer
+    said: list[str] = []
+    assert steering.cancel(bench.run, reason="enough", say=said.append, backend=bench.cluster) == answer
+    assert (bench.workload.asked, said) == (["remove"], ["waits"])
+    bench.workload.looks = [None]
+    outcome = bench.record()
+    assert outcome.state == "cancelled"
+    assert "enough" in (bench.state()[1] or "")
+    stop = read_stop(bench.run.path, 1)
+    assert stop is not None
+    assert "enough" in stop.reason
+
+
+def test_suspend_waits_until_no_pod_runs_and_resume_lets_it_go_on(home, monkeypatch):
+    bench = Bench(home, GOING, policies={"grace_s": 0.01})
+    assert steering.suspend(bench.run, reason="", backend=bench.cluster) == "unknown"
+    assert not steering.resume(bench.run, reason="", backend=bench.cluster)
+    unattended.launch(bench.run, backend=bench.cluster)
+    bench.workload.there = {"u10": "Running", "u11": "Succeeded"}
+    timer = threading.Timer(0.05, bench.workload.there.pop, ("u10",))
+    timer.start()
+    assert steering.suspend(bench.run, reason="", backend=bench.cluster) == "gone"
+    timer.join()
+    assert steering.resume(bench.run, reason="", backend=bench.cluster)
+    assert bench.workload.asked == ["suspend", "resume"]
+    monkeypatch.setattr(steering, "_MARGIN_S", 0.0)
+    bench.workload.there = {"u10": "Running"}
+    assert steering.suspend(bench.run, reason="", backend=bench.cluster) == "going"
+
+    def away(selector):
+        raise AWAY
+
+    monkeypatch.setattr(bench.workload, "pods", away)
+    assert steering.suspend(bench.run, reason="", backend=bench.cluster) == "unknown"
+    bench.workload.looks = [None]
+    assert steering.suspend(bench.run, reason="", backend=bench.cluster) == "gone"
+
+
+def test_who_suspended_it_is_said(home):
+    bench = Bench(home, HELD)
+    unattended.launch(bench.run, backend=bench.cluster)
+    request_hold(bench.run.path, "suspend", reason="lunch")
+    bench.pod(0, code=143)
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert "lunch" in (bench.state()[1] or "")
+
+
+def test_plans_of_starts_without_a_cluster_or_of_a_job(home):
+    bench = Bench(home, GOING, backend="job")
+    plan = unattended.first_start(bench.cluster.plan(bench.run.spec, bench.run, 1))
+    assert plan.cluster is not None
+    assert plan.cluster.selector == "a=b"
+    second = unattended.next_start(plan, bench.run, restarted=False)
+    assert second.cluster is not None
+    assert (second.attempt, second.cluster.selector, second.cluster.apart) == (2, "a=b", (1,))
+    nowhere = msgspec.structs.replace(plan, cluster=None)
+    assert unattended.first_start(nowhere) is nowhere
+    assert unattended.next_start(nowhere, bench.run, restarted=True).cluster is None
