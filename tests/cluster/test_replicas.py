@@ -168,3 +168,24 @@ def test_a_suspension_from_outside_is_no_fall_of_any_slot(scene: Scene) -> None:
             assert reader.decisions() == []
         assert world.cli("cancel", run.name).returncode == 0
         process.wait(60)
+
+
+def test_a_role_that_is_done_is_not_run_again_by_the_next_attempt_of_the_gang(scene: Scene) -> None:
+    # Slot 0 is the gang and leaves once with 130; slots 1 and 2 end with 0 at once.
+    spec = scene.spec("0:1:130", env={"FALLS": "0:1:130"})
+    for field in ("nnodes", "nproc_per_node", "restart_scope"):
+        del spec[field]
+    done = "import os, pathlib; pathlib.Path('/marks/start-' + os.environ['RANKFALL_SLOT'] + '-' + os.environ['HOSTNAME']).touch()"
+    lead = {"name": "lead", "nnodes": 1}
+    check = {"name": "check", "nnodes": 2, "restart_scope": "replica", "command": ["python3", "-c", done]}
+    first = f"{SCRIPT_FOLDER}/train.py"
+    lead["command"] = [
+        "sh",
+        "-c",
+        f"until [ $(ls /marks | grep -c start-[12]-) = 2 ]; do sleep 0.2; done; sleep 3; exec python3 {first}",
+    ]
+    found = scene.world.run(spec | {"roles": [lead, check], "command": []})
+    assert found.returncode == 0, found.stderr
+    status = scene.world.document("status", scene.world.only_run().name)
+    assert (status["state"], status["attempts"]) == ("succeeded", 2)
+    assert [name.split("-")[0] for name in scene.starts()] == ["0", "0", "1", "2"]

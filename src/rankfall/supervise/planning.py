@@ -90,7 +90,7 @@ class Planner:
         plan = self._backend.plan(
             sized(spec, sizes), self._run_dir, number, nnodes=within_bounds(spec, sizes), exclude=exclude
         )
-        if before is not None and spec.several_roles and plan.cluster is None:
+        if before is not None and spec.several_roles:
             done = finished_roles(
                 spec, self._ledger.writer.slots(before.attempt), left_out=before.plan.get("left_out", ())
             )

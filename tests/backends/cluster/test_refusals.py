@@ -227,6 +227,13 @@ def test_all_problems_are_told_at_once():
     assert hint.count("backend: job") == 1
 
 
+def test_jobapi_s27_refusal_03_of_one_role():
+    eval_ = {"name": "eval", "launcher": "exec", "restart_scope": "replica"}
+    message, _ = refusal(spec(backend="jobset", roles=[{"name": "train"}, eval_]))
+    assert "$.roles[1].restart_scope: one replica alone cannot be started again" in message
+    assert "JobSet 0.12" in message
+
+
 @pytest.mark.parametrize(
     ("rule", "field"),
     [

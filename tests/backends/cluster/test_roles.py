@@ -194,6 +194,12 @@ def test_a_role_that_has_done_its_work_has_no_job_and_is_not_waited_for() -> Non
     assert variables(child)["RANKFALL_SLOT_BASE"] == "0"
 
 
+def test_only_the_job_of_a_role_of_scope_replica_replaces_its_pods() -> None:
+    evaluate = {"name": "eval", "nnodes": 2, "launcher": "exec", "restart_scope": "replica"}
+    made = children(compiled(roles(WORKER, evaluate, policies={"max_restarts": 4})))
+    assert {role: child["backoffLimitPerIndex"] for role, child in made.items()} == {"worker": 0, "eval": 4}
+
+
 def test_a_plan_without_a_role_is_without_its_job() -> None:
     place = ClusterPlan(
         backend="job",

@@ -66,7 +66,7 @@ def refuse(backend: str, problems: Sequence[Problem]) -> None:
 def general(request: Request) -> list[Problem]:
     """What the server or the kind of object cannot do, supervised or not."""
     spec, served = request.spec, request.served
-    return [*_served(spec, served), *_scope(spec), *_runtime(spec), *_labels(spec), *_excluded(request)]
+    return [*_served(spec, served), *_scope(request.gang.spec), *_runtime(spec), *_labels(spec), *_excluded(request)]
 
 
 def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
@@ -104,10 +104,10 @@ def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
 
 def _scope(spec: JobSpec) -> list[Problem]:
     found = []
-    if spec.restart_scope == "replica" and spec.backend in {"jobset", "trainjob"}:
+    if spec.backend in {"jobset", "trainjob"} and (path := _replica(spec)) is not None:
         found.append(
             Problem(
-                path="$.restart_scope",
+                path=path,
                 why="one replica alone cannot be started again",
                 needs="JobSet 0.12" if spec.backend == "jobset" else None,
                 instead="use restart_scope: gang, or backend: job",
@@ -142,6 +142,14 @@ def _scope(spec: JobSpec) -> list[Problem]:
             )
         )
     return found
+
+
+def _replica(spec: JobSpec) -> str | None:
+    """The field that asks for one replica alone to be started again."""
+    for number, role in enumerate(spec.roles):
+        if role.restart_scope == "replica":
+            return f"$.roles[{number}].restart_scope"
+    return "$.restart_scope" if any(part.spec.restart_scope == "replica" for part in spec.parts) else None
 
 
 def _runtime(spec: JobSpec) -> list[Problem]:
