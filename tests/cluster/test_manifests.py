@@ -146,8 +146,6 @@ def shared(kubectl, namespace):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_server_takes_every_field_of_every_manifest(kubectl, namespace, backend, fields):
     fields = dict(fields)
-    if backend == "trainjob":
-        fields.pop("ttl_s", None)
     if fields.get("unattended"):
         fields["policies"] = {"max_restarts": 0 if backend == "job" else 2}
         if backend == "trainjob":

@@ -134,7 +134,7 @@ def test_unattended_a_cause_reaches_native_rules_through_torchrun(world, how):
     spec = alone(world, "jobset", restarts=1, fall="raise:3:0")
     spec["launcher"] = "torchrun"
     if how == "fails by a rule":
-        spec["rules"] = [{"name": "program", "causes": ["user"], "action": "fail"}]
+        spec["rules"] = [{"causes": ["user"], "action": "fail"}]
     else:
         spec["policies"]["retryable"] = ["ValueError"]
     done = world.run(spec)
@@ -182,7 +182,7 @@ def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(w
 
 @pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_unattended_suspended_and_resumed_without_anybody_recording(world, backend):
-    run = submitted(world, alone(world, backend, steps=30))
+    run = submitted(world, alone(world, backend, steps=100))
     wait_until(lambda: world.document("status", run)["state"] == "running", timeout=60, what="a run that runs")
     done = world.cli("suspend", run, "--reason", "lunch")
     assert done.returncode == 0, done.stderr
@@ -195,7 +195,7 @@ def test_unattended_suspended_and_resumed_without_anybody_recording(world, backe
     status = world.document("status", run)
     assert (status["state"], status["attempts"]) == ("succeeded", 2)
     for rank in range(4):
-        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=30), "done"]
+        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=100), "done"]
     assert lines(world, run, 0, attempt=1)[0] == "start 0 of rank 0"
 
 

@@ -383,3 +383,22 @@ def test_plans_of_starts_without_a_cluster_or_of_a_job(home):
     nowhere = msgspec.structs.replace(plan, cluster=None)
     assert unattended.first_start(nowhere) is nowhere
     assert unattended.next_start(nowhere, bench.run, restarted=True).cluster is None
+
+
+def test_a_pod_that_the_journal_does_not_have_yet_is_waited_for(home):
+    bench = Bench(home, GOING, DONE)
+    bench.workload.there = {"u10": "Running"}
+    asked = []
+
+    def pods(selector):
+        asked.append(selector)
+        if len(asked) == 3:
+            bench.pod(0, code=0)
+        return {"u10": "Succeeded"}
+
+    bench.workload.pods = pods
+    assert bench.record().state == "succeeded"
+    assert len(asked) >= 3
+    with bench.run.reader() as reader:
+        assert reader.run().incomplete == ()
+        assert [facts.state for facts in reader.slots(1)] == ["ended", "expected"]

@@ -121,9 +121,12 @@ class GangWatch:
         self._file = pods_folder(run_dir.path, plan.attempt) / "start.json"
         self._started = _read(self._file)
         self._feeding = False
+        # When the workload, and after the end its pods, are asked for next, by the monotonic clock.
         self._due = 0.0
+        self._listed = 0.0
         self._seen: NativeState | None = None
         self._how: How | None = None
+        self._there: set[str] | None = None
         self._until: float | None = None
         self._shown: tuple[RunState, str | None] | None = None
         self._unanswered = ""
@@ -141,7 +144,7 @@ class GangWatch:
             if stay:
                 self._follow()
             while True:
-                if time.monotonic() >= self._due:
+                if self._how is None and time.monotonic() >= self._due:
                     self._ask()
                 self._look()
                 if self._how is not None and self._stored():
@@ -158,8 +161,6 @@ class GangWatch:
     def _ask(self) -> None:
         """Look at the workload. That it cannot be seen is no state of it."""
         self._due = time.monotonic() + LOOK_S
-        if self._how is not None:
-            return
         try:
             found = self._workload.look()
             begun = found is None or found.over or bool(self._mine())
@@ -263,31 +264,28 @@ class GangWatch:
 
     def _stored(self) -> bool:
         """Whether the logs of all its pods that can still be had are stored, or have had their time."""
+        clock = time.monotonic()
+        if clock >= self._listed:
+            self._listed = clock + LOOK_S
+            place = self._plan.cluster
+            try:
+                self._there = self._workload.pods(place.selector).keys() - self._apart if place is not None else set()
+            except KubeError:
+                # Nothing is lost by waiting for an API that does not answer.
+                self._there, self._until = None, None
+            else:
+                self._until = self._until or clock + self._spec.policies.grace_s + _STORE_S
         self._journal.poll()
-        if any(not fact.over or fact.log == "open" for fact in self._journal.pods.values()):
-            return self._late()
-        if time.monotonic() < self._due and self._until is not None:
-            return False
-        self._due = time.monotonic() + LOOK_S
-        place = self._plan.cluster
-        try:
-            there = set(self._workload.pods(place.selector)) if place is not None else set()
-        except KubeError:
-            # Nothing is lost by waiting for an API that does not answer.
-            return False
-        if self._until is None:
-            self._until = time.monotonic() + self._spec.policies.grace_s + _STORE_S
-        return there - self._apart <= self._journal.pods.keys() or self._late()
-
-    def _late(self) -> bool:
-        if self._until is None:
-            self._until = time.monotonic() + self._spec.policies.grace_s + _STORE_S
-        if time.monotonic() < self._until:
+        if self._there is None or self._until is None:
             return False
         left = sorted(fact.name for fact in self._journal.pods.values() if not fact.over or fact.log == "open")
-        self._ledger.note(
-            f"attempt {self._plan.attempt}: the logs of some pods could not be had to their end: {', '.join(left[:8])}"
-        )
+        unseen = self._there - self._journal.pods.keys()
+        if not left and not unseen:
+            return True
+        if clock < self._until:
+            return False
+        words = ", ".join([*left[:8], *([f"{len(unseen)} that nobody saw"] if unseen else [])])
+        self._ledger.note(f"attempt {self._plan.attempt}: the logs of some pods could not be had to their end: {words}")
         return True
 
     def _conclude(self, how: How) -> Ended:

@@ -34,6 +34,7 @@ from rankfall.store import AttemptRow, DecisionRow, FallRow, RunDir, Writer
 from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.control import Control, read_cancel, signals_to
 from rankfall.supervise.events import Event, EventLog
+from rankfall.supervise.expiry import needed, spawn
 from rankfall.supervise.history import past_falls
 from rankfall.supervise.holding import Holding
 from rankfall.supervise.ledger import Ledger
@@ -516,7 +517,18 @@ class _Run:
         self._ledger.flush()
         if final in {"cancelled", "deleted"} and newest:
             self._planner.remove(self._attempts[newest])
+        elif newest and needed(self._run_dir):
+            self._expire()
         return outcome
+
+    def _expire(self) -> None:
+        """Leave somebody behind who removes what the platform does not."""
+        try:
+            spawn(self._run_dir)
+        except InfrastructureError as error:
+            self._ledger.note(error.message)
+            self._gap(f"{error.message}; {error.hint}")
+            self._ledger.flush()
 
     def _derive(self) -> None:
         """Files made for reading; the run does not depend on them."""

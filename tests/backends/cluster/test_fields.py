@@ -40,6 +40,8 @@ BY_THE_SUPERVISOR = {
     "deadlines.attempt_s",
     "deadlines.startup_s",
     "rules",
+    # A TrainJob has none of its own; the other two do.
+    "ttl_s",
 }
 RANK0 = {"success": {"policy": "rank0"}}
 ROLES = {"roles": [{"name": "ps"}, {"name": "worker"}]}

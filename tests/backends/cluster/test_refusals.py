@@ -108,12 +108,12 @@ def test_jobapi_s27_refusal_07_a_deadline_on_an_unattended_trainjob(runtime):
     compiled(spec(backend="trainjob", kubernetes=runtime, **fields))
 
 
-@pytest.mark.parametrize("alone", [{}, ALONE])
 @pytest.mark.parametrize("runtime", [{}, {"runtime": "torch-distributed"}])
-def test_jobapi_s27_refusal_07_a_ttl_on_any_trainjob(alone, runtime):
-    message, hint = refusal(spec(backend="trainjob", kubernetes=runtime, ttl_s=60, **alone))
-    assert "$.ttl_s" in message
+def test_jobapi_s27_refusal_07_a_ttl_on_an_unattended_trainjob(runtime):
+    message, hint = refusal(spec(backend="trainjob", kubernetes=runtime, ttl_s=60, **ALONE))
+    assert "$.ttl_s: a TrainJob of no version has a time to live" in message
     assert "use backend jobset" in hint
+    compiled(spec(backend="trainjob", kubernetes=runtime, ttl_s=60))
 
 
 def test_jobapi_s27_refusal_08_a_fraction_whose_count_changes_with_the_size():

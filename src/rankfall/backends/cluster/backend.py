@@ -344,7 +344,7 @@ class ClusterBackend:
         """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
         place, run_dir = _place(plan), _run_dir(plan)
         uid = _uid(_marker(run_dir, plan.attempt))
-        if uid is None or run_dir.spec.ttl_s is not None:
+        if uid is None or (run_dir.spec.ttl_s is not None and place.backend != "trainjob"):
             # Never launched; or a finished one may be gone by its own time to live.
             return None
 

@@ -151,12 +151,12 @@ def problems(request: Request, start: Start) -> list[Problem]:
                 instead="leave it out",
             )
         )
-    if spec.ttl_s is not None:
+    if spec.ttl_s is not None and spec.unattended:
         found.append(
             Problem(
                 path="$.ttl_s",
-                why="a TrainJob has no time to live, and one in its runtime would take the JobSet away under it",
-                instead="leave it out and remove the job with: rankfall cancel, or use backend jobset",
+                why="a TrainJob of no version has a time to live, and one in its runtime would take the JobSet away under it",
+                instead="leave unattended out: what supervises the run removes it; or use backend jobset, or leave ttl_s out",
             )
         )
     if own_runtime(spec):

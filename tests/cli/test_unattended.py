@@ -1,0 +1,200 @@
+"""The commands on runs that nobody supervises: they look, record and steer by themselves, and leave without ending anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from helpers import wait_until
+from rankfall.cli import guard
+from rankfall.cli import run as run_command
+from rankfall.client import Client, Run
+from rankfall.model import InfrastructureError, JobSpec
+from rankfall.store import RunDir
+from rankfall.supervise import gang, loop, steering, unattended
+from supervise.native_stories import AWAY, DONE, FELL, GOING, HELD, Bench
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(gang, "_STEP_S", 0.002)
+    monkeypatch.setattr(gang, "LOOK_S", 0.004)
+    monkeypatch.setattr(unattended, "LOOK_S", 0.004)
+    monkeypatch.setattr(steering, "_STEP_S", 0.002)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANKFALL_HOME", str(tmp_path / "home"))
+    made = Bench(tmp_path / "home", GOING)
+    for module in (loop, unattended, steering):
+        monkeypatch.setattr(module, "backend_for", lambda _: made.cluster)
+    return made
+
+
+def launched(bench):
+    unattended.launch(bench.run, backend=bench.cluster)
+    return bench.run.id
+
+
+def test_submit_launches_and_leaves(bench, monkeypatch, capsys):
+    monkeypatch.setattr(run_command, "_made", lambda *_, **__: bench.run)
+    assert guard.run(["submit", "--unattended", "x"]) == 0
+    out = capsys.readouterr()
+    assert out.out == f"{bench.run.id}\n"
+    assert "unattended: Kubernetes alone decides" in out.err
+    assert (bench.cluster.launched, bench.run.lease_holder()) == ([1], None)
+
+
+def test_status_looks_first_and_says_who_looks_after_it(bench, capsys):
+    run = launched(bench)
+    assert guard.run(["status", run]) == 0
+    assert (
+        f"unattended: Kubernetes alone decides; nobody records it now; rankfall attach {run} does"
+        in capsys.readouterr().out
+    )
+    with bench.run.lease():
+        assert guard.run(["status", run]) == 0
+    assert "somebody records it" in capsys.readouterr().out
+    bench.workload.looks = [DONE]
+    assert guard.run(["status", run, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["state"], document["unattended"], document["supervised"]) == ("succeeded", True, False)
+    assert guard.run(["status", run]) == 0
+    assert "unattended" not in capsys.readouterr().out
+
+
+def test_a_cluster_that_cannot_be_asked_leaves_what_was_seen_last(bench, monkeypatch, capsys):
+    run = launched(bench)
+
+    def away(_):
+        raise AWAY
+
+    monkeypatch.setattr(unattended, "backend_for", away)
+    assert guard.run(["logs", run]) == 0
+    assert "as it was seen last, because it cannot be asked now: no answer" in capsys.readouterr().err
+
+
+def test_why_of_a_run_that_nobody_saw(bench, capsys):
+    run = launched(bench)
+    bench.workload.looks = [FELL]
+    assert guard.run(["why", run]) == 0
+    assert "nobody was attached" in capsys.readouterr().out
+
+
+def test_wait_looks_itself_and_its_own_time_ends_only_itself(bench, capsys):
+    run = launched(bench)
+    assert guard.run(["wait", run, "--timeout", "0.2s"]) == 124
+    assert bench.run.lease_holder() is None
+    bench.workload.looks = [DONE]
+    assert guard.run(["wait", run]) == 0
+    assert f"{run} succeeded" in capsys.readouterr().out
+
+
+def test_wait_leaves_the_recording_to_who_records(bench):
+    run = launched(bench)
+    with bench.run.lease() as writer:
+        timer = threading.Timer(0.3, writer.set_run, ("succeeded",), {"reason": None, "at": 1})
+        timer.start()
+        assert guard.run(["wait", run]) == 0
+        timer.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_watches_lets_go_by_a_signal_and_ends_nothing(bench, number, capsys):
+    run = launched(bench)
+    sender = threading.Thread(
+        target=lambda: (
+            wait_until(bench.run.lease_holder, timeout=20, what="a recorder"),
+            os.kill(os.getpid(), number),
+        )
+    )
+    sender.start()
+    assert guard.run(["attach", run]) == 0
+    sender.join()
+    assert f"detached; {run} goes on" in capsys.readouterr().err
+    assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
+
+
+def gone_after(bench):
+    """The workload is not there any more once its removal was asked for."""
+    bench.workload.looks = [lambda: None if bench.workload.asked else GOING]
+
+
+@pytest.mark.parametrize("answer", ["gone", "going", "unknown"])
+def test_cancel_asks_itself_and_gives_one_of_three_answers(bench, answer, capsys):
+    run = launched(bench)
+    gone_after(bench)
+    bench.workload.removed = answer
+    code = guard.run(["cancel", run, "--reason", "enough"])
+    out = capsys.readouterr()
+    if answer == "gone":
+        assert (code, out.out) == (0, f"{run} cancelled\n")
+    else:
+        assert code == 69
+        assert ("is still going: waits" if answer == "going" else "it cannot be seen: waits") in out.err
+        assert f"rankfall cancel {run}" in out.err
+        wait_until(lambda: bench.state()[0] == "cancelled", timeout=20, what="the recorder's end")
+
+
+def test_suspend_and_resume_ask_themselves(bench, capsys):
+    run = launched(bench)
+    bench.pod(0)
+
+    def look():
+        if "suspend" not in bench.workload.asked:
+            return GOING
+        bench.pod(0, code=143)
+        return HELD
+
+    bench.workload.looks = [look]
+    assert guard.run(["suspend", run, "--reason", "lunch"]) == 0
+    assert f"{run} suspended" in capsys.readouterr().out
+    assert bench.state()[0] == "suspended"
+    assert "lunch" in (bench.state()[1] or "")
+    assert guard.run(["resume", run]) == 0
+    assert bench.workload.asked == ["suspend", "resume"]
+    assert guard.run(["resume", run]) == 0
+    assert "is not suspended" in capsys.readouterr().err
+
+
+def test_from_python_the_same(bench, tmp_path, monkeypatch):
+    run = Run(bench.run)
+    launched(bench)
+    bench.workload.removed = "going"
+    with pytest.raises(InfrastructureError, match="asked to end and is going: waits"):
+        asyncio.run(run.cancel())
+    bench.workload.removed = "gone"
+    gone_after(bench)
+    assert asyncio.run(run.cancel()).state == "cancelled"
+    assert asyncio.run(run.suspend()) is False
+    assert asyncio.run(run.wait()).state == "cancelled"
+    spec = JobSpec(command=("x",), backend="jobset", unattended=True)
+    client = Client(home=tmp_path / "home")
+    monkeypatch.setattr(Client, "_plan", lambda *_, **__: None)
+    monkeypatch.setattr("rankfall.client.client.complete", lambda spec: spec)
+    bench.cluster.launched.clear()
+    again = asyncio.run(client.submit(spec))
+    assert bench.cluster.launched == [1]
+    bench.workload.looks = [DONE]
+    assert asyncio.run(again.wait()).state == "succeeded"
+
+
+def test_a_suspension_that_does_not_come_is_said(bench, monkeypatch):
+    launched(bench)
+    bench.workload.there = {"u": "Running"}
+    monkeypatch.setattr(steering, "_MARGIN_S", -1e9)
+    with pytest.raises(InfrastructureError, match="asked to stand still and is going"):
+        asyncio.run(Run(bench.run).suspend())
+
+
+def test_a_run_whose_spec_is_lost_is_still_shown(bench, capsys):
+    (Path(bench.run.path) / "spec.json").write_text("{")
+    assert guard.run(["status", bench.run.id]) == 0
+    assert RunDir(bench.run.path).id in capsys.readouterr().out
