@@ -16,13 +16,13 @@ FILES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_an_example_is_a_job_and_fits_the_schema(path: Path) -> None:
-    assert make_spec(Flags(file=path)).name == "char-lm"
+    assert make_spec(Flags(file=path)).name == {"job-roles.yaml": "recommender"}.get(path.name, "char-lm")
     text = resources.files("rankfall.model.schemas").joinpath("rankfall.job-1.json").read_text("utf-8")
     jsonschema.validate(read_job(path), json.loads(text))
 
 
 def test_there_is_one_for_each_kind_of_place() -> None:
-    assert {make_spec(Flags(file=path)).backend for path in FILES} == {"local", "job"}
+    assert {make_spec(Flags(file=path)).backend for path in FILES} == {"local", "job", "jobset"}
 
 
 @pytest.mark.parametrize("name", ["cli.md", "exit-codes.md"])

@@ -101,15 +101,18 @@ def test_a_rank_of_the_second_role_that_falls_is_named_with_its_role(world: Worl
     assert verdict["pod"].startswith(f"{run}-a1-")
 
 
-def test_a_new_attempt_begins_when_all_jobs_of_the_last_one_are_gone_and_a_cancel_leaves_none(world: World) -> None:
+def test_a_new_attempt_has_new_jobs_but_of_roles_that_are_done_and_a_cancel_leaves_none(world: World) -> None:
     spec = two_roles(backend="job", namespace=world.namespace, fall="1")
-    spec["rules"] = [{"roles": ["worker"], "exit_codes": [1], "action": "restart"}]
+    spec["rules"] = [{"roles": ["worker"], "causes": ["user_code_exception"], "action": "restart"}]
+    # Done before the first attempt falls, and needed by nobody after that.
+    spec["roles"].insert(0, {"name": "prepare", "launcher": "exec", "restart_scope": "replica", "command": ["true"]})
     submitted = world.cli("submit", "--file", str(world.file(spec)))
     assert submitted.returncode == 0, submitted.stderr
     run = submitted.stdout.strip()
 
     def second_attempt_runs() -> bool:
         status = world.document("status", run)
+        assert status["state"] not in {"failed", "succeeded"}, status["reason"]
         return (status["state"], status["attempts"], len(status["ranks"])) == ("running", 2, 3)
 
     wait_until(second_attempt_runs, timeout=120, what="the second attempt does not run")
