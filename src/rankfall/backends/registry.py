@@ -13,8 +13,9 @@ from rankfall.model import JobSpec, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-    from rankfall.backends.protocol import Backend, NativeBackend
+    from rankfall.backends.protocol import Backend, NativeBackend, Plan
 
 # Name in a spec -> module and class; the class is called without arguments.
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -42,6 +43,29 @@ def backend_for(spec: JobSpec) -> Backend:
     module, name = found
     backend: Backend = getattr(importlib.import_module(module), name)()
     return backend
+
+
+def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
+    """The plan of the first attempt; nothing is created, so that what cannot work is refused without a trace.
+
+    Args:
+        spec: the job.
+        home: where its run would be; need not exist.
+        elsewhere: another process will supervise it, and must find its strategy too.
+
+    Raises:
+        UsageError: something that the job needs is missing, or fields contradict the command.
+        InfrastructureError: no port is free, or the cluster does not answer.
+    """
+    from rankfall.observe.strategies import find_strategy  # noqa: PLC0415 - loads the signatures
+    from rankfall.store import RunDir  # noqa: PLC0415 - who names backends only needs none
+
+    find_strategy(spec.strategy, elsewhere=elsewhere)
+    backend = backend_for(spec)
+    try:
+        return backend.plan(spec, RunDir(home / "runs" / f"{spec.name}-000000"), 1)
+    finally:
+        backend.release()
 
 
 def native_of(backend: Backend) -> NativeBackend:

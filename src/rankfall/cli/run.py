@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from rankfall.backends.protocol import Plan
-from rankfall.backends.registry import backend_for
+from rankfall.backends.registry import first_plan
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.job_options import job_options
@@ -20,7 +20,6 @@ from rankfall.cli.values import parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.client import complete, create_run
 from rankfall.model import JobSpec, UsageError
-from rankfall.observe.strategies import find_strategy
 from rankfall.report.escape import one_line
 from rankfall.store import RunDir, default_home, home
 from rankfall.supervise import spawn_detached
@@ -98,27 +97,12 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
             "--replace: only a run in a cluster with a --request-token can have something of an earlier request to replace",
             hint="leave it out: every other run has names of its own",
         )
-    plan = planned(spec)
+    plan = first_plan(spec, home=default_home(), elsewhere=True)
     if dry_run:
         _print_plan(plan, spec, output)
         return None
     # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
     return create_run(complete(spec), home=home(), request_token=token, replace=replace)
-
-
-def planned(spec: JobSpec) -> Plan:
-    """The plan of the first attempt; nothing is created, so that what cannot work is refused without a trace.
-
-    Raises:
-        UsageError: something that the job needs is missing, or fields contradict the command.
-        InfrastructureError: no port is free.
-    """
-    find_strategy(spec.strategy, elsewhere=True)
-    backend = backend_for(spec)
-    try:
-        return backend.plan(spec, RunDir(default_home() / "runs" / f"{spec.name}-000000"), 1)
-    finally:
-        backend.release()
 
 
 def _start_alone(directory: RunDir, output: Output, *, quiet: bool) -> None:

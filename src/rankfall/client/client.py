@@ -161,15 +161,9 @@ class Client:
         return run
 
     def _plan(self, spec: JobSpec, *, elsewhere: bool = False) -> dict[str, Any]:
-        from rankfall.backends.registry import backend_for  # noqa: PLC0415 - a client that only lists runs needs none
-        from rankfall.observe.strategies import find_strategy  # noqa: PLC0415 - as above
+        from rankfall.backends.registry import first_plan  # noqa: PLC0415 - a client that only lists runs needs none
 
-        find_strategy(spec.strategy, elsewhere=elsewhere)
-        backend = backend_for(spec)
-        try:
-            return backend.plan(spec, RunDir(self.home / "runs" / f"{spec.name}-000000"), 1).document()
-        finally:
-            backend.release()
+        return first_plan(spec, home=self.home, elsewhere=elsewhere).document()
 
     def _runs(self) -> list[RunSummary]:
         found = []
