@@ -47,6 +47,7 @@ def killed(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     wait_until(
         lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes(),
+        timeout=30,
         what="its end",
     )
 
@@ -68,6 +69,19 @@ def elsewhere(world: World, folder: Path) -> Iterator[World]:
         world.home = mine
 
 
+def take_over(world: World, second: subprocess.Popen[str], pid: int) -> None:
+    """The second one waits for the first, takes over when that is gone, and brings the run to its end."""
+    assert second.stderr is not None
+    line = next(line for line in second.stderr if "supervises this run" in line)
+    assert f"pid {pid}" in line
+    killed(pid)
+    assert any("resumed at attempt 1" in line for line in second.stderr)
+    assert lease(world)["spec"]["leaseTransitions"] == 1
+    go(world)
+    said = second.stderr.read()
+    assert second.wait(60) == 0, said
+
+
 def test_jobapi_one_supervisor_a_run_among_machines(world, tmp_path):
     pid = supervisor(world)
     run = world.only_run().name
@@ -85,19 +99,10 @@ def test_jobapi_one_supervisor_a_run_among_machines(world, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         ) as second:
-            assert second.stderr is not None
-            for line in second.stderr:
-                if "supervises this run" in line:
-                    break
-            assert f"pid {pid}" in line
-            killed(pid)
-            for line in second.stderr:
-                if "resumed at attempt 1" in line:
-                    break
-            assert lease(world)["spec"]["leaseTransitions"] == 1
-            go(world)
-            said = second.stderr.read()
-            assert second.wait(60) == 0, said
+            try:
+                take_over(world, second, pid)
+            finally:
+                second.kill()
         assert copy.document("status", run)["state"] == "succeeded"
         assert copy.cli("logs", run, "--no-prefix").stdout.splitlines() == ["begun", "done"]
     # Nobody holds it any more, and it goes with the job.
