@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,8 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from helpers import wait_until
+from rankfall.backends.local import LocalBackend
+from rankfall.backends.protocol import Life, Plan
 from rankfall.explain import explain_fall, explain_run
-from rankfall.model import FailureRule, NotFound, Success
+from rankfall.model import FailureRule, InfrastructureError, NotFound, Success
 from rankfall.model.roles import Role
 from rankfall.report.tables import render_status
 from rankfall.store import RunDir
@@ -22,6 +27,7 @@ from rankfall.supervise.events import Event
 from rankfall.supervise.loop import supervise
 
 from .conftest import Bench
+from .test_cancel import Threaded
 
 MORTAL = Path(__file__).with_name("mortal.py")
 
@@ -243,3 +249,72 @@ def test_the_fall_of_one_slot_can_be_read_afterwards(bench: Bench) -> None:
         explain_fall(run, slot=1, attempt=7)
     with run.reader() as reader:
         assert "after 1 restart" in render_status(reader.status(0), now=datetime.now(UTC))
+
+
+class Lingering(LocalBackend):
+    """Like a platform that replaces what fell when it likes, and that can say who took the job away."""
+
+    def __init__(self, *, taken: str | None = None, broken: bool = False, late: int = 0) -> None:
+        super().__init__()
+        self.taken = taken
+        self.broken = broken
+        self.late = late
+
+    def withdrawn(self, plan: Plan) -> str | None:
+        return self.taken
+
+    def start_again(self, plan: Plan, slot: int) -> None:
+        if self.broken:
+            raise InfrastructureError("slot 1 could not be started: no more processes", hint="raise the limit")
+        if not self.late:
+            super().start_again(plan, slot)
+
+    def life(self, plan: Plan, slot: int) -> Life:
+        found = super().life(plan, slot)
+        if found == "absent" and self.late:
+            self.late -= 1
+            if not self.late:
+                super().start_again(plan, slot)
+        return found
+
+
+def test_a_job_that_somebody_took_away_is_not_started_again_slot_by_slot(bench: Bench) -> None:
+    run = made(bench, "1", "9", "130")
+    outcome = supervise(run, on_event=bench.events.append, backend=Lingering(taken="somebody deleted it"))
+    assert outcome.state in {"cancelled", "deleted"}
+    with run.reader() as reader:
+        assert reader.falls() == []
+
+
+def test_a_slot_that_cannot_be_started_again_ends_the_attempt(bench: Bench) -> None:
+    run = made(bench, "1", "9", "130", policies={"max_restarts": 1})
+    outcome = supervise(run, on_event=bench.events.append, backend=Lingering(broken=True))
+    assert outcome.state == "failed"
+    assert outcome.verdict is not None
+    assert "no more processes" in (outcome.verdict.decisive.line if outcome.verdict.decisive else "")
+    assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0")]
+
+
+def test_a_slot_that_its_platform_is_slow_to_replace_is_waited_for_and_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfall.supervise.replicas._WAIT_NS", 0)
+    run = made(bench, "1", "1", "130")
+    outcome = supervise(run, on_event=bench.events.append, backend=Lingering(late=6))
+    assert outcome.state == "succeeded"
+    assert any("slot 1 waits until" in text for text in bench.texts("waiting"))
+    assert starts(bench) == [("0", "0"), ("1", "0"), ("1", "1"), ("2", "0")]
+
+
+def test_a_slot_whose_wrapper_is_killed_is_lost_and_started_again_alone(bench: Bench) -> None:
+    run = made(bench, "none", "0", "0", policies={"grace_s": 0.5})
+    supervisor = Threaded(bench, run)
+    lock = run.slot_dir(1, "worker", 1) / "lock"
+    wait_until(lambda: (bench.folder / "starts").exists() and len(starts(bench)) == 3, timeout=30, what="all slots")
+    os.kill(int(lock.read_bytes().split()[0]), signal.SIGKILL)
+    wait_until(lambda: ("1", "1") in starts(bench), timeout=30, what="the second start")
+    (bench.folder / "done").touch()
+    assert supervisor.join().state == "succeeded"
+    with run.reader() as reader:
+        ((fall, done),) = [(row.fall, row.done_at) for row in reader.falls()]
+    assert (fall.slot, fall.diagnosis.verdict.cause.slug, done is not None) == (1, "killed_unknown", True)

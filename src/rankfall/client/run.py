@@ -51,9 +51,14 @@ class Run:
         """The run with its slots and ranks, as it stands now."""
         return await asyncio.to_thread(self._status)
 
-    async def verdict(self, *, attempt: int | None = None) -> Verdict | None:
-        """The newest verdict, of one attempt or of the newest that has one; None while nothing has fallen."""
-        return await asyncio.to_thread(self._verdict, attempt)
+    async def verdict(self, *, attempt: int | None = None, slot: int | None = None) -> Verdict | None:
+        """The newest verdict; None while nothing has fallen.
+
+        Args:
+            attempt: of this one; of the newest that has one by default.
+            slot: of the last time that this slot fell alone (``restart_scope: replica``), in whatever became of it.
+        """
+        return await asyncio.to_thread(self._verdict, attempt, slot)
 
     async def logs(
         self,
@@ -318,9 +323,9 @@ class Run:
         with self.directory.reader() as reader:
             return reader.status(time.time_ns())
 
-    def _verdict(self, attempt: int | None) -> Verdict | None:
+    def _verdict(self, attempt: int | None, slot: int | None) -> Verdict | None:
         with self.directory.reader() as reader:
-            found = reader.diagnosis(attempt)
+            found = reader.diagnosis(attempt) if slot is None else reader.fall_of(slot, attempt)
         return found.verdict if found else None
 
     def _over(self) -> bool:

@@ -35,9 +35,9 @@ class SyncRun:
         """As :meth:`Run.status`."""
         return _sync(self._run.status())
 
-    def verdict(self, *, attempt: int | None = None) -> Verdict | None:
+    def verdict(self, *, attempt: int | None = None, slot: int | None = None) -> Verdict | None:
         """As :meth:`Run.verdict`."""
-        return _sync(self._run.verdict(attempt=attempt))
+        return _sync(self._run.verdict(attempt=attempt, slot=slot))
 
     def logs(self, **filters: Any) -> Iterator[Line]:
         """As :meth:`Run.logs`."""

@@ -94,18 +94,16 @@ def explain_fall(run_dir: RunDir, *, slot: int, attempt: int | None = None) -> D
         NotFound: it never fell alone.
     """
     with run_dir.reader() as reader:
-        falls = [row.fall for row in reader.falls(attempt)]
-    own = [fall for fall in falls if fall.slot == slot]
-    if not own:
-        others = ", ".join(str(one) for one in sorted({fall.slot for fall in falls}))
-        where = f" in attempt {attempt}" if attempt is not None else ""
-        raise NotFound(
-            f"slot {slot} of run {run_dir.id} did not fall alone{where}",
-            hint=f"these slots did: {others}" if others else "only slots of restart_scope replica do; leave --slot out",
-        )
-    found = own[-1].diagnosis
-    verdict = msgspec.structs.replace(found.verdict, decision=own[-1].only_decision)
-    return msgspec.structs.replace(found, verdict=verdict)
+        found = reader.fall_of(slot, attempt)
+        others = sorted({row.fall.slot for row in reader.falls(attempt)})
+    if found is not None:
+        return found
+    where = f" in attempt {attempt}" if attempt is not None else ""
+    did = f"these slots did: {', '.join(map(str, others))}" if others else None
+    raise NotFound(
+        f"slot {slot} of run {run_dir.id} did not fall alone{where}",
+        hint=did or "only slots of restart_scope replica do; leave --slot out",
+    )
 
 
 def _strategy(rows: Sequence[AttemptRow], number: int) -> str | None:

@@ -146,6 +146,14 @@ class Queries(ABC):
                 found.append(FallRow(id=number, attempt=about, fall=_done(fall, done_at), done_at=done_at))
         return found
 
+    def fall_of(self, slot: int, attempt: int | None = None) -> Diagnosis | None:
+        """The verdict of the last time that a slot fell alone, with the decision about it; None where it never did."""
+        own = [row.fall for row in self.falls(attempt) if row.fall.slot == slot]
+        if not own:
+            return None
+        verdict = msgspec.structs.replace(own[-1].diagnosis.verdict, decision=own[-1].only_decision)
+        return msgspec.structs.replace(own[-1].diagnosis, verdict=verdict)
+
     def starts(self, attempt: int) -> dict[int, int]:
         """The newest start of each slot of an attempt that was started again alone, counted from 0."""
         return {row.fall.slot: row.fall.instance + 1 for row in self.falls(attempt) if row.fall.again}

@@ -28,6 +28,8 @@ _LEAVE_S: Final = 10.0
 # What came with a fall is read by then, also where other slots always have news.
 _QUIET_S: Final = 0.5
 _NS: Final = 1_000_000_000
+# Between two words about a slot that waits for its platform; Kubernetes' own back-off is 10 s, doubled each time, 10 minutes at most.
+_WAIT_NS: Final = 60 * _NS
 
 # What to do about a slot's fall: its diagnosis, the case that it was made from, and the slot.
 Decide = Callable[[Diagnosis, Case, int], Decision]
@@ -84,6 +86,8 @@ class Replicas:
         # Decided and not carried out yet, by slot.
         self._waiting: dict[int, FallRow] = {}
         self._started: set[tuple[int, int]] = set()
+        # When it was told last that a slot waits, nanoseconds since the epoch.
+        self._told_at: dict[int, int] = {}
         # When a slot was seen to have fallen, monotonic seconds.
         self._seen: dict[int, float] = {}
         for row in falls:
@@ -194,12 +198,21 @@ class Replicas:
                 self._backend.start_again(self.plan, slot)
                 self._started.add(key)
             if self._backend.life(self.plan, slot) == "absent":
-                # A platform takes its own time.
+                self._tell_wait(row, now)
                 return
         del self._waiting[slot]
         self._ledger.decision_done(row, at=now)
         text = f"slot {slot} is started again alone, the others run on (restart {row.fall.instance + 1} of this slot)"
         self._events.say("slot", text, at=now, attempt=self.plan.attempt, slot=slot, instance=row.fall.instance + 1)
+
+    def _tell_wait(self, row: FallRow, now: int) -> None:
+        """A platform takes its own time; and it replaces no pod of which nobody can say that it has ended."""
+        slot = row.fall.slot
+        if now >= self._told_at.get(slot, row.fall.due) + _WAIT_NS:
+            self._told_at[slot] = now
+            pod = f" {row.fall.diagnosis.verdict.pod}" if row.fall.diagnosis.verdict.pod else ""
+            text = f"slot {slot} waits until Kubernetes replaces its pod{pod} (for {(now - row.fall.due) / _NS:.0f} s)"
+            self._events.say("waiting", text, at=now, attempt=self.plan.attempt, slot=slot)
 
     def _say(self, fall: Fall) -> None:
         verdict, now = fall.diagnosis.verdict, time.time_ns()

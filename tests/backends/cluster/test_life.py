@@ -53,3 +53,25 @@ def test_how_a_slot_stands(tmp_path, fields, life):
     backend = ClusterBackend()
     assert backend.life(plan, 0) == life
     assert backend.alive(plan, 0) is (life in {"starting", "running"})
+
+
+def test_a_slot_that_is_started_again_alone_stands_as_the_pod_of_its_start(tmp_path):
+    job = JobSpec(name="job", backend="job", command=("work",), launcher="exec", restart_scope="replica")
+    run = RunDir.create(job, home=tmp_path)
+    folders = {"slot_dir": str(run.slot_dir(1, "worker", 0)), "stream_dir": str(run.stream_dir(1, "worker", 0))}
+    slot = SlotPlan(slot=0, role="worker", node="", argv=(), env={}, cwd="", **folders)
+    plan = Plan(attempt=1, launcher="exec", slots=(slot,))
+    writer = JournalWriter(journal_path(run.path, 1))
+    fell = ContainerFact(state="terminated", exit_code=3)
+    stamp = "2026-11-21T16:00:0{}Z".format
+    writer.add(
+        PodFact(seen_ns=1, name="a", uid="a", slot=0, created=stamp(1), main=fell, phase="Failed", log="complete")
+    )
+    backend = ClusterBackend()
+    again = plan.with_start(0, 1)
+    assert (backend.life(plan, 0), backend.life(again, 0)) == ("ended", "absent")
+    writer.add(PodFact(seen_ns=2, name="b", uid="b", slot=0, created=stamp(2), main=RUNNING))
+    writer.close()
+    backend.start_again(again, 0)
+    assert backend.life(again, 0) == "running"
+    assert again.slots[0].slot_dir == str(run.slot_dir(1, "worker", 0, 1))
