@@ -74,6 +74,30 @@ def test_a_standby_says_once_who_supervises_and_takes_over(bench):
     assert (backend.gone, ready) == ([True], [1])
 
 
+def test_a_standby_follows_the_attempt_that_goes_on_elsewhere(bench):
+    run_dir = bench.run_dir(bench.spec("print('hello', rank, flush=True); time.sleep(2)"))
+    mine = LocalBackend()
+    with run_dir.lease() as writer:
+        plan = mine.plan(run_dir.spec, run_dir, 1)
+        writer.begin_attempt(1, at=1, plan=plan.row())
+        mine.submit(plan)
+    control = Control()
+    seen = []
+
+    def on_event(event):
+        seen.append(event.kind)
+        if event.kind == "rank":
+            control.release()
+
+    outcome = supervise(run_dir, backend=Shared(*[ALICE] * 2000), standby=True, control=control, on_event=on_event)
+    control.close()
+    assert outcome.state == "running"
+    assert seen[:2] == ["waiting", "rank"]
+    with run_dir.reader() as reader:
+        assert [facts.rank for facts in reader.ranks(1)] != []
+    assert supervise(run_dir, backend=mine).state == "succeeded"
+
+
 def test_without_standby_a_living_supervisor_elsewhere_is_named_and_nothing_is_done(bench):
     run_dir = bench.run_dir(bench.spec())
     backend = Shared(ALICE, HeldBy(who=ALICE.who, since="3 min", alive=True))

@@ -13,9 +13,11 @@ from rankfall.backends.protocol import Backend, HeldBy
 from rankfall.model import HeldElsewhere, InfrastructureError
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control
+from rankfall.supervise.following import Following
 
 # Between two looks at another one's hold, and between two tries while the cluster does not answer, seconds.
 _LOOK_S: Final = 2.0
+_STEP_S: Final = 0.2
 _AGAIN_S: Final = 5.0
 # How long the cluster may fail before a run that has not begun ends, and the pause between two tries meanwhile, seconds: an answer that was lost
 # or a server that restarts must not cost a run.
@@ -32,6 +34,7 @@ class Holding:
         control: wakes a wait; loses the run when somebody else has it.
         say: tells people whom or what is waited for.
         standby: wait for as long as somebody else supervises the run; else only until it is clear that they live.
+        follow: begins to follow the attempt that goes on elsewhere; gives None where none does.
     """
 
     def __init__(
@@ -42,12 +45,15 @@ class Holding:
         control: Control,
         say: Callable[[str], None],
         standby: bool,
+        follow: Callable[[], Following | None] = lambda: None,
     ) -> None:
         self._run_dir = run_dir
         self._backend = backend
         self._control = control
         self._say = say
         self._standby = standby
+        self._follow = follow
+        self._following: Following | None = None
         self._said = ""
 
     def take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
@@ -63,6 +69,13 @@ class Holding:
             EvidenceLost: the directory is an old copy.
             InfrastructureError: the cluster says no, or fails a run that has not begun for too long.
         """
+        try:
+            return self._take(attempts=attempts, waits=waits, cancelled=cancelled)
+        finally:
+            if self._following is not None:
+                self._following.stop()
+
+    def _take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
         until = time.monotonic() + _PATIENCE_S
         while self._control.wish is None:
             try:
@@ -79,8 +92,17 @@ class Holding:
                 self._meet(other)
                 if other.who and cancelled():
                     raise self._elsewhere(other, "and is cancelled there")
-                self._control.wait(_LOOK_S)
+                self._watch(time.monotonic() + _LOOK_S)
         return False
+
+    def _watch(self, until: float) -> None:
+        """Wait, and see meanwhile what goes on elsewhere."""
+        if self._standby and self._following is None:
+            self._following = self._follow()
+        while self._following is not None and (left := until - time.monotonic()) > 0 and self._control.wish is None:
+            self._following.look()
+            self._control.wait(min(_STEP_S, left))
+        self._control.wait(until - time.monotonic())
 
     def _meet(self, other: HeldBy) -> None:
         if not other.who:

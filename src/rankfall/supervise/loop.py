@@ -35,6 +35,7 @@ from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.control import Control, read_cancel, signals_to
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.expiry import needed, spawn
+from rankfall.supervise.following import Following
 from rankfall.supervise.history import past_falls
 from rankfall.supervise.holding import Holding
 from rankfall.supervise.ledger import Ledger
@@ -189,7 +190,9 @@ class _Run:
             company=Company(say=self._wait_said, over=self._no_more),
         )
 
-        self._holding = Holding(run_dir, backend=backend, control=control, say=self._wait_said, standby=standby)
+        self._holding = Holding(
+            run_dir, backend=backend, control=control, say=self._wait_said, standby=standby, follow=self._follow
+        )
 
     def to_end(self) -> Outcome:
         over = False
@@ -247,6 +250,14 @@ class _Run:
         )
         self._ready()
         return held
+
+    def _follow(self) -> Following | None:
+        """Follow the newest attempt, where it goes on."""
+        row = self._attempts.get(max(self._attempts, default=0))
+        if row is None or row.ended is not None:
+            return None
+        plan = Plan.of_row(row.plan, self._spec)
+        return Following(self._run_dir, plan=plan, backend=self._backend, ledger=self._ledger, events=self._events)
 
     def _ready(self) -> None:
         """Tell once that this process takes care of the run."""
