@@ -129,6 +129,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         slots = tuple(_started_again(one, instance) if one.slot == slot else one for one in self.slots)
         return msgspec.structs.replace(self, slots=slots)
 
+    def size_text(self, spec: JobSpec) -> str:
+        """How large the attempt is, in words: nodes and ranks of each role; a role outside the world has no ranks."""
+        found = []
+        for part in spec.parts:
+            count = sum(slot.role == part.name for slot in self.slots)
+            ranks = f" x {part.spec.nproc_per_node} ranks" if part.in_world or not spec.several_roles else ""
+            found.append(f"{f'{part.name} ' if spec.several_roles else ''}{count} nodes{ranks}")
+        return ", ".join(found)
+
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
         slots = tuple(

@@ -140,7 +140,7 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
         return
     import shlex  # noqa: PLC0415 - only here
 
-    emit.out(f"{spec.name}: {len(plan.slots)} nodes x {spec.nproc_per_node} ranks, launcher {plan.launcher}")
+    emit.out(f"{spec.name}: {plan.size_text(spec)}, launcher {plan.launcher}")
     for note in plan.notes:
         emit.out(f"  {note}")
     slots: list[dict[str, Any]] = shown["slots"]
@@ -156,7 +156,7 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
 
 def _print_manifests(plan: Plan, spec: JobSpec) -> None:
     """What would be created in a cluster, in that order, as YAML; what else there is to say stands in comments."""
-    emit.out(f"# {spec.name}: {len(plan.slots)} nodes x {spec.nproc_per_node} ranks")
+    emit.out(f"# {spec.name}: {plan.size_text(spec)}")
     for note in plan.notes:
         emit.out(f"# {one_line(note, width=400)}")
     for item in plan.objects:

@@ -280,7 +280,7 @@ class _Run:
         self._close_decisions()
         self._events.say(
             "attempt",
-            f"attempt {number}: {len(plan.slots)} nodes x {self._spec.nproc_per_node} ranks",
+            f"attempt {number}: {plan.size_text(self._spec)}",
             at=now,
             attempt=number,
             launcher=plan.launcher,
