@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster lint lock clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ testbed-down: setup ## End and remove everything of it
 
 bench: setup ## Measure speed and memory side by side with plain tools; prints a table
 	@$(PY) bench
+
+bench-cluster: setup ## Measure what runs cost a cluster: requests, memory, CPU; on a bed that is up, else on one of its own (root)
+	@$(PY) -m bench.on_cluster
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint

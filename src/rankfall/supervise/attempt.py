@@ -43,6 +43,9 @@ from rankfall.supervise.suspension import before_the_end, read_suspension
 _FAST_S: Final = 0.02
 _START_S: Final = 0.05
 _SLOW_S: Final = 0.15
+# Looking takes a tenth of this process's time at most, but is done about once a second.
+_SPARING: Final = 9.0
+_SELDOM_S: Final = 1.0
 _STACKS_S: Final = 5.0
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
@@ -159,11 +162,13 @@ class AttemptWatch:
         self._verdict = settled
         self._feed.start()
         try:
+            began = time.monotonic()
             while not self._look():
                 if self._control.wish is not None:
                     self._keeper.store(force=True)
                     return None
-                self._control.wait(self._pause())
+                self._control.wait(self._pause(time.monotonic() - began))
+                began = time.monotonic()
             found = self._conclude()
             self._see_pods_off()
             return found
@@ -510,9 +515,10 @@ class AttemptWatch:
         self._own_evidence.append(piece)
         self._keeper.add(piece)
 
-    def _pause(self) -> float:
+    def _pause(self, took: float) -> float:
+        """Seconds until the next look, which may take as long as this one ``took``: of thousands of slots, a tenth of a second."""
         if self._stopping is not None or self._window.opened is not None:
-            return _FAST_S
+            return max(_FAST_S, min(took, _SLOW_S))
         if self._replicas.busy:
             return _START_S
-        return _SLOW_S if self._running else _START_S
+        return max(_SLOW_S if self._running else _START_S, min(_SPARING * took, _SELDOM_S))

@@ -61,6 +61,8 @@ from rankfall.store.who import who
 # How long the objects of an ended attempt may take to go before the next one begins, seconds.
 _CLEAR_S: Final = 300.0
 _LAUNCH_S: Final = 300.0
+# How old the journal of pods may be that a slot is told by, seconds: less than a look takes.
+_FRESH_S: Final = 0.01
 _EXEC_S: Final = 10.0
 # How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
 _DEAF_S: Final = 60.0
@@ -83,6 +85,7 @@ class ClusterBackend:
         self._portal: Portal | None = None
         self._compiled: dict[int, Compiled] = {}
         self._views: dict[int, PodView] = {}
+        self._read_at: dict[int, float] = {}
         self._hold: Hold | None = None
 
     def plan(
@@ -497,6 +500,13 @@ class ClusterBackend:
     def _call(self, plan: Plan, work: Any) -> Any:
         return self._connected(_place(plan)).call(work)
 
+    def _refreshed(self, attempt: int, view: PodView) -> None:
+        """Take in what is new; once for all slots that are asked for in one go."""
+        now = time.monotonic()
+        if now - self._read_at.get(attempt, -_FRESH_S) >= _FRESH_S:
+            view.poll()
+            self._read_at[attempt] = now
+
     def _pod(self, plan: Plan, slot: int) -> PodFact | None:
         view = self._views.get(plan.attempt)
         if view is None:
@@ -508,7 +518,8 @@ class ClusterBackend:
         start = slot_plan(plan, slot).instance
         if start:
             view.look_at(slot, start)
-        view.poll()
+            self._read_at.pop(plan.attempt, None)
+        self._refreshed(plan.attempt, view)
         return view.pods().get(slot)
 
 
