@@ -104,7 +104,10 @@ def test_variables_of_torchrun_count_as_its_flags() -> None:
 def test_elastic_uses_one_host_of_the_store_and_a_range() -> None:
     first, second = ours("c10d", node=0, least=1, most=2), ours("c10d", node=1, least=1, most=2)
     assert first["nnodes"] == "1:2"
-    assert (first["rdzv-conf"], second["rdzv-conf"]) == ("is_host=1", "is_host=0")
+    quick = ",last_call_timeout=5,keep_alive_interval=2"
+    assert (first["rdzv-conf"], second["rdzv-conf"]) == (f"is_host=1{quick}", f"is_host=0{quick}")
+    # Its agents outlive the falls of their peers; of those the supervisor takes care.
+    assert (first["max-restarts"], ours("c10d", node=0, least=2, most=2)["max-restarts"]) == ("1000", "0")
     assert first["rdzv-endpoint"] == second["rdzv-endpoint"] == "127.0.0.1:29999"
     assert "master-port" not in first
 

@@ -139,7 +139,7 @@ def test_between_two_attempts_the_next_one_has_the_new_size(bench: Bench) -> Non
 def test_a_fall_before_the_wish_keeps_its_verdict(bench: Bench) -> None:
     run = bench.run_dir(bench.spec(f"if rank == 0: sys.exit(9)\n{STAY}", policies={"settle_quiet_s": 1.5}))
     supervisor = Threaded(bench, run)
-    wait_until(lambda: bench.texts("failure"), timeout=WAIT, what="the failure")
+    wait_until(lambda: "ended with code 9" in "".join(bench.texts("failure")), timeout=WAIT, what="the end")
     request_resize(run, role="worker", nodes=3)
     outcome = supervisor.join()
     assert (outcome.state, outcome.code, outcome.attempts) == ("failed", 9, 1)
@@ -205,7 +205,6 @@ def test_a_supervisor_killed_while_it_resizes_neither_repeats_nor_forgets(bench:
         ({"nnodes": 2, "nnodes_max": 4}, (1, None), ["$.nnodes", "MIN of 2:4", "--nnodes 1:4"]),
         ({}, (0, None), ["at least 1"]),
         ({}, (3, "ps"), ["--role", "no role 'ps'", "worker"]),
-        ({"unattended": True}, (3, None), ["$.unattended", "nobody supervises"]),
     ],
 )
 def test_jobapi_s07_what_cannot_be_is_refused_and_nothing_is_asked_for(
@@ -218,16 +217,6 @@ def test_jobapi_s07_what_cannot_be_is_refused_and_nothing_is_asked_for(
     for word in words:
         assert word in str(error.value)
     assert unmet(made, {"worker": 2}) is None
-
-
-def test_jobapi_s27_refusal_08_a_fraction_that_is_counted_natively(bench: Bench, client: SyncClient) -> None:
-    spec = bench.spec("pass", nnodes=5, unattended=True)
-    spec = msgspec.structs.replace(
-        spec, success=msgspec.convert({"policy": "fraction", "fraction": 0.8}, type(spec.success))
-    )
-    made = bench.run_dir(spec)
-    with pytest.raises(Refused, match=r"\$\.success\.fraction"):
-        client.get(made.id).resize(4)
 
 
 def test_a_size_that_the_next_attempt_would_be_refused_for_is_refused_now(bench: Bench, client: SyncClient) -> None:

@@ -124,7 +124,7 @@ def test_a_failure_before_the_suspension_keeps_its_verdict(bench: Bench) -> None
     code = f"if rank == 0: sys.exit(9)\n{STAY}"
     run = bench.run_dir(bench.spec(code, policies={"settle_quiet_s": 1.5}))
     supervisor = Threaded(bench, run)
-    wait_until(lambda: bench.texts("failure"), timeout=WAIT, what="the failure")
+    wait_until(lambda: "ended with code 9" in "".join(bench.texts("failure")), timeout=WAIT, what="the end")
     request_hold(run.path, "suspend")
     outcome = supervisor.join()
     assert (outcome.state, outcome.code) == ("failed", 9)

@@ -97,16 +97,17 @@ class LocalBackend:
         )
         made = []
         for one in own:
-            slots_of = range(nnodes) if nnodes is not None else one.part.slots
-            for number in slots_of:
+            for number in one.part.slots:
                 with told_of(spec, one.part):
                     made.append(_slot(spec, one, number, start))
+        begun = len(made) if nnodes is None else nnodes
         names = [f"role {one.part.name}: {one.note}" if spec.several_roles else one.note for one in own]
         return Plan(
             attempt=attempt,
             launcher=launcher,
             rdzv=rdzv,
-            slots=tuple(made),
+            slots=tuple(made[:begun]),
+            spare=tuple(made[begun:]),
             env=dict(spec.env),
             role_env=role_env(spec),
             removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
@@ -142,7 +143,7 @@ class LocalBackend:
         # Looked at again here: a supervisor that took over may have been started inside another job than the first.
         drop = environment.removed(os.environ)
         started = []
-        for slot in plan.slots:
+        for slot in plan.present:
             slot_dir = Path(slot.slot_dir)
             env = environment.assembled(own=slot.env, job=plan.env_of(slot.role), drop=drop)
             pid = slots.start(slot.argv, env=env, cwd=slot.cwd, slot_dir=slot_dir)
@@ -201,6 +202,21 @@ class LocalBackend:
             count += slots.end_members(slot_dir, grace=grace)
             self._reap(slot_dir)
         return count
+
+    def resizes(self, plan: Plan) -> bool:
+        """Whether torchrun makes a new round when slots come or go."""
+        return plan.launcher == "torchrun" and plan.rdzv == "c10d"
+
+    def resize(self, plan: Plan) -> bool:
+        """Start the slots that joined, and stop those that left by a resize; whether all of them were told.
+
+        Raises:
+            InfrastructureError: a slot cannot be started.
+        """
+        self.submit(plan)
+        leaving = [one.slot for one in plan.left if one.why == "resize" and self.alive(plan, one.slot)]
+        grace = float(RunDir(Path(plan.slots[0].slot_dir).parents[2]).spec.policies.grace_s)
+        return set(self.stop(plan, leaving, grace=grace, reason="fewer nodes are wished")) >= set(leaving)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """Records of all slots, then slot directory and streams of each."""
@@ -343,6 +359,8 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
             "RANKFALL_PLAIN_NODE_RANK": str(position),
             "TORCHELASTIC_RUN_ID": f"{run_dir.id}-a{attempt}",
         }
+    if spec.elastic:
+        env |= {name: value for name, value in torchrun.ELASTIC_ENV.items() if name not in part.spec.env}
     flags = None
     if one.launcher == "torchrun":
         flags = torchrun.rendezvous_flags(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ import msgspec
 from rankfall.backends.secrets import MASK, masked, masked_words
 from rankfall.diagnose import CAUSAL
 from rankfall.model import JobSpec
-from rankfall.model.sizes import SizeChange
+from rankfall.model.sizes import Left, SizeChange
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
@@ -87,6 +87,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         cluster: where in a cluster; None on this machine.
         objects: manifests for people, with secrets masked; only while they are shown, never stored.
         sizes: nodes by role, as they were wished when the plan was made; empty = the spec's.
+        slots: those that were begun with or joined since; some of them may have left.
+        spare: of ``MIN:MAX`` nodes those that may still join.
+        left: slots that left the gang while the attempt went on.
+        outlived: bad ends (``slot`` or ``rank``, its number, process id) that the gang went on after.
         changes: what of that differs from the attempt before, and what changed while this one ran.
         left_out: roles that have done their work in an earlier attempt, and are not run again.
         port: the TCP port kept for the rendezvous or the ranks; None = none is needed.
@@ -108,6 +112,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, int] = {}
     changes: tuple[SizeChange, ...] = ()
     left_out: tuple[str, ...] = ()
+    spare: tuple[SlotPlan, ...] = ()
+    left: tuple[Left, ...] = ()
+    outlived: tuple[tuple[str, int, int | None], ...] = ()
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Slots that left the gang."""
+        return frozenset(one.slot for one in self.left)
+
+    @property
+    def present(self) -> tuple[SlotPlan, ...]:
+        """Slots that belong to the gang."""
+        gone = self.gone
+        return tuple(slot for slot in self.slots if slot.slot not in gone) if gone else self.slots
 
     def env_of(self, role: str) -> dict[str, str]:
         """The job's variables as a role has them."""
@@ -140,11 +158,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
-        slots = tuple(
-            msgspec.structs.replace(slot, argv=masked_words(slot.argv), env=masked(slot.env)) for slot in self.slots
-        )
+        slots, spare = _shown(self.slots), _shown(self.spare)
         own = {role: masked(env) for role, env in self.role_env.items()}
-        plan = msgspec.structs.replace(self, slots=slots, env=masked(self.env), role_env=own)
+        plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=masked(self.env), role_env=own)
         if self.cluster is not None:
             plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(self.cluster, token=MASK))
         shown: dict[str, Any] = msgspec.to_builtins(plan)
@@ -168,6 +184,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def role_env(spec: JobSpec) -> dict[str, dict[str, str]]:
     """The roles' own variables."""
     return {role.name: dict(role.env) for role in spec.roles if role.env}
+
+
+def _shown(slots: Iterable[SlotPlan]) -> tuple[SlotPlan, ...]:
+    return tuple(msgspec.structs.replace(slot, argv=masked_words(slot.argv), env=masked(slot.env)) for slot in slots)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +327,14 @@ class Backend(Protocol):
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
         """End by force what is left of slots whose wrapper is gone or deaf; how many processes were ended."""
+        ...
+
+    def resizes(self, plan: Plan) -> bool:
+        """Whether slots can join and leave this attempt while the others run on."""
+        ...
+
+    def resize(self, plan: Plan) -> bool:
+        """Start those that joined the plan and tell those to end that left it by a resize; whether nothing of that is left to be done."""
         ...
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:

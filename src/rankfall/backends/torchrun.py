@@ -57,6 +57,11 @@ _MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*")
 # Python's own options that take the next word as their value.
 _PYTHON_VALUES: Final = ("-W", "-X", "--check-hash-based-pycs")
+# How often a gang of MIN:MAX nodes may change in one attempt before torchrun itself gives up.
+CHANGES: Final = 1000
+# For a gang that may change. torch 2.15 lets its agents share one store with the ranks; a node that joins a later round then waits for an
+# address that nobody writes again (seen: "wait timeout after 60000ms, keys: .../MASTER_ADDR").
+ELASTIC_ENV: Final[Mapping[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LOOPBACK: Final = "127.0.0.1"
 _OURS: Final = "leave it out: Rankfall sets it for each slot"
 _HINTS: Final[Mapping[str, str]] = {
@@ -164,7 +169,8 @@ def rendezvous_flags(
     flags = {
         "nnodes": f"{nnodes}:{most}" if most != nnodes else str(nnodes),
         "nproc-per-node": str(spec.nproc_per_node),
-        "max-restarts": "0",
+        # A node that comes or goes costs its peers' agents one each; of a rank that falls by itself the supervisor takes care.
+        "max-restarts": "0" if nnodes == most else str(CHANGES),
         "rdzv-id": run,
         "rdzv-backend": backend,
         **({"role": role} if role is not None else {}),
@@ -175,7 +181,9 @@ def rendezvous_flags(
     if host == LOOPBACK:
         # One host of the store by decision, not by who comes first: it lives as long as slot 0. Elsewhere torch finds it by itself: the
         # machine whose own address the endpoint's name leads to.
-        flags |= {"rdzv-conf": f"is_host={1 if node == 0 else 0}", "local-addr": LOOPBACK}
+        # All slots start at once and share one clock, so one that does not come, or went, need not be waited for as long as by default.
+        quick = "" if nnodes == most else ",last_call_timeout=5,keep_alive_interval=2"
+        flags |= {"rdzv-conf": f"is_host={1 if node == 0 else 0}{quick}", "local-addr": LOOPBACK}
     return flags
 
 

@@ -18,7 +18,7 @@ _POLL_S: Final = 0.1
 # A slot that has begun; how it ends is another matter.
 _BEGUN: Final = frozenset({"running", "ended", "lost"})
 # Backends whose slots of MIN:MAX nodes can join and leave while the others run on.
-_IN_PLACE: Final[frozenset[str]] = frozenset()
+_IN_PLACE: Final = frozenset({"local", "job"})
 
 How = Literal["nothing", "in_place", "new_attempt", "next_attempt"]
 

@@ -6,6 +6,7 @@ Pure. Refuses a size that the job cannot have, naming the bound; what only a bac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,19 @@ class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
         """The change in one line."""
         words = f"{self.role}: {self.before} -> {self.nodes} nodes, asked for by {self.by or 'somebody'}"
         return f"{words}: {self.reason}" if self.reason else words
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot that does not belong to a gang of ``MIN:MAX`` nodes any more, while the attempt goes on without it.
+
+    Attributes:
+        at: since when, nanoseconds since the epoch.
+        why: ``resize``: fewer nodes were wished. ``lost``: it fell and the others went on. ``surplus``: the job was done before it began.
+    """
+
+    slot: int
+    at: int
+    why: Literal["resize", "lost", "surplus"]
 
 
 def first_sizes(spec: JobSpec) -> dict[str, int]:

@@ -106,7 +106,7 @@ class AttemptObserver:
         numbers = {slot: (starts or {}).get(slot, 0) for slot in spec.alone}
         for slot, number in numbers.items():
             expected[slot] = msgspec.structs.replace(expected[slot], instance=number)
-        self._facts = Facts(expected, here=here)
+        self._facts = Facts(expected, elastic=spec.elastic, here=here)
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
         self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=self._pods)
         # Records of starts that are not looked at yet.

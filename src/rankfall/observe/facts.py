@@ -10,6 +10,7 @@ import msgspec
 from rankfall.model import ExitInfo, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
 from rankfall.observe.records import Found
+from rankfall.observe.rounds import Seat, rounds_of
 from rankfall.observe.torchrun import Reported
 
 # A clock that is off by less than this is as good as this machine's own, seconds.
@@ -25,11 +26,14 @@ class Facts:
 
     Args:
         slots: the slots of the plan: number -> (node, role, launcher).
+        elastic: slots may come and go, which makes new rounds.
         here: the slots share this machine's file system: times of their files tell how far their clocks are off.
     """
 
-    def __init__(self, slots: dict[int, SlotFacts], *, here: bool = True) -> None:
+    def __init__(self, slots: dict[int, SlotFacts], *, elastic: bool = False, here: bool = True) -> None:
         self.slots = dict(slots)
+        self._elastic = elastic
+        self._gang_rounds: dict[Process, int] = {}
         self._here = here
         self._starts: dict[Process, tuple[Record, str]] = {}
         self._ends: dict[Process, tuple[Record, str]] = {}
@@ -181,7 +185,27 @@ class Facts:
             self._sheets = self._all_sheets()
         return self._sheets
 
+    def _round(self, key: Process, start: Record, rank: int) -> int:
+        if start.round is not None:
+            return start.round
+        found = self._gang_rounds.get(key)
+        return self._rounds[key[0], rank].index(key) if found is None else found
+
+    def _seats(self) -> dict[Process, Seat]:
+        return {
+            key: Seat(
+                slot=key[0],
+                local_rank=_local_rank(start),
+                rank=start.rank if start.rank is not None else -1,
+                world_size=start.world_size,
+                at=None if start.at_ns is None else self.our_time(key[0], start.at_ns),
+            )
+            for key, (start, _) in self._starts.items()
+        }
+
     def _all_sheets(self) -> tuple[RankFacts, ...]:
+        if self._elastic:
+            self._gang_rounds = rounds_of(self._seats())
         sheets = [self._sheet(key, record, name) for key, (record, name) in self._starts.items()]
         known = {sheet.rank for sheet in sheets}
         for rank, (reported, slot, where) in sorted(self._reported_ranks.items()):
@@ -214,7 +238,7 @@ class Facts:
             group_rank=start.group_rank,
             pod=start.pod,
             pid=pid,
-            round=start.round if start.round is not None else self._rounds[slot, rank].index(key),
+            round=self._round(key, start, rank),
             state="ended" if ended else "running",
             exit_code=exit_info.code if exit_info else None,
             signal=exit_info.signal if exit_info else None,

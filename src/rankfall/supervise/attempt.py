@@ -14,10 +14,11 @@ import msgspec
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.diagnose import stopped_by_wish
 from rankfall.model import Case, Diagnosis, Evidence, InfrastructureError, JobSpec, RankFacts, SlotFacts
-from rankfall.model.sizes import first_sizes, sized
+from rankfall.model.sizes import sized
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.open import Feed
 from rankfall.observe.cluster.stops import mark_stop, read_stop
+from rankfall.observe.gang import present_case
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import FallRow, RunDir
 from rankfall.store.resizes import ResizeRequest
@@ -27,16 +28,18 @@ from rankfall.supervise.events import EventLog
 from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.members import Members
 from rankfall.supervise.news import BadEnd, News, bad_ends
 from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.replicas import Decide, Replicas
 from rankfall.supervise.resizing import resized_diagnosis, unmet
 from rankfall.supervise.set_stop import stop_by_set
-from rankfall.supervise.settle import SettleWindow, went_on
+from rankfall.supervise.settle import SettleWindow
 from rankfall.supervise.sheets import Sheets
 from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
 from rankfall.supervise.stopping import Stopping
 from rankfall.supervise.success import SuccessWatch
+from rankfall.supervise.survival import Survival
 from rankfall.supervise.suspension import before_the_end, read_suspension
 
 # Between two looks: while something falls or stops, while ranks start, while the job just runs.
@@ -89,8 +92,7 @@ class AttemptWatch:
         decide: Decide,
     ) -> None:
         self._run_dir = run_dir
-        self._sizes = first_sizes(run_dir.spec) | plan.sizes
-        self._spec: JobSpec = sized(run_dir.spec, self._sizes)
+        self._spec: JobSpec = sized(run_dir.spec, plan.sizes)
         self._plan = plan
         self._backend = backend
         self._ledger = ledger
@@ -128,6 +130,8 @@ class AttemptWatch:
             grace=self._spec.policies.grace_s,
         )
         self._plan = self._replicas.plan
+        self._members = Members(self._spec, plan=plan, backend=backend, ledger=ledger, events=events, started=started)
+        self._survival = Survival(least=self._spec.nnodes, strategy=plan.strategy)
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
         self._deadlines = DeadlineWatch(self._spec.deadlines, started=started, total_at=total_at)
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
@@ -135,7 +139,6 @@ class AttemptWatch:
         self._hang = HangWatch(self._spec.policies.hang_timeout_s, start=time.time_ns())
         self._stopping: Stopping | None = None
         self._own_evidence: list[Evidence] = []
-        self._forgiven: frozenset[tuple[str, int, int | None]] = frozenset()
         self._running = False
         self._waits: str | None = None
         self._outside = OutsideHold(run_dir, plan=plan, backend=backend)
@@ -149,6 +152,11 @@ class AttemptWatch:
         self._suspended: str | None = None
         self._resized: ResizeRequest | None = None
         self._draining = False
+
+    @property
+    def plan(self) -> Plan:
+        """The attempt's plan as it is now: slots may have joined or left."""
+        return self._plan
 
     def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
         """Watch to the end.
@@ -222,7 +230,8 @@ class AttemptWatch:
         self._tell_troubles()
         delta = self._observer.poll(now)
         self._tell_waits(now)
-        slots, ranks = self._sheets.slots(), self._observer.ranks()
+        self._step_members(clock)
+        slots, ranks = self._sheets.slots(), self._members.ranks(self._observer.ranks())
         self._mark_sets_stop(slots)
         judged = self._stopping is None and self._window.opened is None and self._verdict is None
         if judged:
@@ -231,12 +240,20 @@ class AttemptWatch:
         else:
             told = slots
         standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
+        if (
+            judged
+            and standing == "open"
+            and self._spec.elastic
+            and self._is_done_without_late_ones(slots, ranks, now=now)
+        ):
+            standing = "reached"
+            told = slots = self._sheets.slots()
         self._news.calm = standing == "reached"
         self._take(delta, told, ranks, now=now)
         self._keeper.store()
         bad = frozenset[BadEnd]()
         if standing == "open":
-            bad = bad_ends(slots, ranks, launcher=self._plan.launcher) - self._forgiven
+            bad = self._members.bad(slots, ranks)
         self._watch_wishes()
         self._watch_hold(slots, ranks, bad)
         left = {s.slot for s in slots if s.state not in {"ended", "lost"}}
@@ -246,10 +263,13 @@ class AttemptWatch:
         if judged and self._stopping is None and standing != "reached":
             self._restart_alone(told, ranks, bad, news=delta.changed, clock=clock)
         left -= {slot for slot in left if self._stopping is not None and self._replicas.waits(slot)}
+        leaving = self._members.leaving
         if not left:
-            return True
+            if not leaving:
+                return True
+            self._stop("the gang has ended")
         if self._stopping is not None:
-            self._stopping.step(left, now=clock)
+            self._stopping.step(left | leaving, now=clock)
             self._say_early(clock)
             return False
         if self._verdict is not None:
@@ -258,16 +278,32 @@ class AttemptWatch:
         if standing == "reached":
             self._drain(now)
             return False
+        self._judge(delta, slots, ranks, bad, now=now, clock=clock)
+        return False
+
+    def _judge(
+        self,
+        delta: Delta,
+        slots: tuple[SlotFacts, ...],
+        ranks: tuple[RankFacts, ...],
+        bad: frozenset[BadEnd],
+        *,
+        now: int,
+        clock: float,
+    ) -> None:
+        """Whether a fall, a deadline or a standstill ends the attempt."""
+        if self._spec.elastic and not bad:
+            # What looked like a fall was torchrun's own stop for a new round.
+            self._window.close()
         self._window.see(clock, failed=bool(bad), news=delta.changed)
         if self._window.over(clock):
             self._watch_outside(slots, ranks, bad, last=True)
             if self._stopping is None:
-                self._close_window(slots, ranks)
+                self._close_window(slots, ranks, bad)
         elif (passed := self._deadlines.passed(now, absent=self._absent(ranks))) is not None:
             self._late(passed, ranks)
         elif self._window.opened is None:
             self._watch_hang(delta, ranks, now=now)
-        return False
 
     def _restart_alone(
         self,
@@ -290,7 +326,8 @@ class AttemptWatch:
         except InfrastructureError as error:
             self.refused(start_failure(error.message, attempt=self._plan.attempt))
             return
-        self._plan = self._replicas.plan
+        if not self._spec.elastic:
+            self._plan = self._replicas.plan
         final = self._replicas.final
         if final is not None and any(kind == "slot" and slot in self._replicas.down for kind, slot, _ in bad):
             self._settle(final, reason="a part of the job that cannot be started again fell")
@@ -333,8 +370,13 @@ class AttemptWatch:
             self._suspended = hold.text
             self._stop(self._suspended)
             return
-        wish = unmet(self._run_dir, self._sizes)
-        if wish is not None and before_the_end(wish.at, slots, ranks, bad=bad):
+        wish = unmet(self._run_dir, self._members.sizes)
+        if wish is None or not before_the_end(wish.at, slots, ranks, bad=bad):
+            return
+        if self._members.takes(wish):
+            self._members.begin(wish, now=time.time_ns())
+            self._follow_members()
+        else:
             self._resized = wish
             self._events.say("resize", wish.text, at=time.time_ns(), attempt=self._plan.attempt, nodes=wish.nodes)
             self._stop(f"another size: {wish.text}")
@@ -351,19 +393,51 @@ class AttemptWatch:
             self._window.close()
             self._stop(self._suspended)
 
-    def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
-        if self._spec.elastic and went_on(ranks, slots, least=self._spec.nnodes):
-            self._forgiven = bad_ends(slots, ranks, launcher=self._plan.launcher)
-            self._window.close()
-            self._events.say("gap", "the gang goes on without what fell", at=time.time_ns(), attempt=self._plan.attempt)
-            return
+    def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
+        if self._spec.elastic:
+            changing = self._members.changing(slots, ranks, bad)
+            answer = self._survival.weigh(self._case, slots, ranks, bad=bad, changing=changing, clock=time.monotonic())
+            if answer == "waits":
+                return
+            if answer == "goes_on":
+                self._members.outlive(bad, now=time.time_ns())
+                self._follow_members()
+                self._window.close()
+                return
         self._stop("another part of the job failed")
+
+    # -- who belongs to the gang
+
+    def _step_members(self, clock: float) -> None:
+        if self._spec.elastic:
+            self._members.step(clock)
+            self._follow_members()
+
+    def _follow_members(self) -> None:
+        self._plan = self._members.plan
+        self._sheets.replan(self._plan)
+
+    def _is_done_without_late_ones(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> bool:
+        late = self._success.see_surplus(slots, ranks, least=self._spec.nnodes, now=now)
+        if late:
+            self._members.surplus(late, now=now)
+            self._follow_members()
+        return bool(late)
+
+    def _fell_at(self, slots: tuple[SlotFacts, ...]) -> int | None:
+        """When the fall came that is being looked at, nanoseconds since the epoch; None where there is none, or nobody knows."""
+        ranks = self._members.ranks(self._observer.ranks())
+        bad = self._members.bad(slots, ranks)
+        ends = [one.ended_at for one in ranks if ("rank", one.rank, one.pid) in bad and one.ended_at is not None]
+        return min(ends, default=None)
 
     def _drain(self, now: int) -> None:
         """The job is done; the others may finish what they do, for a while."""
         if not self._draining:
             self._draining = True
-            wait = self._spec.success.drain_s
+            wait = self._success.drain_s
             text = f"done: {self._success.because}; the others have {wait:g} s to finish"
             self._events.say("success", text, at=now, attempt=self._plan.attempt)
         if self._success.drained(now):
@@ -438,13 +512,16 @@ class AttemptWatch:
             self._control.wait(_FAST_S)
             delta = self._observer.poll(time.time_ns())
             came += sum(1 for record in delta.records if record.kind == "stacks")
-            self._take(delta, self._sheets.slots(), self._observer.ranks(), now=time.time_ns())
+            self._take(delta, self._sheets.slots(), self._members.ranks(self._observer.ranks()), now=time.time_ns())
 
     # -- the end
 
     def _stop(self, reason: str) -> None:
         if self._stopping is not None:
             return
+        if self._spec.elastic:
+            self._members.give_up_joining()
+            self._follow_members()
         self._events.say("stopping", f"stopping: {reason}", at=time.time_ns(), attempt=self._plan.attempt)
         grace = self._spec.policies.grace_s
         self._stopping = Stopping(self._backend, self._plan, grace=grace, reason=reason, now=time.monotonic())
@@ -467,7 +544,7 @@ class AttemptWatch:
             self._events.say("gap", f"ended what slot {slots} left behind", at=time.time_ns(), slots=lost)
         for _ in range(_MAX_LAST_LOOKS):
             delta = self._observer.poll(time.time_ns())
-            self._take(delta, self._sheets.slots(), self._observer.ranks(), now=time.time_ns())
+            self._take(delta, self._sheets.slots(), self._members.ranks(self._observer.ranks()), now=time.time_ns())
             if not delta.bytes and not delta.changed:
                 break
         case = msgspec.structs.replace(self._case(), ended=True)
@@ -505,6 +582,8 @@ class AttemptWatch:
         done = self._success.reached
         case = self._observer.case(cancelled=None if done else self._cancelled, hung=hung)
         slots = self._sheets.slots()
+        if self._spec.elastic:
+            case = present_case(case, left=self._plan.gone, fell_at=self._fell_at(slots))
         succeeded = done or (bool(slots) and all(s.state == "ended" and s.exit_code == 0 for s in slots))
         return msgspec.structs.replace(
             case, slots=slots, evidence=(*case.evidence, *self._own_evidence), succeeded=succeeded and not hung

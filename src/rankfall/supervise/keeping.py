@@ -60,7 +60,7 @@ class Keeper:
             self._stored_at, self._changed, self._printed, self._owners = clock, False, False, False
             self._ledger.put_facts(
                 self._attempt,
-                slots=self._sheets.slots(),
+                slots=self._sheets.everyone(),
                 ranks=self._observer.ranks(),
                 streams=self._observer.streams(),
             )

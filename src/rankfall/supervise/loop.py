@@ -338,7 +338,9 @@ class _Run:
                     watch.without_the_rest()
         else:
             watch.without_the_rest()
-        return watch.run(settled=settled)
+        found = watch.run(settled=settled)
+        self._attempts[number] = msgspec.structs.replace(self._attempts[number], plan=watch.plan.row())
+        return found
 
     def _conclude(self, number: int, diagnosis: Diagnosis) -> None:
         """Write down the verdict, then the end of the attempt, then the decision as intent."""

@@ -34,7 +34,16 @@ class Sheets:
         self._unwritten: set[int] = set()
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """The plan's slots, as they stand now."""
+        """The slots that belong to the gang, as they stand now."""
+        gone = self._plan.gone
+        return tuple(facts for facts in self.everyone() if facts.slot not in gone)
+
+    def replan(self, plan: Plan) -> None:
+        """Look at the slots of this plan: some joined or left."""
+        self._plan = plan
+
+    def everyone(self) -> tuple[SlotFacts, ...]:
+        """All slots of the plan, those too that left."""
         known = {facts.slot: facts for facts in self._observer.slots()}
         found = []
         for one in self._plan.slots:

@@ -24,12 +24,17 @@ class SuccessWatch:
     Args:
         success: the policy.
         launcher: with ``exec`` only a slot's own end counts.
+
+    Attributes:
+        because: why the job is done, in words.
+        drain_s: how long the others may go on after that.
     """
 
     def __init__(self, success: Success, *, launcher: Launcher) -> None:
         self._success = success
         self._launcher: Launcher = launcher
         self._reached: int | None = None
+        self.drain_s = success.drain_s
         self.because = ""
 
     @property
@@ -53,9 +58,30 @@ class SuccessWatch:
             return self._see_count(slots, ranks, now=now)
         return "open"
 
+    def see_surplus(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, least: int, now: int
+    ) -> tuple[int, ...]:
+        """Of ``MIN:MAX`` nodes: slots that had no rank when all others ended with 0. There is no gang any more that they could join.
+
+        Args:
+            slots: of the gang.
+            ranks: of those slots.
+            least: nodes that are a gang.
+            now: nanoseconds since the epoch; stands for the time of an end that has none.
+        """
+        seated = {facts.slot for facts in ranks}
+        begun = [facts for facts in slots if facts.slot in seated]
+        late = tuple(facts.slot for facts in slots if facts.slot not in seated)
+        if self.reached or not late or len(begun) < least or not all(map(_ended_well, begun)):
+            return ()
+        self._reached = max(facts.ended_at or now for facts in begun)
+        self.drain_s = 0.0
+        self.because = f"the {len(begun)} slots of the gang ended with 0"
+        return late
+
     def drained(self, now: int) -> bool:
         """Whether the others have had their time; ``now`` in nanoseconds since the epoch."""
-        return self._reached is not None and now - self._reached >= self._success.drain_s * _NS
+        return self._reached is not None and now - self._reached >= self.drain_s * _NS
 
     def _see_rank0(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
         own = [facts for facts in ranks if facts.rank == 0]

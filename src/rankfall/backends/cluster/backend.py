@@ -18,6 +18,7 @@ import msgspec
 
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster.compile import compile_job
+from rankfall.backends.cluster.elastic import set_size
 from rankfall.backends.cluster.held import held_back
 from rankfall.backends.cluster.hold import NOTE_ATTEMPT, Hold
 from rankfall.backends.cluster.launch import Launched, launch
@@ -127,23 +128,25 @@ class ClusterBackend:
             selector=compiled.selector,
             container=compiled.container,
         )
+        made = [
+            SlotPlan(
+                slot=number,
+                role=spec.role_of(number),
+                node="",
+                argv=(),
+                env={},
+                cwd="",
+                slot_dir=str(run_dir.slot_dir(attempt, spec.role_of(number), number)),
+                stream_dir=str(run_dir.stream_dir(attempt, spec.role_of(number), number)),
+            )
+            for number in range(spec.nnodes_max if spec.nnodes_max is not None else compiled.slots)
+        ]
         return Plan(
             attempt=attempt,
             launcher=compiled.launcher or "torchrun",
             rdzv=compiled.rdzv,
-            slots=tuple(
-                SlotPlan(
-                    slot=number,
-                    role=spec.role_of(number),
-                    node="",
-                    argv=(),
-                    env={},
-                    cwd="",
-                    slot_dir=str(run_dir.slot_dir(attempt, spec.role_of(number), number)),
-                    stream_dir=str(run_dir.stream_dir(attempt, spec.role_of(number), number)),
-                )
-                for number in range(compiled.slots)
-            ),
+            slots=tuple(made[: compiled.slots]),
+            spare=tuple(made[compiled.slots :]),
             env=dict(spec.env),
             role_env=role_env(spec),
             strategy=spec.strategy or self.strategy,
@@ -192,7 +195,7 @@ class ClusterBackend:
         compiled = self._compiled.get(plan.attempt) if not plan.left_out else None
         if compiled is None:
             spec = sized(run_dir.spec, plan.sizes)
-            nnodes = len(plan.slots) if spec.elastic else None
+            nnodes = plan.sizes.get(spec.role, len(plan.slots)) if spec.elastic else None
             compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes, left_out=plan.left_out)
         objects, number = compiled.objects, compiled.workload
         resource = RESOURCES[place.backend]
@@ -332,6 +335,22 @@ class ClusterBackend:
         if stop is not None and time.time_ns() - stop.at_ns > patience * _NS:
             abandon(run_dir.path, plan.attempt, slots)
         return 0
+
+    def resizes(self, plan: Plan) -> bool:
+        """Whether the pods are those of an Indexed Job whose torchruns make a new round when some come or go."""
+        return _place(plan).backend == "job" and plan.rdzv == "c10d"
+
+    def resize(self, plan: Plan) -> bool:
+        """Give the Job the size of the plan, by one patch; its controller makes the pods that joined and ends those that left.
+
+        Raises:
+            InfrastructureError: the cluster does not answer, or refuses, in its own words.
+        """
+        place, run_dir = _place(plan), _run_dir(plan)
+        uid = _uid(_marker(run_dir, plan.attempt))
+        size = plan.sizes[run_dir.spec.role]
+        self._call(plan, lambda kube: set_size(kube, name=place.object, namespace=place.namespace, uid=uid, size=size))
+        return True
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """The attempt's pods."""

@@ -25,6 +25,7 @@ from rankfall.backends.cluster.names import LABEL_ROLE
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.text import NODE_REFERENCE, check_variables, escape
 from rankfall.backends.environment import place
+from rankfall.backends.torchrun import ELASTIC_ENV
 from rankfall.model import JobSpec, Refused, Resources
 from rankfall.model.kubernetes_spec import EnvSource
 from rankfall_inside import carry_pack
@@ -196,6 +197,8 @@ def _own(request: Request, start: Start) -> list[Object]:
         values["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
     if spec.policies.final:
         values["RANKFALL_FINAL"] = ",".join(spec.policies.final)
+    if spec.elastic:
+        values |= ELASTIC_ENV
     if start.chosen != "torchrun":
         values |= {
             "MASTER_ADDR": request.master,
