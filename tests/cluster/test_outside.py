@@ -78,6 +78,7 @@ def test_launch_s10_what_a_queue_preempts_waits_for_the_queue_to_admit_it_again(
 
 def test_jobapi_s18_an_evicted_pod_restarts_the_gang_and_uses_no_budget_of_the_job(world, tmp_path):
     spec = waiting(world)
+    spec["rules"] = [{"exit_codes": [9], "action": "restart", "budget": "app"}]
     spec["policies"]["budgets"] = {"app": 0, "user": 0}
     assert world.run(spec, "--detach").returncode == 0
     run = runs(world)

@@ -106,6 +106,21 @@ def test_the_same_request_makes_one_run(tmp_path: Path) -> None:
     assert len(list_runs(tmp_path)) == 2
 
 
+def test_launch_s56_launches_at_once_and_a_torn_file_cost_no_entry(tmp_path: Path) -> None:
+    made: list[str] = []
+    threads = [threading.Thread(target=lambda: made.append(RunDir.create(SPEC, home=tmp_path).id)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 16
+    for torn, name in zip(made, ("spec.json", "meta.json"), strict=False):
+        path = tmp_path / "runs" / torn / name
+        path.write_bytes(path.read_bytes()[:10])
+    assert {run.id for run in list_runs(tmp_path)} == set(made)
+    assert RunDir.open(tmp_path, made[5]).spec == SPEC
+
+
 def test_a_run_is_opened_by_a_unique_beginning(tmp_path: Path) -> None:
     prepare(tmp_path)
     for name in ("train-aaaaaa", "train-aabbbb", "eval-cccccc"):

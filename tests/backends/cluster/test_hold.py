@@ -149,6 +149,33 @@ def test_it_is_renewed_through_failures_until_somebody_else_has_it(tried, monkey
     tried(story)
 
 
+def test_launch_s51_credentials_that_are_gone_for_good_let_go_of_the_run_and_touch_nothing(tried, monkeypatch):
+    monkeypatch.setattr("rankfall.backends.cluster.hold.RENEW_S", 0.02)
+    monkeypatch.setattr("rankfall.backends.cluster.hold._AGAIN_S", 0.02)
+
+    async def story(w):
+        held = w.hold()
+        await held.step(w.kube, attempts=0)
+        answers = [401, 401, 503, 401, 401]
+        often = asyncio.Event()
+
+        def refuse(request):
+            w.now += 600
+            if not answers:
+                often.set()
+            # One 401 is answered with renewed credentials, so two are one refusal.
+            return answers.pop(0) if answers else 401
+
+        w.api.fault = refuse
+        await held.keep(w.kube)
+        assert often.is_set()
+        assert "refused" in w.lost[0]
+        assert f"rankfall attach {w.here.id}" in w.lost[0]
+        assert [method for method, _ in w.api.seen if method == "DELETE"] == []
+
+    tried(story)
+
+
 def test_one_that_is_being_deleted_or_taken_just_now_is_asked_for_again(tried):
     async def story(w):
         w.api.put(

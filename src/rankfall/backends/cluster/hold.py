@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankfall.backends.cluster.names import LABEL_RUN
-from rankfall.backends.cluster.ownership import age
+from rankfall.backends.cluster.ownership import age, span
 from rankfall.backends.cluster.pod import MANAGED_BY
 from rankfall.backends.protocol import HeldBy
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError
+from rankfall.kube.errors import CredentialsError, KubeError
 from rankfall.kube.lease import RENEW_S, LeaseLock, LeaseLost, boot_clock
 from rankfall.kube.lease_record import LeaseRecord, Silence
 from rankfall.kube.secret import excerpt
@@ -43,6 +43,9 @@ NOTE_CREATED: Final = "rankfall.dev/created"
 
 _AGAIN_S: Final = 2.0
 _BACK_S: Final = 6.0
+# How long our credentials may be refused without a break before nobody is believed to log in any more, seconds.
+_REFUSED_S: Final = 900.0
+_NO_PERMISSION: Final = CredentialsError.exit_code
 
 
 class Hold:
@@ -100,20 +103,27 @@ class Hold:
         return HeldBy(who=excerpt(found.holder), since=age(found.acquired), alive=self._silence.moved)
 
     async def keep(self, kube: Kube) -> None:
-        """Renew it until cancelled; ends when it is lost."""
+        """Renew it until cancelled; ends when it is lost, or our credentials are for good."""
         dice = random.Random()  # noqa: S311 - of pauses, not of secrets
-        pause = RENEW_S
+        pause, refused = RENEW_S, None
         while True:
             await asyncio.sleep(pause * (0.8 + 0.4 * dice.random()))
             try:
                 await self._lock.renew(kube)
-                pause = RENEW_S
+                pause, refused = RENEW_S, None
             except LeaseLost as error:
                 self._lost(f"this run is supervised elsewhere now: {error.message}")
                 return
-            except KubeError:
+            except KubeError as error:
                 # The feed tells what keeps us from the server.
-                pause = _AGAIN_S
+                pause, now = _AGAIN_S, self._clock()
+                refused = (now if refused is None else refused) if error.exit_code == _NO_PERMISSION else None
+                if refused is not None and now - refused >= _REFUSED_S:
+                    self._lost(
+                        f"our credentials have been refused for {span(now - refused)}: supervision lets go of the run, which runs on; log in, then "
+                        f"rankfall attach {self._run}"
+                    )
+                    return
 
     async def write(
         self, kube: Kube, *, notes: Mapping[str, str] | None = None, owners: list[dict[str, Any]] | None = None
