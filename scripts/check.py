@@ -48,7 +48,7 @@ LINT = Stage(
         tool("ruff", "check", "."),
         tool("ruff", "format", "--check", "."),
         tool("mypy"),
-        tool("mypy", "--explicit-package-bases", "tests/faults", "testbed", "scripts", "examples"),
+        tool("mypy", "--explicit-package-bases", "tests/faults", "tests/conformance", "testbed", "scripts", "examples"),
         tool("lint-imports"),
         tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
@@ -58,7 +58,7 @@ LINT = Stage(
 # measure the machine and not the product.
 PLAIN = "not faults and not torch and not cluster"
 # Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
-PROCESSES = tuple(f"tests/{name}" for name in ("cli", "inside", "supervise", "testbed"))
+PROCESSES = tuple(f"tests/{name}" for name in ("cli", "conformance", "inside", "supervise", "testbed"))
 UNIT = measured(
     "unit tests", "-n", "2", "-m", PLAIN, *(f"--ignore={folder}" for folder in PROCESSES), "tests", data="unit"
 )
