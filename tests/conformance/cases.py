@@ -27,7 +27,7 @@ class Case:
         feature: as the page calls it.
         seen_in: scenarios of the acceptance lists that it shows.
         story: attempt -> rank -> what it does (``conformance.program``); ``*`` = any.
-        fields: of the job file, over those of all cases; ``policies`` are merged.
+        fields: of the job file, over those of all cases; ``policies`` are merged, None leaves one out.
         drive: what its user does.
         code: exit code of ``rankfall run`` or ``wait``.
         state: of the run at its end.
@@ -181,6 +181,40 @@ CASES: tuple[Case, ...] = (
         drive="resize",
         attempts=2,
         counts=(3, 0, 0),
+    ),
+    Case(
+        name="several_roles",
+        feature="several roles: the job is done when one of them is, and the other is stopped",
+        seen_in="job-api 11",
+        story={"*": {"slot 0": "stay", "*": "end"}},
+        fields={
+            "roles": [
+                {"name": "ps", "nnodes": 1, "launcher": "exec"},
+                {"name": "worker", "nnodes": 2, "nproc_per_node": 1},
+            ],
+            "success": {"policy": "all", "role": "worker", "drain_s": 0.5},
+            "nnodes": None,
+            "nproc_per_node": None,
+        },
+        counts=(2, 0, 1),
+    ),
+    Case(
+        name="a_rank_of_one_role_falls",
+        feature="a rank of the second role falls: it is named with its role",
+        seen_in="job-api 11, 16",
+        story={"*": {"1": "raise", "*": "stay"}},
+        fields={
+            "roles": [
+                {"name": "ps", "nnodes": 1, "launcher": "exec"},
+                {"name": "worker", "nnodes": 2, "nproc_per_node": 1},
+            ],
+            "nnodes": None,
+            "nproc_per_node": None,
+        },
+        code=1,
+        state="failed",
+        causes={"1": ("user_code_exception", 1)},
+        counts=(0, 1, 2),
     ),
     Case(
         name="one_replica_alone",

@@ -79,7 +79,7 @@ def job_file(case: Case, place: Place) -> dict[str, Any]:
     if place.backend != "local":
         spec["kubernetes"] = spec["kubernetes"] | dict(own.pop("kubernetes", {}))
     own.pop("kubernetes", None)
-    return spec | own
+    return {name: value for name, value in (spec | own).items() if value is not None}
 
 
 class Driver:
