@@ -65,9 +65,10 @@ class Channel:
             CarryError: the other side cannot go on, in its own words; or it does not speak this language.
         """
         while True:
+            # Before it is read, never after: what was read counts, also when the other side ended with it.
+            self.tick()
             kind, length = self._head()
             body = self._exactly(length)
-            self.tick()
             if kind == ERROR:
                 raise CarryError(body.decode("utf-8", "backslashreplace")[:4000])
             if kind != PING:

@@ -36,7 +36,7 @@ def only(folder: Path) -> Path:
 def test_launch_s13_a_run_has_its_own_code_and_an_edit_changes_nothing(
     rankfall: Runner, code: Path, folder: Path
 ) -> None:
-    made = rankfall("submit", "--suspend", "--code", "project", "show.py")
+    made = rankfall("submit", "--launcher", "plain", "--suspend", "--code", "project", "show.py")
     assert made.returncode == 0, made.stderr
     run = made.stdout.strip()
     (code / "word").write_text("second")
@@ -52,7 +52,20 @@ def test_launch_s50_an_extra_folder_lies_on_top(rankfall: Runner, code: Path, fo
     (folder / "extra" / "sub").mkdir(parents=True)
     (folder / "extra" / "word").write_text("extra")
     (folder / "extra" / "sub" / "go.py").write_text(SHOW.replace("'word'", "'../word'"))
-    done = rankfall("run", "--code", "project", "--code", "extra", "--code-exclude", "*.pyc", "--cwd", "sub", "go.py")
+    done = rankfall(
+        "run",
+        "--launcher",
+        "plain",
+        "--code",
+        "project",
+        "--code",
+        "extra",
+        "--code-exclude",
+        "*.pyc",
+        "--cwd",
+        "sub",
+        "go.py",
+    )
     assert done.returncode == 0, done.stderr
     assert [line.removeprefix("[rank 0] ") for line in done.stdout.splitlines()] == [
         str(only(folder) / "code" / "sub"),
@@ -91,14 +104,14 @@ def test_code_with_a_link_that_leads_out_is_refused_by_name(rankfall: Runner, co
 
 
 def test_a_home_inside_the_code_is_no_part_of_it(rankfall: Runner, code: Path) -> None:
-    done = rankfall("run", "--code", "project", "show.py", RANKFALL_HOME=str(code / "home"))
+    done = rankfall("run", "--launcher", "plain", "--code", "project", "show.py", RANKFALL_HOME=str(code / "home"))
     assert done.returncode == 0, done.stderr
     (run,) = (path for path in (code / "home" / "runs").iterdir() if not path.name.startswith("."))
     assert names(run / "code") == ["out", "show.py", "word"]
 
 
 def test_files_go_to_a_run_and_come_back(rankfall: Runner, code: Path, folder: Path) -> None:
-    assert rankfall("run", "--code", "project", "show.py").returncode == 0
+    assert rankfall("run", "--launcher", "plain", "--code", "project", "show.py").returncode == 0
     run = only(folder).name
     (folder / "a").write_text("a")
     (folder / "b").write_text("b")
@@ -117,7 +130,7 @@ def test_files_go_to_a_run_and_come_back(rankfall: Runner, code: Path, folder: P
 
 
 def test_without_code_it_is_the_folder_that_the_job_ran_in(rankfall: Runner, folder: Path) -> None:
-    assert rankfall("run", "train.py").returncode == 0
+    assert rankfall("run", "--launcher", "plain", "train.py").returncode == 0
     assert rankfall("cp", f"{only(folder).name}:train.py", "copy.py").returncode == 0
     assert (folder / "copy.py").read_text() == (folder / "train.py").read_text()
 
@@ -142,7 +155,7 @@ WRONG = [
 
 
 def test_what_cannot_be_copied_is_refused(rankfall: Runner, code: Path, folder: Path) -> None:
-    assert rankfall("run", "--code", "project", "show.py").returncode == 0
+    assert rankfall("run", "--launcher", "plain", "--code", "project", "show.py").returncode == 0
     (folder / "a").write_text("a")
     (folder / "link").mkdir()
     (folder / "link" / "out").symlink_to("../../x")
@@ -153,7 +166,7 @@ def test_what_cannot_be_copied_is_refused(rankfall: Runner, code: Path, folder: 
 
 
 def test_a_file_with_a_colon_is_named_by_a_path(rankfall: Runner, code: Path, folder: Path) -> None:
-    assert rankfall("run", "--code", "project", "show.py").returncode == 0
+    assert rankfall("run", "--launcher", "plain", "--code", "project", "show.py").returncode == 0
     (folder / "a:b").write_text("colon")
     assert rankfall("cp", "./a:b", f"{only(folder).name}:c:d").returncode == 0
     assert (only(folder) / "code" / "c:d").read_text() == "colon"
@@ -161,7 +174,7 @@ def test_a_file_with_a_colon_is_named_by_a_path(rankfall: Runner, code: Path, fo
 
 def test_launch_s40_copies_from_python(code: Path, folder: Path, home: Path) -> None:
     client = SyncClient(home=home)
-    spec = spec_from({"command": ["show.py"], "code": str(code)})
+    spec = spec_from({"command": ["show.py"], "launcher": "plain", "code": str(code)})
     run = client.submit(spec, detach=False)
     assert run.wait(timeout=40).state == "succeeded"
     (folder / "a").write_text("abc")

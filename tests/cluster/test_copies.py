@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -114,7 +115,14 @@ def test_launch_s54_a_volume_of_one_node_is_followed_there_or_the_reason_is_told
 
 def begun(world: World, *words: str) -> subprocess.Popen[str]:
     command = (sys.executable, "-m", "rankfall", "cp", "--claim", CLAIM, "--image", PYTHON_IMAGE, "-n", world.namespace)
-    return subprocess.Popen((*command, *words), env=world.environment(), stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        (*command, *words),
+        env=world.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background lets them ignore Ctrl-C, and what they start would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - one call
+    )
 
 
 def halves(folder: Path) -> int:
@@ -131,7 +139,7 @@ def test_launch_s53_ctrl_c_leaves_no_pod_and_the_copy_goes_on_later(world, share
     assert movers(world) == []
     assert not (shared / "big").exists()
     there = halves(shared)
-    (tmp_path / "big").open("r+b").truncate(there + 5_000_000)
+    os.truncate(tmp_path / "big", there + 5_000_000)
     done = cp(world, str(tmp_path / "big"), ":big")
     assert done.returncode == 0, done.stderr
     assert "1 files, 5000000 bytes sent" in done.stderr

@@ -454,3 +454,17 @@ def test_a_sender_hears_of_a_receiver_that_makes_no_sense(tmp_path: Path) -> Non
 
     with pytest.raises(CarryError, match="not got all"):
         send(tree, Channel(read, lambda _: None))
+
+
+def test_the_last_frame_counts_also_when_nothing_can_come_any_more() -> None:
+    def gone() -> None:
+        if not stream[0]:
+            raise CutError("gone")
+
+    stream = [frame(carry_frames.DONE, b"x")]
+
+    def read(size: int) -> bytes:
+        data, stream[0] = stream[0][:size], stream[0][size:]
+        return data
+
+    assert Channel(read, lambda _: None, tick=gone).get() == (carry_frames.DONE, b"x")

@@ -13,12 +13,13 @@ import pytest
 from backends.cluster.mover_world import RUNNING, Cluster, cluster
 from carry_world import picture
 from inside.test_carry import odd_tree
+from rankfall.backends import copies
 from rankfall.backends.cluster import mover as movers
 from rankfall.backends.cluster import mover_channel, mover_pod, workspace
 from rankfall.backends.cluster.mover import mover
 from rankfall.backends.cluster.mover_pod import manifest, running
 from rankfall.kube.client import Kube
-from rankfall.model import InfrastructureError, spec_from
+from rankfall.model import InfrastructureError, Kubernetes, Workspace, spec_from
 from rankfall.store import RunDir
 from rankfall_inside.carry_tree import scan
 
@@ -310,3 +311,34 @@ def test_code_is_brought_once_and_its_list_comes_last(play, tmp_path):
     place = tmp_path / "volume" / "ann" / "x" / run.id
     assert picture(place / "code") == picture(source)
     assert (place / "code.json").read_bytes() == (run.path / "kube" / "code.json").read_bytes()
+
+
+def test_launch_s55_the_files_of_a_run_and_of_a_claim_are_found_through_what_is_recorded(tmp_path, monkeypatch):
+    (tmp_path / "x").write_text("x")
+    kubeconfig = tmp_path / "config"
+    base = {"kubeconfig": str(kubeconfig), "context": "c", "namespace": "here"}
+    volume = {"claim": "team", "path": str(tmp_path / "volume"), "image": "i", "folder": "ann/x"}
+
+    async def all_of_it() -> None:
+        async with cluster(tmp_path) as (_, _, server):
+            kubeconfig.write_text(
+                f"apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: k, cluster: {{server: '{server.access().endpoint.server}'}}}}]\n"
+                "users: [{name: u, user: {}}]\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n"
+            )
+            spec = spec_from(
+                {"backend": "job", "command": ["x"], "kubernetes": {**base, "image": "j", "workspace": volume}}
+            )
+            place = workspace.place_of_run(spec, "x-000001", say=print, image="other")
+            assert place is not None
+            done = await copies.put(place, [tmp_path / "x"], "in/")
+            assert (done.files, done.sent) == (1, 1)
+            assert (tmp_path / "volume" / "ann" / "x" / "x-000001" / "code" / "in" / "x").read_text() == "x"
+            section = Kubernetes(**base, workspace=Workspace(claim="team", path=str(tmp_path / "volume"), image="i"))
+            whole = workspace.place_of_claim(section, say=print)
+            back = await copies.get(whole, "ann/x/x-000001/code/in", tmp_path / "back", into=False)
+            assert back.files == 1
+            assert (tmp_path / "back" / "x").read_text() == "x"
+            plain = spec_from({"backend": "job", "command": ["x"], "kubernetes": {**base, "image": "j"}})
+            assert workspace.place_of_run(plain, "x-000001", say=print) is None
+
+    asyncio.run(all_of_it())
