@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_launch_s11_a_gang_that_is_restarted_by_its_set_is_never_terminal_and_ke
 
 
 def test_unattended_who_attaches_in_the_middle_and_leaves_changes_nothing_and_no_line_is_lost_or_repeated(world):
-    run = submitted(world, alone(world, "job", steps=60))
+    run = submitted(world, alone(world, "job", steps=300))
     first = subprocess.Popen(
         [sys.executable, "-m", "rankfall", "attach", run],
         env=world.environment(),
@@ -126,7 +127,7 @@ def test_unattended_who_attaches_in_the_middle_and_leaves_changes_nothing_and_no
     assert "unattended: Kubernetes alone decides; nobody records it now" in world.cli("status", run).stdout
     assert world.cli("wait", run).returncode == 0
     for rank in range(4):
-        assert lines(world, run, rank) == [*said(rank, steps=60), "done"]
+        assert lines(world, run, rank) == [*said(rank, steps=300), "done"]
 
 
 @pytest.mark.parametrize("how", ["fails by a rule", "is restarted by a mark"])
@@ -182,7 +183,7 @@ def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(w
 
 @pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_unattended_suspended_and_resumed_without_anybody_recording(world, backend):
-    run = submitted(world, alone(world, backend, steps=100))
+    run = submitted(world, alone(world, backend, steps=300))
     wait_until(lambda: world.document("status", run)["state"] == "running", timeout=60, what="a run that runs")
     done = world.cli("suspend", run, "--reason", "lunch")
     assert done.returncode == 0, done.stderr
@@ -195,7 +196,7 @@ def test_unattended_suspended_and_resumed_without_anybody_recording(world, backe
     status = world.document("status", run)
     assert (status["state"], status["attempts"]) == ("succeeded", 2)
     for rank in range(4):
-        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=100), "done"]
+        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=300), "done"]
     assert lines(world, run, 0, attempt=1)[0] == "start 0 of rank 0"
 
 
@@ -208,3 +209,18 @@ def test_jobapi_s22_a_failed_trainjob_stays_failed_when_its_set_is_removed(world
     conditions = "jsonpath={.status.conditions[?(@.type=='Failed')].status}"
     found = world.kubectl("get", "trainjob", f"{run}-a1", "--namespace", world.namespace, "--output", conditions)
     assert (found, world.document("status", run)["state"]) == ("True", "failed")
+
+
+def test_unattended_a_pod_that_its_job_replaces_is_the_next_start_of_its_slot(world):
+    spec = alone(world, "job", restarts=1, restart_scope="replica")
+    # A pod that starts within the first minute falls; its successor, if need be the one after it, does not.
+    program = "import os, sys, time; s = os.environ['RANKFALL_SLOT']; print('up', s, flush=True); time.sleep(3); "
+    program += f"sys.exit(143 if s == '1' and time.time() < {time.time() + 60:.0f} else 0)"
+    spec |= {"command": [sys.executable, "-c", program], "launcher": "exec", "nproc_per_node": 1}
+    spec["policies"]["max_restarts"] = 6
+    done = world.run(spec)
+    run = world.only_run().name
+    status = world.document("status", run)
+    assert (done.returncode, status["state"], status["attempts"]) == (0, "succeeded", 1), done.stderr
+    assert {slot["slot"]: (slot["exit"], slot["restarts"]) for slot in status["slots"]}[0] == ("0", 0)
+    assert status["restarts"]["count"] >= 1

@@ -402,3 +402,67 @@ def test_a_pod_that_the_journal_does_not_have_yet_is_waited_for(home):
     with bench.run.reader() as reader:
         assert reader.run().incomplete == ()
         assert [facts.state for facts in reader.slots(1)] == ["ended", "expected"]
+
+
+def test_a_pod_that_a_job_replaces_by_itself_is_the_next_start_of_its_slot(home):
+    bench = Bench(
+        home, GOING, backend="job", restart_scope="replica", policies={"max_restarts": 2}, success={"policy": "all"}
+    )
+
+    def fallen():
+        bench.pod(0, code=3, created="2026-11-21T19:00:00Z")
+        bench.pod(1)
+        return GOING
+
+    def replaced():
+        bench.pod(0, uid="next", created="2026-11-21T19:00:09Z")
+        return GOING
+
+    def done():
+        bench.pod(0, uid="next", created="2026-11-21T19:00:09Z", code=0)
+        bench.pod(1, code=0)
+        return DONE
+
+    bench.workload.looks += [fallen, GOING, GOING, replaced, *[GOING] * 20, done]
+    outcome = bench.record()
+    assert (outcome.state, outcome.attempts) == ("succeeded", 1)
+    with bench.run.reader() as reader:
+        (row,) = reader.falls()
+        slots = reader.slots(1)
+        status = reader.status(0)
+    assert (row.fall.slot, row.fall.instance, row.fall.rule, row.done_at is not None) == (0, 0, "native", True)
+    assert row.fall.diagnosis.verdict.cause.slug == "user_exit"
+    assert [(facts.slot, facts.instance, facts.exit_code) for facts in slots] == [(0, 1, 0), (1, 0, 0)]
+    assert status.restarts.count == 1
+    assert read_stop(bench.run.path, 1) is None
+
+
+def test_replacements_that_nobody_saw_are_found_when_all_is_over(home):
+    bench = Bench(home, GOING, backend="job", restart_scope="replica", policies={"max_restarts": 2})
+    unattended.launch(bench.run, backend=bench.cluster)
+    for number, code in enumerate((3, 4, 5)):
+        bench.pod(0, code=code, uid=f"u{number}", created=f"2026-11-21T19:00:0{number}Z")
+    bench.pod(1, code=0)
+    bench.workload.looks = [FELL]
+    unattended.take_in(bench.run, backend=bench.cluster)
+    with bench.run.reader() as reader:
+        assert [row.fall.instance for row in reader.falls()] == [0, 1]
+        found = reader.diagnosis(1)
+    assert found is not None
+    assert (found.verdict.slot, found.exit_code) == (0, 5)
+
+
+def test_the_wrappers_code_for_a_stop_from_outside_is_the_stops(home):
+    bench = Bench(home, GOING)
+
+    def falling():
+        bench.pod(0, code=3)
+        bench.pod(1)
+        return GOING
+
+    bench.workload.looks += [falling, *[GOING] * 5, ended(bench, 3, 213)]
+    verdict = bench.record().verdict
+    assert verdict is not None
+    assert (verdict.slot, verdict.cause.slug) == (0, "user_exit")
+    assert all(one.rejected for one in verdict.alternatives)
+    assert [one.slug for one in verdict.alternatives] == []

@@ -140,14 +140,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def alone(self) -> frozenset[int]:
-        """Slots of a full start that a supervisor has started again alone when they fall."""
+        """Slots of a full start that are started again alone when they fall."""
         alone = [part for part in self.parts if part.spec.restart_scope == "replica" and not part.in_world]
-        return frozenset() if self.unattended else frozenset(slot for part in alone for slot in part.slots)
+        return frozenset(slot for part in alone for slot in part.slots)
 
     def restarts_alone(self, slot: int) -> bool:
         """Whether a slot is started again alone when it falls; those of a world of ranks never are. A slot beyond the last is as the last."""
-        if self.unattended:
-            return False
         role = self.role_of(slot)
         part = next(part for part in self.parts if part.name == role)
         return part.spec.restart_scope == "replica" and not part.in_world

@@ -17,6 +17,7 @@ from rankfall.backends.cluster.workload import Workload
 from rankfall.backends.protocol import Backend, Plan
 from rankfall.kube.errors import KubeError
 from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError
+from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.native_state import NativeState
@@ -29,6 +30,7 @@ from rankfall.supervise.control import Control
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.native_falls import NativeFalls
 from rankfall.supervise.news import News, bad_ends
 from rankfall.supervise.sheets import Sheets
 
@@ -42,6 +44,9 @@ _MAX_TROUBLES: Final = 100
 _MAX_LAST_LOOKS: Final = 100_000
 # Our stop comes after the first end that caused it, and before the ends that it causes.
 _AFTER_NS: Final = 1_000_000
+
+# The wrapper's own code after a SIGTERM from outside (rankfall_inside.causes).
+_STOPPED: Final = CAUSE_CODES["control"]
 
 How = Literal["over", "again", "held", "gone"]
 
@@ -93,6 +98,9 @@ class GangWatch:
         control: Control,
     ) -> None:
         spec = run_dir.spec
+        starts = ledger.writer.starts(plan.attempt)
+        for slot, number in starts.items():
+            plan = plan.with_start(slot, number)
         self._run_dir = run_dir
         self._spec = spec
         self._plan = plan
@@ -101,9 +109,18 @@ class GangWatch:
         self._ledger = ledger
         self._events = events
         self._control = control
-        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt)
+        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt, starts=starts)
         self._sheets = Sheets(plan, backend=backend, observer=self._observer, ledger=ledger)
         self._keeper = Keeper(ledger, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
+        self._falls = NativeFalls(
+            plan,
+            alone=spec.alone,
+            observer=self._observer,
+            sheets=self._sheets,
+            keeper=self._keeper,
+            ledger=ledger,
+            events=events,
+        )
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
         self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed = Feed(
@@ -214,6 +231,8 @@ class GangWatch:
         self._news.calm = self._seen is not None and self._seen.phase == "succeeded"
         self._news.tell(delta, slots, ranks, now=now)
         self._keeper.store()
+        self._journal.poll()
+        self._falls.look(slots, self._journal.pods.values())
         for number in self._control.take_signals():
             self._events.say("signal", f"signal {number}", at=now, signal=number)
         if self._how is None and self._seen is not None:
@@ -221,7 +240,7 @@ class GangWatch:
 
     def _mark_their_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
         """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause."""
-        if read_stop(self._run_dir.path, self._plan.attempt) is not None or self._spec.restart_scope == "replica":
+        if self._spec.alone or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return
         fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
         ends = [facts.ended_at for facts in slots if facts.slot in fell and facts.ended_at is not None]
@@ -295,16 +314,23 @@ class GangWatch:
             slots, ranks = self._sheets.slots(), self._observer.ranks()
             self._mark_their_stop(slots, ranks)
             self._news.tell(delta, slots, ranks, now=time.time_ns())
-            if not delta.bytes and not delta.changed:
+            moved = self._falls.look(slots, self._journal.pods.values())
+            if not delta.bytes and not delta.changed and not moved:
                 break
         self._keeper.store(force=True)
         # Of a slot whose pod was gone before anybody looked nothing is known: neither that it was lost nor that it never came.
         slots = tuple(
-            msgspec.structs.replace(facts, state="unknown") if facts.state == "expected" else facts
+            msgspec.structs.replace(facts, state="unknown") if facts.state == "expected" else self._ours(facts)
             for facts in self._sheets.slots()
         )
         case = msgspec.structs.replace(self._observer.case(), slots=slots, ended=True)
         return Ended(how=how, state=self._seen, case=case, unseen=self._unseen())
+
+    def _ours(self, facts: SlotFacts) -> SlotFacts:
+        """A slot of whose end only the wrapper's code for a signal from outside is known: that of the stop, once there was one."""
+        if facts.exit_code != _STOPPED or read_stop(self._run_dir.path, self._plan.attempt) is None:
+            return facts
+        return msgspec.structs.replace(facts, killed_by=facts.killed_by or "wrapper")
 
     def _unseen(self) -> str | None:
         """Why nothing is known of pods that nobody followed while they were there."""

@@ -113,7 +113,7 @@ def _scope(spec: JobSpec) -> list[Problem]:
                 instead="use restart_scope: gang, or backend: job",
             )
         )
-    alone = {spec.role_of(slot) for slot in spec.alone}
+    alone = set() if spec.unattended else {spec.role_of(slot) for slot in spec.alone}
     for number, rule in enumerate(spec.rules):
         elsewhere = rule.exclude_node or rule.action == "restart_elsewhere"
         if spec.backend == "job" and elsewhere and alone & set(rule.roles or alone):
