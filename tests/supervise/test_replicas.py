@@ -96,7 +96,7 @@ def test_a_permanent_code_of_one_slot_ends_all(bench: Bench) -> None:
     assert (outcome.verdict.slot, outcome.verdict.node) == (1, "node1")
     assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0")]
     with run.reader() as reader:
-        assert [(r.fall.action, r.fall.rule) for r in reader.falls()] == [("stop", "cause_no")]
+        assert [(r.fall.action, r.fall.rule, r.fall.state) for r in reader.falls()] == [("stop", "cause_no", "done")]
         assert [(r.decision.action, r.decision.rule) for r in reader.decisions()] == [("stop", "cause_no")]
 
 
@@ -175,6 +175,9 @@ def test_a_cancel_during_the_back_off_of_one_slot_ends_all(bench: Bench) -> None
     thread.join()
     assert outcome.state == "cancelled"
     assert starts(bench) == [("0", "0"), ("1", "0"), ("2", "0")]
+    with run.reader() as reader:
+        assert [row.fall.state for row in reader.falls()] == ["intent"]
+        assert reader.status(0).restarts.count == 0
 
 
 def test_what_was_known_of_an_earlier_start_is_no_evidence_of_a_later_fall(bench: Bench) -> None:

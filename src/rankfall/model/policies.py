@@ -23,7 +23,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What to do when the job falls.
 
     Attributes:
-        max_restarts: new attempts in all, over every cause.
+        max_restarts: new starts in all, over every cause: attempts of the gang, and of slots alone.
         budgets: new attempts by cause slug, family, or a name that a failure rule draws on, as ``{"network": 5, "host_oom": 0}``; the
             tightest one counts.
         retryable, final: qualified names of exception types that the user declares retryable or final.

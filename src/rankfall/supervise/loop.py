@@ -467,6 +467,16 @@ class _Run:
                 now = time.time_ns()
                 self._ledger.decision_done(row, at=now)
                 self._decisions[row.attempt] = msgspec.structs.replace(row, done_at=now)
+        self._close_falls()
+
+    def _close_falls(self) -> None:
+        """Those about slots alone: that nothing follows, or that the start of another attempt has carried out for the whole gang."""
+        newest = max(self._attempts, default=0)
+        for place, row in enumerate(self._falls):
+            if row.done_at is None and (not row.fall.again or row.attempt < newest):
+                now = time.time_ns()
+                self._ledger.decision_done(row, at=now)
+                self._falls[place] = msgspec.structs.replace(row, done_at=now)
 
     def _wait_for_turn(self, after: int) -> Literal["now", "wished", "late", "gone"]:
         """Wait until the attempt behind ``after`` may begin."""

@@ -202,6 +202,7 @@ class Replicas:
                 return
         del self._waiting[slot]
         self._ledger.decision_done(row, at=now)
+        self._falls[self._falls.index(row)] = msgspec.structs.replace(row, done_at=now)
         text = f"slot {slot} is started again alone, the others run on (restart {row.fall.instance + 1} of this slot)"
         self._events.say("slot", text, at=now, attempt=self.plan.attempt, slot=slot, instance=row.fall.instance + 1)
 
