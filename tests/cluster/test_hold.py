@@ -129,3 +129,28 @@ def test_a_detached_supervisor_that_was_killed_is_missed_and_attach_takes_over_a
     assert lease(world)["spec"]["leaseTransitions"] == 1
     (listed,) = world.document("ps")["runs"]
     assert (listed["state"], listed["supervised"]) == ("succeeded", False)
+
+
+def test_launch_s02_what_an_earlier_request_left_running_is_refused_with_its_owner_and_replaced_when_asked(world):
+    words = ("--request-token", "build-7", "--detach")
+    assert world.run(waiting(world), *words).returncode == 0
+    run = runs(world)
+    (job,) = world.kubectl.get("jobs", "--namespace", world.namespace)["items"]
+    # The machine that started it is gone, with the run's directory.
+    killed(int((world.only_run() / "lease").read_text().partition('"pid":')[2].partition(",")[0]))
+    shutil.rmtree(world.only_run())
+    refused = world.run(waiting(world), "--request-token", "build-7")
+    assert refused.returncode == 69, refused.stderr
+    assert world.only_run().name == run
+    assert job["metadata"]["annotations"]["rankfall.dev/owner"] in refused.stderr
+    assert " old)" in refused.stderr
+    assert refused.stderr.splitlines()[-1] == "rankfall-exit: rankfall 69"
+    assert len(world.objects("pods")) == 1
+    shutil.rmtree(world.only_run())
+    assert world.run(waiting(world), *words, "--replace").returncode == 0
+    runs(world)
+    (new,) = world.kubectl.get("jobs", "--namespace", world.namespace)["items"]
+    assert new["metadata"]["name"] == job["metadata"]["name"]
+    assert new["metadata"]["uid"] != job["metadata"]["uid"]
+    go(world)
+    assert world.cli("wait", run).returncode == 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
 from rankfall.backends.cluster.held import held_back
 from rankfall.backends.protocol import ClusterPlan, HeldBack, Plan
+from rankfall.client import Run
 from rankfall.model import JobSpec, SlotFacts
 from rankfall.observe.cluster.stops import Stop, mark_stop
 from rankfall.store import RunDir
+from rankfall.supervise.loop import supervise
 from rankfall.supervise.outside import WHO, OutsideHold, OutsideRelease
-from rankfall.supervise.suspension import read_suspension
+from rankfall.supervise.suspension import HoldRequest, append_hold, read_suspension
 
 S = 1_000_000_000
 PLACE = ClusterPlan(
@@ -165,3 +169,70 @@ def test_launch_s10_it_ends_when_it_is_released_or_a_queue_can_admit_the_next_at
 def test_what_a_workload_says_of_itself(fields, expected):
     item = {"kind": "Job", "metadata": {"uid": "u"}, "spec": {"suspend": True}, **fields}
     assert held_back(item, uid="u") == expected
+
+
+class Suspends(OutsideHold):
+    """Says of every fall that somebody suspended the job, and of every attempt that a queue holds it."""
+
+    def began(self, slots, ranks, *, bad, last):
+        if not bad:
+            return None
+        made = HoldRequest(what="suspend", at=1, by=WHO, outside=True)
+        append_hold(self._run_dir.path, made)
+        return made
+
+    def waits(self):
+        return "waits for queue team to admit it"
+
+
+TERMINATED = "if os.environ['RANKFALL_ATTEMPT'] == '1': os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+
+
+@pytest.mark.parametrize("ended", ["released", "gone"])
+def test_launch_s10_the_run_goes_on_in_a_new_attempt_without_a_budget_or_ends_as_deleted(bench, monkeypatch, ended):
+    monkeypatch.setattr("rankfall.supervise.attempt.OutsideHold", Suspends)
+    looks = []
+
+    def end(self, plan):
+        looks.append(plan.attempt)
+        if len(looks) < 3:
+            return "waits"
+        if ended == "released":
+            append_hold(self._run_dir.path, HoldRequest(what="resume", at=time.time_ns(), by=WHO, outside=True))
+        return ended
+
+    monkeypatch.setattr(OutsideRelease, "ended", end)
+    run_dir, outcome = bench.run(TERMINATED, policies={"max_restarts": 0})
+    assert looks[:3] == [1, 1, 1]
+    assert f"suspended by {WHO}; rankfall resume {run_dir.id} goes on" in bench.texts("suspended")
+    with run_dir.reader() as reader:
+        assert reader.attempts()[0].state == "suspended"
+        assert reader.diagnosis(1) is None
+    if ended == "gone":
+        assert (outcome.state, outcome.attempts) == ("deleted", 1)
+    else:
+        assert (outcome.state, outcome.attempts) == ("succeeded", 2)
+
+
+def test_an_attempt_that_a_queue_holds_is_queued(bench, monkeypatch):
+    monkeypatch.setattr("rankfall.supervise.attempt.OutsideHold", Suspends)
+    monkeypatch.setattr("rankfall.supervise.attempt._WAIT_FIRST_NS", 0)
+    states = []
+
+    def on_event(event):
+        if event.kind == "waiting":
+            states.append(event.text)
+
+    run_dir = bench.run_dir(bench.spec())
+    outcome = supervise(run_dir, on_event=on_event)
+    assert outcome.state == "succeeded"
+    assert states[0].startswith("waits for queue team to admit it (for ")
+
+
+def test_a_user_who_suspends_makes_a_suspension_from_outside_their_own(run_dir):
+    append_hold(run_dir.path, HoldRequest(what="suspend", at=1, by=WHO, outside=True))
+    assert Run(run_dir)._hold("suspend", "mine")
+    assert not suspension(run_dir).outside
+    assert suspension(run_dir).suspended
+    assert Run(run_dir)._hold("suspend", "again")
+    assert len(suspension(run_dir).requests) == 2
