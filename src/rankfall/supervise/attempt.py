@@ -132,7 +132,7 @@ class AttemptWatch:
         self._plan = self._replicas.plan
         self._members = Members(self._spec, plan=plan, backend=backend, ledger=ledger, events=events, started=started)
         self._survival = Survival(least=self._spec.nnodes, strategy=plan.strategy)
-        self._success = SuccessWatch(self._spec.success, launcher=plan.launcher)
+        self._success = SuccessWatch(self._spec.success, launcher=plan.launcher, head=self._spec.head_slot)
         self._deadlines = DeadlineWatch(self._spec.deadlines, started=started, total_at=total_at)
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
         self._window = SettleWindow(self._spec.policies)

@@ -24,14 +24,16 @@ class SuccessWatch:
     Args:
         success: the policy.
         launcher: with ``exec`` only a slot's own end counts.
+        head: the slot that stands for rank 0 where no rank is ever seen.
 
     Attributes:
         because: why the job is done, in words.
         drain_s: how long the others may go on after that.
     """
 
-    def __init__(self, success: Success, *, launcher: Launcher) -> None:
+    def __init__(self, success: Success, *, launcher: Launcher, head: int = 0) -> None:
         self._success = success
+        self._head = head
         self._launcher: Launcher = launcher
         self._reached: int | None = None
         self.drain_s = success.drain_s
@@ -87,8 +89,8 @@ class SuccessWatch:
         own = [facts for facts in ranks if facts.rank == 0]
         first: RankFacts | SlotFacts | None = max(own, key=lambda r: (r.round or 0, r.started_at or 0), default=None)
         if first is None and not ranks:
-            # A command of the user's own that starts no ranks: its slot 0 is the nearest thing to a rank 0.
-            first = next((facts for facts in slots if facts.slot == 0), None)
+            # A command of the user's own that starts no ranks: its first slot is the nearest thing to a rank 0.
+            first = next((facts for facts in slots if facts.slot == self._head), None)
         if first is None or not _ended_well(first):
             return "open"
         at = first.ended_at or now
@@ -97,7 +99,7 @@ class SuccessWatch:
         if any(other is None or other < at for other in fell):
             return "open"
         self._reached = at
-        self.because = "rank 0 ended with 0" if isinstance(first, RankFacts) else "slot 0 ended with 0"
+        self.because = "rank 0 ended with 0" if isinstance(first, RankFacts) else f"slot {first.slot} ended with 0"
         return "reached"
 
     def _see_count(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:

@@ -1,0 +1,56 @@
+"""Success in a job of several roles, look by look: who is counted, who may fall, and what stands for rank 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankfall.model import RankFacts, SlotFacts, Success
+from rankfall.supervise.success import SuccessWatch
+
+
+def slot(number: int, role: str, code: int | None = None) -> SlotFacts:
+    state: Any = "running" if code is None else "ended"
+    return SlotFacts(
+        slot=number, role=role, state=state, exit_code=code, ended_at=None if code is None else 100 + number
+    )
+
+
+WORKERS = Success(role="worker")
+HALF = Success(policy="fraction", fraction=0.5, role="worker")
+
+
+@pytest.mark.parametrize(
+    ("success", "codes", "standing"),
+    [
+        (WORKERS, (None, 0, 0), "reached"),
+        (WORKERS, (0, 0, None), "tolerated"),
+        (WORKERS, (None, 1, 0), "open"),
+        (WORKERS, (1, None, None), "open"),
+        (HALF, (None, 0, None), "reached"),
+        (HALF, (None, 1, None), "tolerated"),
+        (HALF, (None, 1, 1), "open"),
+        (HALF, (1, 1, None), "open"),
+    ],
+)
+def test_only_the_slots_of_the_role_are_counted(
+    success: Success, codes: tuple[int | None, int | None, int | None], standing: str
+) -> None:
+    ps, first, second = codes
+    slots = (slot(0, "ps", ps), slot(1, "worker", first), slot(2, "worker", second))
+    assert SuccessWatch(success, launcher="plain").see(slots, (), now=200) == standing
+
+
+def test_a_slot_outside_the_world_never_stands_for_rank_0() -> None:
+    watch = SuccessWatch(Success(policy="rank0"), launcher="plain", head=1)
+    assert watch.see((slot(0, "ps", 0), slot(1, "worker")), (), now=200) == "open"
+    rank = RankFacts(rank=0, slot=1, state="ended", exit_code=0, ended_at=150)
+    assert watch.see((slot(0, "ps", 0), slot(1, "worker")), (rank,), now=200) == "reached"
+    assert watch.because == "rank 0 ended with 0"
+
+
+def test_the_first_slot_of_the_world_stands_for_rank_0_where_no_rank_is_seen() -> None:
+    watch = SuccessWatch(Success(policy="rank0"), launcher="plain", head=1)
+    assert watch.see((slot(0, "ps"), slot(1, "worker", 0)), (), now=200) == "reached"
+    assert watch.because == "slot 1 ended with 0"
