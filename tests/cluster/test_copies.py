@@ -44,7 +44,7 @@ def wait_until(predicate: Callable[[], Any], *, timeout: float = 30) -> None:
 
 
 def cp(world: World, *words: str, image: str = PYTHON_IMAGE) -> subprocess.CompletedProcess[str]:
-    return world.cli("cp", "--claim", CLAIM, "--image", image, "-n", world.namespace, *words)
+    return world.cli("cp", "--claim", CLAIM, "--image", image, "-n", world.namespace, *words, timeout=500)
 
 
 def movers(world: World) -> list[str]:
@@ -161,6 +161,7 @@ def test_launch_s54_the_pod_of_a_killed_client_ends_by_itself_and_the_next_one_t
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_launch_s52_a_file_of_more_than_two_gibibytes(world, shared, tmp_path):
     size = (2 << 30) + 4097
     with (tmp_path / "big").open("wb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ from carry_world import picture
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster import code as codes
 from rankfall.backends.cluster.bootstrap import BOOTSTRAP
-from rankfall.backends.cluster.workspace import pinned, volume_of
-from rankfall.model import Refused, SpecError
+from rankfall.backends.cluster.workspace import pinned, place_of_run, volume_of
+from rankfall.model import Refused, SpecError, UsageError, spec_from
 from rankfall_inside.carry_pack import digest_of as codes_digest
 from rankfall_inside.carry_tree import Tree, scan
 
@@ -56,6 +57,9 @@ def test_small_code_travels_with_the_recorder_and_the_command_runs_in_it(backend
     assert [item["key"] for item in volume["configMap"]["items"]] == ["inside.pyz", "code.pack"]
     assert "workingDir" not in container(made)
     assert "sha256" in str(made.shown())
+    assert re.fullmatch(
+        r"code: 3 files, 45 bytes, \d+ packed, in the config map; pods unpack it to /rankfall-run/code", made.notes[-1]
+    )
 
 
 def test_a_folder_in_the_code(tree: Tree) -> None:
@@ -100,6 +104,7 @@ def test_code_on_a_workspace_is_in_no_config_map(tree: Tree) -> None:
     job = spec(code="src", kubernetes={"workspace": {"claim": "team", "folder": "f"}})
     made = compiled(job, code=tree)
     assert set(config_map(made)) == {"inside.pyz"}
+    assert made.notes[-1].endswith("copied to claim team before the start; pods see it in /workspace/f/job-0a1b2c/code")
     pod = template(made)["spec"]
     assert {"name": "rankfall-workspace", "persistentVolumeClaim": {"claimName": "team"}} in pod["volumes"]
     assert {"name": "rankfall-workspace", "mountPath": "/workspace"} in container(made)["volumeMounts"]
@@ -239,8 +244,8 @@ def test_the_pod_that_copies_may_do_what_the_jobs_pods_may() -> None:
     }
     job = spec(kubernetes=section)
     assert job.kubernetes.workspace is not None
-    volume = volume_of(job.kubernetes, job.kubernetes.workspace)
-    assert volume.image == "registry/train:1"
+    volume = volume_of(job.kubernetes, job.kubernetes.workspace, image="registry/train:1")
+    assert codes.mover_image(job) == volume.image == "registry/train:1"
     assert volume.pod == {
         "imagePullSecrets": [{"name": "reg"}],
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -248,3 +253,22 @@ def test_the_pod_that_copies_may_do_what_the_jobs_pods_may() -> None:
         "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
     }
     assert volume.container == {"imagePullPolicy": "Never", "securityContext": {"runAsNonRoot": True}}
+
+
+def test_the_image_of_the_pod_that_copies_is_the_jobs_a_roles_or_asked_for(tree: Tree) -> None:
+    def made(**section: Any) -> Any:
+        return spec_from(
+            {"backend": "trainjob", "command": ["x"], "code": "src", "kubernetes": {**WORKSPACE, **section}}
+        )
+
+    own = made(workspace={"claim": "team", "image": "own"}, image="jobs")
+    assert codes.mover_image(own) == "own"
+    roles = [{"name": "a", "command": ["x"]}, {"name": "b", "command": ["x"], "kubernetes": {"image": "roles"}}]
+    assert codes.mover_image(spec_from({"backend": "job", "roles": roles, "kubernetes": WORKSPACE})) == "roles"
+    platform = made(runtime="torch-distributed")
+    with pytest.raises(Refused, match=r"workspace.image: is missing"):
+        compiled(platform, code=tree)
+    with pytest.raises(UsageError, match="names no image"):
+        place_of_run(platform, "x-000001", say=print)
+    volume = volume_of(own.kubernetes, own.kubernetes.workspace, image="own")
+    assert volume.container == {}

@@ -15,7 +15,7 @@ from rankfall.backends.code import CODE
 from rankfall.model import JobSpec, Refused, UsageError, Workspace
 from rankfall_inside.carry_frames import CarryError
 from rankfall_inside.carry_pack import pack
-from rankfall_inside.carry_tree import Tree
+from rankfall_inside.carry_tree import FILE, Tree
 
 # A config map holds 1 MiB in all, and the recorder is in it too.
 MOST_PACKED: Final = 700 << 10
@@ -28,10 +28,17 @@ def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
     """The code as it travels with the recorder; None: there is none, or it goes to the workspace.
 
     Raises:
-        Refused: it is too large, or nobody in the pod could unpack it.
+        Refused: it is too large, nobody in the pod could unpack it, or there is no image for the pod that copies it.
         UsageError: it cannot be read.
     """
-    if tree is None or spec.kubernetes.workspace is not None:
+    if tree is None:
+        return None
+    if spec.kubernetes.workspace is not None:
+        if mover_image(spec) is None:
+            raise Refused(
+                f"$.kubernetes.workspace.image: is missing: the pod that copies the code needs an image (backend {spec.backend})",
+                hint="name one with sh and Python 3.8",
+            )
         return None
     if spec.inside == "off":
         raise Refused(
@@ -47,6 +54,23 @@ def packed_code(spec: JobSpec, tree: Tree | None) -> bytes | None:
     if len(packed) > MOST_PACKED:
         raise _too_large(spec, tree, f"{len(packed)} packed, and {MOST_PACKED} fit into a config map")
     return packed
+
+
+def code_note(spec: JobSpec, tree: Tree, packed: bytes | None, *, run: str) -> str:
+    """Where the code goes, for people who look at a plan."""
+    what = f"code: {sum(entry.kind == FILE for entry in tree.entries)} files, {tree.size} bytes"
+    if packed is not None:
+        return f"{what}, {len(packed)} packed, in the config map; pods unpack it to {code_dir(spec, run=run)}"
+    workspace = spec.kubernetes.workspace
+    claim = workspace.claim if workspace is not None else ""
+    return f"{what}, copied to claim {claim} before the start; pods see it in {code_dir(spec, run=run)}"
+
+
+def mover_image(spec: JobSpec) -> str | None:
+    """Of the pod that copies: the workspace's own, else the job's, else that of its first role which has one."""
+    workspace = spec.kubernetes.workspace
+    found = [workspace.image if workspace is not None else None, spec.kubernetes.image]
+    return next((one for one in (*found, *(part.spec.kubernetes.image for part in spec.parts)) if one), None)
 
 
 def _too_large(spec: JobSpec, tree: Tree, why: str) -> Refused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from rankfall.backends.cluster import trainjob as trainer
-from rankfall.backends.cluster.code import code_dir, packed_code
+from rankfall.backends.cluster.code import code_dir, code_note, packed_code
 from rankfall.backends.cluster.command import start_of
 from rankfall.backends.cluster.indexed_job import config_map, indexed_job, service
 from rankfall.backends.cluster.jobset import jobset
@@ -121,7 +121,11 @@ def compile_job(
         # A supervised attempt begins when its run may: only a run without supervisor is held by its own object.
         release=not (spec.suspend and spec.unattended) and spec.kubernetes.queue is None,
         request_token=request_token(token),
-        notes=(*_member_notes(members), *_notes(members)),
+        notes=(
+            *_member_notes(members),
+            *_notes(members),
+            *((code_note(spec, code, packed, run=run),) if code is not None else ()),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.backends.cluster.code import code_folder, runs_folder
+from rankfall.backends.cluster.code import code_folder, mover_image, runs_folder
 from rankfall.backends.cluster.merge import merged
 from rankfall.backends.cluster.mover import mover
 from rankfall.backends.cluster.mover_pod import Volume
@@ -18,7 +18,7 @@ from rankfall.backends.code import CODE
 from rankfall.backends.files import Files, Place
 from rankfall.kube.client import Kube
 from rankfall.kube.kubeconfig import access_of
-from rankfall.model import JobSpec, Kubernetes, Workspace
+from rankfall.model import JobSpec, Kubernetes, UsageError, Workspace
 from rankfall.store import RunDir
 from rankfall_inside.carry_tree import scan
 
@@ -36,7 +36,7 @@ def pinned(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, kubernetes=section)
 
 
-def volume_of(section: Kubernetes, workspace: Workspace, *, python: str | None = None) -> Volume:
+def volume_of(section: Kubernetes, workspace: Workspace, *, image: str, python: str | None = None) -> Volume:
     """The volume of a job's workspace, held by a pod that may do what the job's may."""
     own: dict[str, Any] = {
         "imagePullSecrets": [{"name": name} for name in section.image_pull_secrets],
@@ -55,7 +55,7 @@ def volume_of(section: Kubernetes, workspace: Workspace, *, python: str | None =
         claim=workspace.claim,
         namespace=section.namespace or "default",
         path=workspace.path,
-        image=workspace.image or section.image or "",
+        image=image,
         python=python,
         pod={key: wanted[key] for key in _POD_FIELDS if key in wanted},
         container={
@@ -70,9 +70,12 @@ def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: 
     workspace = spec.kubernetes.workspace
     if workspace is None:
         return None
-    if image is not None:
-        workspace = msgspec.structs.replace(workspace, image=image)
-    volume = volume_of(spec.kubernetes, workspace, python=spec.python)
+    image = image or mover_image(spec)
+    if image is None:
+        raise UsageError(
+            f"run {run} names no image for the pod that copies", hint="give one with sh and Python 3.8: --image"
+        )
+    volume = volume_of(spec.kubernetes, workspace, image=image, python=spec.python)
     return _place(
         spec.kubernetes,
         volume,
@@ -97,7 +100,7 @@ async def bring_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Callab
     tree = await asyncio.to_thread(scan, os.fsencode(run_dir.path / CODE))
     folder = code_folder(workspace, spec.name, run=run_dir.id)
     section = msgspec.structs.replace(spec.kubernetes, namespace=namespace)
-    volume = volume_of(section, workspace, python=spec.python)
+    volume = volume_of(section, workspace, image=mover_image(spec) or "", python=spec.python)
     fresh = done.with_suffix(".new")
     fresh.parent.mkdir(exist_ok=True)
     fresh.write_bytes(msgspec.json.encode({"files": len(tree.entries), "bytes": tree.size, "folder": folder}))
@@ -112,7 +115,7 @@ def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:
     access = access_of(section)
     section = msgspec.structs.replace(section, context=access.context, namespace=access.namespace)
     workspace = section.workspace or Workspace(claim="")
-    volume = volume_of(section, workspace)
+    volume = volume_of(section, workspace, image=workspace.image or "")
     return _place(section, volume, start="", shown=f"claim {workspace.claim}", say=say)
 
 
