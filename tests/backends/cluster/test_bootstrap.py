@@ -111,6 +111,20 @@ def test_without_python_one_rank_of_a_slot_still_knows_its_place(shell, image):
     assert "RANKFALL_TORCHRUN" not in got
 
 
+def test_without_python_a_rank_of_a_later_role_knows_its_place_too(shell, image):
+    role = {"RANKFALL_INDEX": "1", "RANKFALL_FIRST_NODE": "2", "RANKFALL_FIRST_RANK": "8"}
+    done = start(shell, image, "env", RANKFALL_WORLD_SIZE="10", RANKFALL_ROLE_SIZE="2", **role)
+    got = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    names = ("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    assert [got[name] for name in names] == ["9", "3", "1", "10", "5", "2"]
+
+
+def test_without_python_a_place_that_nobody_can_work_out_is_not_guessed(shell, image):
+    done = start(shell, image, "env", "--node-rank", "$(RANKFALL_PLAIN_NODE_RANK)", launcher="exec")
+    assert (done.returncode, done.stdout) == (211, "")
+    assert "place of this slot" in done.stderr
+
+
 @pytest.mark.parametrize("launcher", ["plain", "auto"])
 def test_without_python_several_ranks_are_not_made_one(shell, image, launcher):
     done = start(shell, image, "env", launcher=launcher, nproc=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rankfall.backends.cluster.text import NODE_REFERENCE
 from rankfall.model.exit_codes import CAUSE_CODES
 
 BUNDLE_PATH: Final = "/rankfall/inside.pyz"
@@ -40,6 +41,12 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
   shift
 done
 [ $# -eq 0 ] || shift
+for word in "$@"; do
+  if [ "$word" = '{NODE_REFERENCE}' ]; then
+    say "no Python 3.8 or newer in this image, which works out the place of this slot among all roles; name one in \\$.python"
+    exit {_REFUSED}
+  fi
+done
 case $launcher in
   auto | plain)
     if [ "$nproc" -gt 1 ]; then
