@@ -102,7 +102,10 @@ class Portal:
         # A call that was cancelled may still be undoing what it had done.
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if left:
-            await asyncio.wait(left, timeout=_LAST_S)
+            _, late = await asyncio.wait(left, timeout=_LAST_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         kube, self._kube = self._kube, None
         if kube is not None:
             await kube.__aexit__(None, None, None)
