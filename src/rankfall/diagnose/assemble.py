@@ -290,13 +290,13 @@ def _consequences(subjects: Subjects, struck: set[object], chosen: Candidate | N
         subject = subjects.all[key]
         if key in struck or subject.rank is None or ("slot", subject.slot_number) in struck:
             continue
-        because = _why_victim(subject, chosen)
+        because = _why_victim(subject, chosen, stopper=subjects.stopper)
         if because is not None:
             found.append(Consequence(rank=subject.rank_number, slug=because[0], because=because[1]))
     return tuple(found)
 
 
-def _why_victim(subject: Subject, chosen: Candidate | None) -> tuple[str, str] | None:
+def _why_victim(subject: Subject, chosen: Candidate | None, *, stopper: str) -> tuple[str, str] | None:
     facts = subject.rank
     words = [e for e in subject.evidence if e.role == "secondary" and e.source != "exit"]
     if words:
@@ -310,7 +310,7 @@ def _why_victim(subject: Subject, chosen: Candidate | None) -> tuple[str, str] |
     if facts.killed_by == "agent":
         return "peer_teardown", "its own agent stopped it after another rank had failed"
     if facts.killed_by == "wrapper":
-        return "peer_teardown", "Rankfall stopped it after another rank had failed"
+        return "peer_teardown", f"{stopper} stopped it after another rank had failed"
     if own_failure(facts) and chosen is not None and not chosen.unordered:
         return "peer_lost", "it fell after the root; see alternatives"
     return None

@@ -79,6 +79,7 @@ class Subjects:
     """All subjects of one case."""
 
     def __init__(self, case: Case) -> None:
+        self.stopper = case.stopper
         self._newest_round: dict[int | None, int] = {}
         for facts in case.ranks:
             if facts.round is not None:

@@ -147,6 +147,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cancelled: by whom, when the user asked for the end.
         hung: the supervisor found no progress for the set time.
         missing: what could not be had, in words (unreadable record, absent stream, damaged file).
+        stopper: who stops the rest of a gang when a part of it has failed.
     """
 
     run: str | None = None
@@ -163,3 +164,4 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: tuple[SlotFacts, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     missing: tuple[str, ...] = ()
+    stopper: str = "Rankfall"

@@ -45,6 +45,7 @@ _MAX_LAST_LOOKS: Final = 100_000
 # Our stop comes after the first end that caused it, and before the ends that it causes.
 _AFTER_NS: Final = 1_000_000
 
+_STOPPER: Final = "Kubernetes"
 # The wrapper's own code after a SIGTERM from outside (rankfall_inside.causes).
 _STOPPED: Final = CAUSE_CODES["control"]
 
@@ -121,7 +122,7 @@ class GangWatch:
             ledger=ledger,
             events=events,
         )
-        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
+        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher, stopper=_STOPPER)
         self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed = Feed(
             run_dir,
@@ -323,7 +324,7 @@ class GangWatch:
             msgspec.structs.replace(facts, state="unknown") if facts.state == "expected" else self._ours(facts)
             for facts in self._sheets.slots()
         )
-        case = msgspec.structs.replace(self._observer.case(), slots=slots, ended=True)
+        case = msgspec.structs.replace(self._observer.case(), slots=slots, ended=True, stopper=_STOPPER)
         return Ended(how=how, state=self._seen, case=case, unseen=self._unseen())
 
     def _ours(self, facts: SlotFacts) -> SlotFacts:

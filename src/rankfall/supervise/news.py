@@ -32,13 +32,15 @@ class News:
         events: where to.
         attempt: of which attempt.
         launcher: decides whether a rank's bad end is a failure.
+        stopper: who stops the rest of a gang when a part of it has failed.
 
     Attributes:
         calm: the job is done: how the rest ends is no failure.
     """
 
-    def __init__(self, events: EventLog, *, attempt: int, launcher: Launcher) -> None:
+    def __init__(self, events: EventLog, *, attempt: int, launcher: Launcher, stopper: str = "Rankfall") -> None:
         self._events = events
+        self._stopper = stopper
         self._attempt = attempt
         self._launcher: Launcher = launcher
         self.calm = False
@@ -87,7 +89,7 @@ class News:
         sheets |= {("rank", r.rank, r.pid): r for r in ranks}
         for key in sorted(ends, key=lambda end: (end[0], end[1], end[2] or 0)):
             facts = sheets[key]
-            own = ", by Rankfall" if facts.killed_by == "wrapper" else ""
+            own = f", by {self._stopper}" if facts.killed_by == "wrapper" else ""
             self._events.say(
                 "stopped" if own or self.calm else "failure",
                 f"{key[0]} {key[1]}{f' on {facts.node}' if facts.node else ''} {_how(facts)}{own}",

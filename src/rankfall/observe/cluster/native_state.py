@@ -84,9 +84,9 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
 
 def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> NativeState:
     """The same end in the words of the job that failed: a set only names it, and the job knows why (a deadline, a rule, which pod)."""
-    newest = max(jobs, key=_restart_of, default=None)
-    end = _condition(newest, "Failed") if newest is not None else {}
-    if newest is None or end.get("status") != "True" or _restart_of(newest) != state.restarts:
+    ends = (_condition(job, "Failed") for job in jobs if _restart_of(job) == state.restarts)
+    end = next((one for one in ends if one.get("status") == "True"), None)
+    if end is None:
         return state
     said = [text for text in (state.message, _word(end.get("message"), MAX_TEXT)) if text]
     return msgspec.structs.replace(
