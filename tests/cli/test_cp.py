@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import Runner
-from rankfall.client import Client, SyncClient
-from rankfall.model import NotFound, UsageError, spec_from
+from rankfall.backends.code import code_tree
+from rankfall.cli import guard
+from rankfall.client import Client, SyncClient, complete, create_run
+from rankfall.model import JobSpec, NotFound, UsageError, spec_from
 from rankfall.store import RunDir, list_runs
+from rankfall_inside.carry_tree import Tree
+
+Cp = Callable[..., tuple[int, str]]
 
 SHOW = "import os, pathlib; print(os.getcwd()); print(pathlib.Path('word').read_text()); pathlib.Path('out').write_text('made')"
 
@@ -110,28 +116,50 @@ def test_a_home_inside_the_code_is_no_part_of_it(rankfall: Runner, code: Path) -
     assert names(run / "code") == ["out", "show.py", "word"]
 
 
-def test_files_go_to_a_run_and_come_back(rankfall: Runner, code: Path, folder: Path) -> None:
-    assert rankfall("run", "--launcher", "plain", "--code", "project", "show.py").returncode == 0
-    run = only(folder).name
+@pytest.fixture
+def run(code: Path, home: Path) -> RunDir:
+    """A run of this machine with its code, not started."""
+    return create_run(complete(spec_from({"command": ["show.py"], "code": str(code)})), home=home)
+
+
+@pytest.fixture
+def cp(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cp:
+    """The verb in this process; its code and what it said."""
+    monkeypatch.chdir(folder)
+
+    def call(*words: str) -> tuple[int, str]:
+        done = guard.run(["cp", *words])
+        said = capsys.readouterr()
+        assert said.out == ""
+        return done, said.err
+
+    return call
+
+
+def test_files_go_to_a_run_and_come_back(cp: Cp, run: RunDir, folder: Path) -> None:
+    inside = run.path / "code"
     (folder / "a").write_text("a")
     (folder / "b").write_text("b")
-    done = rankfall("cp", "a", "b", "project", f"{run}:in/")
-    assert done.returncode == 0, done.stderr
-    assert "4 files" in done.stderr
-    assert names(only(folder) / "code" / "in") == ["a", "b", "project"]
-    assert rankfall("cp", "-q", f"{run}:out", ".").returncode == 0
+    (inside / "out").write_text("made")
+    assert cp("a", "b", "project", f"{run.id}:in/") == (0, f"rankfall: 4 files, {_size(folder)} bytes sent\n")
+    assert names(inside / "in") == ["a", "b", "project"]
+    assert cp("-q", f"{run.id}:out", ".") == (0, "")
     assert (folder / "out").read_text() == "made"
-    assert rankfall("cp", f"{run[:5]}:in", "results/").returncode == 0
+    assert cp(f"{run.id[:6]}:in", "results/")[0] == 0
     assert (folder / "results" / "in" / "project" / "word").read_text() == "first"
-    assert rankfall("cp", f"{run}:{only(folder)}/code/in", "plain").returncode == 0
+    assert cp(f"{run.id}:{inside}/in", "plain")[0] == 0
     assert (folder / "plain" / "a").read_text() == "a"
-    again = rankfall("cp", f"{run}:in", "plain")
-    assert "0 bytes sent, 4 were there already" in again.stderr
+    assert "0 bytes sent, 4 were there already" in cp(f"{run.id}:in", "plain")[1]
 
 
-def test_without_code_it_is_the_folder_that_the_job_ran_in(rankfall: Runner, folder: Path) -> None:
-    assert rankfall("run", "--launcher", "plain", "train.py").returncode == 0
-    assert rankfall("cp", f"{only(folder).name}:train.py", "copy.py").returncode == 0
+def _size(folder: Path) -> int:
+    return sum(len((folder / name).read_bytes()) for name in ("a", "b", "project/show.py", "project/word"))
+
+
+def test_without_code_it_is_the_folder_that_the_job_ran_in(cp: Cp, folder: Path, home: Path) -> None:
+    spec = spec_from({"command": ["train.py"], "cwd": str(folder)})
+    run = create_run(complete(spec), home=home)
+    assert cp(f"{run.id}:train.py", "copy.py")[0] == 0
     assert (folder / "copy.py").read_text() == (folder / "train.py").read_text()
 
 
@@ -154,22 +182,20 @@ WRONG = [
 ]
 
 
-def test_what_cannot_be_copied_is_refused(rankfall: Runner, code: Path, folder: Path) -> None:
-    assert rankfall("run", "--launcher", "plain", "--code", "project", "show.py").returncode == 0
+def test_what_cannot_be_copied_is_refused(cp: Cp, run: RunDir, folder: Path) -> None:
     (folder / "a").write_text("a")
     (folder / "link").mkdir()
     (folder / "link" / "out").symlink_to("../../x")
-    for words, code_, text in WRONG:
-        done = rankfall("cp", *(word.replace("RUN", only(folder).name) for word in words))
-        assert done.returncode == code_, (words, done.stderr)
-        assert text in done.stderr, (words, done.stderr)
+    for words, expected, text in WRONG:
+        done, said = cp(*(word.replace("RUN", run.id) for word in words))
+        assert done == expected, (words, said)
+        assert text in said, (words, said)
 
 
-def test_a_file_with_a_colon_is_named_by_a_path(rankfall: Runner, code: Path, folder: Path) -> None:
-    assert rankfall("run", "--launcher", "plain", "--code", "project", "show.py").returncode == 0
+def test_a_file_with_a_colon_is_named_by_a_path(cp: Cp, run: RunDir, folder: Path) -> None:
     (folder / "a:b").write_text("colon")
-    assert rankfall("cp", "./a:b", f"{only(folder).name}:c:d").returncode == 0
-    assert (only(folder) / "code" / "c:d").read_text() == "colon"
+    assert cp("./a:b", f"{run.id}:c:d")[0] == 0
+    assert (run.path / "code" / "c:d").read_text() == "colon"
 
 
 def test_launch_s40_copies_from_python(code: Path, folder: Path, home: Path) -> None:
@@ -191,13 +217,26 @@ def test_launch_s40_copies_from_python(code: Path, folder: Path, home: Path) -> 
         asyncio.run(Client(home=home).copy_from_workspace(run.id, "../x", folder / "x"))
 
 
-def test_launch_s53_a_run_without_a_volume_has_nothing_to_copy(rankfall: Runner, folder: Path, home: Path) -> None:
+def test_launch_s53_a_run_without_a_volume_has_nothing_to_copy(cp: Cp, folder: Path, home: Path) -> None:
     spec = spec_from({"backend": "job", "command": ["x.py"], "kubernetes": {"image": "i", "namespace": "n"}})
     run = RunDir.create(spec, home=home)
     for words in (("train.py", f"{run.id}:x"), (f"{run.id}:x", "y")):
-        done = rankfall("cp", *words)
-        assert done.returncode == 0
-        assert "has no volume (kubernetes.workspace), so there is nothing to copy" in done.stderr
-        assert done.stdout == ""
+        done, said = cp(*words)
+        assert done == 0
+        assert "has no volume (kubernetes.workspace), so there is nothing to copy" in said
     assert SyncClient(home=home).copy_to_workspace(run.id, folder / "train.py", "x") is None
     assert SyncClient(home=home).copy_from_workspace(run.id, "x", folder / "y") is None
+
+
+def test_a_file_that_changes_while_the_code_is_copied_ends_the_submission(
+    code: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grown(spec: JobSpec, *, skip: Path) -> Tree:
+        tree = code_tree(spec, skip=skip)
+        (code / "word").write_text("longer than before")
+        return tree
+
+    monkeypatch.setattr("rankfall.backends.code.code_tree", grown)
+    with pytest.raises(UsageError, match="changed while it was copied"):
+        create_run(complete(spec_from({"command": ["show.py"], "code": str(code)})), home=home)
+    assert list_runs(home) == []
