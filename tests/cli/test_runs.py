@@ -127,7 +127,13 @@ def test_a_job_file_runs(rankfall: Runner, folder: Path) -> None:
 
 def test_the_documents_of_a_submitted_run_are_valid(rankfall: Runner, home: Path, folder: Path) -> None:
     gate = folder / "gate"
-    name = rankfall("submit", "-q", *GANG, "train.py", "fail", GATE=str(gate)).stdout.strip()
+    words = ("submit", "--request-token", "nightly", *GANG, "-o", "json", "train.py", "fail")
+    started = rankfall(*words, GATE=str(gate))
+    told = json.loads(started.stdout)
+    name, supervisor = told["run"], told["supervisor"]
+    assert f"supervised by process {supervisor['pid']} on {supervisor['host']}" in started.stderr
+    assert Path(f"/proc/{supervisor['pid']}").exists()
+    assert json.loads(rankfall(*words, GATE=str(gate)).stdout) == told
     assert runs(home) == [name]
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
 
