@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from rankfall.model import JobSpec, Refused, SpecError, StoreError, spec_from
 from rankfall.model.sizes import SizeChange, check_size, first_sizes, sized
-from rankfall.store.resizes import RESIZE_NAME, ResizeRequest, append_resize, planned_sizes, read_resizes, wished_sizes
+from rankfall.store.resizes import (
+    RESIZE_NAME,
+    ResizeRequest,
+    append_resize,
+    left_slots,
+    planned_sizes,
+    read_resizes,
+    wished_sizes,
+)
 
 NODES = st.integers(1, 40)
 
@@ -70,6 +78,8 @@ def test_a_plan_of_an_earlier_version_has_the_sizes_of_the_spec(tmp_path: Path) 
     for plan in ({}, {"sizes": None}, {"sizes": {"worker": "three", "ps": 9}}):
         assert planned_sizes(plan, spec(nnodes=2)) == {"worker": 2}
     assert planned_sizes({"sizes": {"worker": 3}}, spec(nnodes=2)) == {"worker": 3}
+    assert left_slots({"left": [{"slot": 3, "at": 1, "why": "lost"}]}) == {3: "lost"}
+    assert left_slots({"left": [{"slot": 3, "why": "no reason"}]}) == left_slots({}) == {}
     with pytest.raises(StoreError, match="cannot resize"):
         append_resize(tmp_path / "absent", ResizeRequest(role="worker", nodes=1, at=0))
 

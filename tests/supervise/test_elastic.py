@@ -105,6 +105,8 @@ def test_jobapi_s07_nodes_join_and_leave_in_place_and_the_others_keep_their_proc
         status = reader.status(0)
         assert status.sizes == {"worker": 1}
         assert [slot.exit for slot in status.slots if slot.slot == 0] == ["0"]
+        assert [slot.note for slot in status.slots] == [None, "left by a resize", "left by a resize"]
+        assert (status.succeeded, status.failed, status.stopped) == (1, 0, 2)
     text = b"".join(path.read_bytes() for path in sorted((run.path / "logs").rglob("*.log")))
     for line in (b"slot 2 is rank", b"slot 1 is rank", b"slot 0 is rank"):
         assert line in text

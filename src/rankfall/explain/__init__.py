@@ -16,9 +16,10 @@ from rankfall.model.sizes import sized
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.catalogues import catalogue_of
 from rankfall.observe.files import case_of_files, case_of_stream
+from rankfall.observe.gang import present_case
 from rankfall.observe.strategies import diagnose_by, find_strategy
 from rankfall.store import AttemptRow, RunDir, default_home
-from rankfall.store.resizes import planned_sizes
+from rankfall.store.resizes import left_slots, planned_sizes
 
 # How long a live run's streams are followed for one answer, seconds.
 _LIVE_S: Final = 10.0
@@ -61,9 +62,8 @@ def explain_run(
     if stored is not None:
         return stored
     number = attempt if attempt is not None else max(numbers, default=1)
-    spec = sized(
-        run_dir.spec, planned_sizes(next((row.plan for row in rows if row.attempt == number), {}), run_dir.spec)
-    )
+    plan = next((row.plan for row in rows if row.attempt == number), {})
+    spec = sized(run_dir.spec, planned_sizes(plan, run_dir.spec))
     observer = AttemptObserver(
         run_dir, spec=spec, attempt=number, launcher=_launcher(rows, number), starts=starts.get(number)
     )
@@ -73,6 +73,8 @@ def explain_run(
         if not _all_over(observer) and time.monotonic() > until:
             break
     case = observer.case()
+    if spec.elastic:
+        case = present_case(case, left=left_slots(plan))
     how = next((row.state for row in rows if row.attempt == number), None)
     for wish, words in _WISHES:
         if how == wish:

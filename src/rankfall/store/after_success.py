@@ -9,6 +9,8 @@ from rankfall.model import JobSpec, RankFacts, SlotFacts
 STOPPED = "stopped after success"
 ENDED = "ended after success"
 TOLERATED = "fell, not needed for success"
+# Of a gang of MIN:MAX nodes, also before the run's end.
+LEFT = {"resize": "left by a resize", "lost": "lost, the others went on", "surplus": "came when the job was done"}
 
 
 def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[SlotFacts]) -> str | None:

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from rankfall.model import RankFacts, Restarts, SlotFacts
-from rankfall.store.after_success import ENDED, STOPPED
+from rankfall.store.after_success import ENDED, LEFT, STOPPED
 
 if TYPE_CHECKING:
     from rankfall.store.queries import Queries
 
 Standing = Literal["active", "succeeded", "failed", "stopped", "none"]
-_NO_FAILURE = frozenset({STOPPED, ENDED})
+_NO_FAILURE = frozenset({STOPPED, ENDED, LEFT["resize"], LEFT["surplus"]})
 _RESTARTS = frozenset({"retry", "retry_elsewhere", "resize"})
 
 

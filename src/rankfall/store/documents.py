@@ -22,8 +22,8 @@ from rankfall.model import (
 from rankfall.model.sizes import sized
 from rankfall.model.times import rfc3339
 from rankfall.store import counts
-from rankfall.store.after_success import note_of
-from rankfall.store.resizes import planned_sizes, wished_sizes
+from rankfall.store.after_success import LEFT, note_of
+from rankfall.store.resizes import left_slots, planned_sizes, wished_sizes
 from rankfall.store.stream import IndexReader
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     last = _LastLines(run_dir, tables, attempt, ranks)
     spec = _spec(run_dir)
     notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
+    notes |= _left(tables, attempt, ranks)
     sizes, wished = _sizes(run_dir, tables, attempt, spec)
     spec = sized(spec, sizes) if spec is not None else None
     goes_on = short.state not in FINAL_STATES and any(
@@ -149,6 +150,14 @@ def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
     if part is None or not part.in_world or part.spec.inside == "off" or facts.launcher in {"exec", None}:
         return None
     return part.spec.nproc_per_node
+
+
+def _left(tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
+    """What is said of slots that left the gang while it went on, and of their ranks."""
+    plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
+    left = {slot: LEFT[why] for slot, why in left_slots(plan).items()}
+    notes: dict[tuple[str, int], str | None] = {("slot", slot): text for slot, text in left.items()}
+    return notes | {("rank", facts.rank): left[facts.slot] for facts in ranks if facts.slot in left}
 
 
 def _notes(spec: JobSpec, slots: list[SlotFacts], ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:

@@ -14,7 +14,7 @@ import msgspec
 
 from rankfall.model import JobSpec, StoreError
 from rankfall.model.policies import Positive
-from rankfall.model.sizes import first_sizes, sized
+from rankfall.model.sizes import Left, first_sizes, sized
 
 if TYPE_CHECKING:
     from rankfall.store.queries import Queries
@@ -70,6 +70,15 @@ def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
     stored = said if isinstance(said, dict) else {}
     sizes = first_sizes(spec)
     return sizes | {role: stored[role] for role in sizes if isinstance(stored.get(role), int)}
+
+
+def left_slots(plan: Mapping[str, object]) -> dict[int, str]:
+    """Slots that left the gang while the attempt of this stored plan went on, each with why: ``resize``, ``lost`` or ``surplus``."""
+    try:
+        left = msgspec.convert(plan.get("left", ()), tuple[Left, ...])
+    except msgspec.ValidationError:
+        return {}
+    return {one.slot: one.why for one in left}
 
 
 def attempt_spec(run_dir: RunDir, tables: Queries, attempt: int) -> JobSpec:
