@@ -117,7 +117,13 @@ def test_a_cancel_cannot_reach_a_supervisor_elsewhere_and_says_so(bench):
     run_dir = bench.run_dir(bench.spec())
     request_cancel(run_dir.path)
     with pytest.raises(HeldElsewhere, match="is cancelled there"):
-        supervise(run_dir, backend=Shared(ALICE), standby=True)
+        supervise(run_dir, backend=Shared(ALICE, HeldBy(who=ALICE.who, since="3 min", alive=True)), standby=True)
+
+
+def test_a_cancel_of_a_run_whose_supervisor_elsewhere_is_dead_takes_it_over(bench):
+    run_dir = bench.run_dir(bench.spec())
+    request_cancel(run_dir.path)
+    assert supervise(run_dir, backend=Shared(ALICE, ALICE)).state == "cancelled"
 
 
 def test_a_standby_can_be_left(bench):

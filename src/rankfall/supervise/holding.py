@@ -90,7 +90,8 @@ class Holding:
                 if other is None:
                     return True
                 self._meet(other)
-                if other.who and cancelled():
+                # One that is dead cannot cancel anything: it is waited for until that is clear.
+                if other.alive and cancelled():
                     raise self._elsewhere(other, "and is cancelled there")
                 self._watch(time.monotonic() + _LOOK_S)
         return False
