@@ -189,7 +189,7 @@ def test_unattended_suspended_and_resumed_without_anybody_recording(world, backe
     assert done.returncode == 0, done.stderr
     status = world.document("status", run)
     assert (status["state"], world.objects("pods")) == ("suspended", [])
-    assert "lunch" in status["reason"]
+    assert "lunch" in (status["reason"] or "")
     assert world.cli("resume", run).returncode == 0
     done = world.cli("wait", run)
     assert done.returncode == 0, done.stderr
@@ -222,5 +222,5 @@ def test_unattended_a_pod_that_its_job_replaces_is_the_next_start_of_its_slot(wo
     run = world.only_run().name
     status = world.document("status", run)
     assert (done.returncode, status["state"], status["attempts"]) == (0, "succeeded", 1), done.stderr
-    assert {slot["slot"]: (slot["exit"], slot["restarts"]) for slot in status["slots"]}[0] == ("0", 0)
+    assert {slot["slot"]: slot["exit"] for slot in status["slots"]} == {0: "0", 1: "0"}
     assert status["restarts"]["count"] >= 1

@@ -263,3 +263,9 @@ def test_with_inside_off_one_rank_a_slot_knows_its_place():
         "LOCAL_WORLD_SIZE": "1",
     }
     assert "RANKFALL_TOKEN" not in variables
+
+
+def test_a_slot_that_is_started_again_alone_waits_for_no_peer_which_may_have_ended():
+    fields = {"nnodes": 2, "launcher": "exec"}
+    assert "--wait-for" in json.dumps(compiled(spec(**fields)).objects)
+    assert "--wait-for" not in json.dumps(compiled(spec(restart_scope="replica", **fields)).objects)

@@ -123,10 +123,10 @@ def waited_for(request: Request) -> list[str]:
     """The names that must resolve before the command starts.
 
     All of a fixed size, of all roles: no command may meet a peer that is not there yet. Of MIN:MAX only that of the rendezvous: any other
-    may be missing for good.
+    may be missing for good. None for a slot that is started again alone: a peer may have ended by then, and its name with it.
     """
     most = request.gang.spec.slot_count
-    if most == 1:
+    if most == 1 or request.spec.restart_scope == "replica":
         return []
     all_of_them = not request.gang.spec.elastic and most <= most_waited_for(request.spec)
     return request.gang.addresses(namespace=request.namespace) if all_of_them else [request.master]
