@@ -466,3 +466,22 @@ def test_the_wrappers_code_for_a_stop_from_outside_is_the_stops(home):
     assert (verdict.slot, verdict.cause.slug) == (0, "user_exit")
     assert all(one.rejected for one in verdict.alternatives)
     assert [one.slug for one in verdict.alternatives] == []
+
+
+def test_a_suspension_whose_pods_were_gone_before_anybody_looked_ends_the_start_that_was_seen(home):
+    bench = Bench(home, GOING)
+    unattended.launch(bench.run, backend=bench.cluster)
+    unattended.take_in(bench.run, backend=bench.cluster)
+    request_hold(bench.run.path, "suspend", reason="lunch")
+    bench.workload.looks = [HELD]
+    unattended.take_in(bench.run, backend=bench.cluster)
+    with bench.run.reader() as reader:
+        assert [row.state for row in reader.attempts()] == ["suspended"]
+    assert "lunch" in (bench.state()[1] or "")
+
+
+def test_a_run_that_begins_suspended_says_so(home):
+    bench = Bench(home, HELD, suspend=True)
+    unattended.launch(bench.run, backend=bench.cluster)
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state() == ("suspended", "suspended by its job spec")

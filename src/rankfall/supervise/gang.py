@@ -33,6 +33,7 @@ from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.native_falls import NativeFalls
 from rankfall.supervise.news import News, bad_ends
 from rankfall.supervise.sheets import Sheets
+from rankfall.supervise.suspension import read_suspension
 
 # Between two looks at the run directory, at the workload, and at it while nobody answers, seconds.
 _STEP_S: Final = 0.1
@@ -208,7 +209,8 @@ class GangWatch:
                 self._mark(Started(start=found.start))
         if found.over:
             return "over"
-        return "held" if found.phase == "suspended" and begun else None
+        # Its pods may be gone already; that it had begun is then known from whoever looked before.
+        return "held" if found.phase == "suspended" and (begun or self._started is not None) else None
 
     def _mine(self) -> dict[str, str]:
         """Pods of this start that are there now, by UID, and those that were."""
@@ -265,7 +267,8 @@ class GangWatch:
             queue = self._spec.kubernetes.queue
             if queue is not None and self._started is None:
                 return "queued", f"waits for queue {queue}"
-            return "suspended", None
+            hold = read_suspension(self._run_dir.path, initially=self._spec.suspend)
+            return "suspended", hold.text if hold.suspended else None
         most = self._spec.policies.max_restarts
         restarted = f"attempt {state.restarts + 1} of {most + 1}" if state.restarts else None
         if ranks or any(facts.state in {"running", "ended"} for facts in slots):
