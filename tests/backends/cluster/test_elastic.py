@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backends.cluster.made import compiled, spec
+from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.elastic import set_size
+from rankfall.backends.protocol import ClusterPlan, Plan, SlotPlan
 from rankfall.kube.errors import Conflict, ObjectNotFound
-from rankfall.model import InfrastructureError
+from rankfall.model import InfrastructureError, JobSpec
+from rankfall.observe.cluster.places import pods_folder
+from rankfall.store import RunDir
 
 
 class Kube:
@@ -75,3 +81,42 @@ def test_a_gang_that_may_change_shares_no_store_with_its_ranks() -> None:
 
     assert told(nnodes=2, nnodes_max=4)
     assert not told(nnodes=2)
+
+
+def test_only_an_indexed_job_with_c10d_changes_in_place_and_by_the_size_in_its_plan(tmp_path: Path) -> None:
+    run = RunDir.create(JobSpec(name="job", command=("train.py",)), home=tmp_path)
+    slot = SlotPlan(
+        slot=0,
+        role="worker",
+        node="",
+        argv=(),
+        env={},
+        cwd="",
+        slot_dir=str(run.slot_dir(1, "worker", 0)),
+        stream_dir="",
+    )
+    place = ClusterPlan(
+        backend="job",
+        namespace="team-a",
+        context=None,
+        kubeconfig=None,
+        object="job-a1",
+        selector="",
+        container="",
+        token="",
+        bases={"worker": 0},
+    )
+    plan = Plan(attempt=1, launcher="torchrun", rdzv="c10d", slots=(slot,), cluster=place, sizes={"worker": 6})
+    backend = ClusterBackend()
+    kube = Kube()
+    backend._call = lambda _plan, work: asyncio.run(work(kube))  # type: ignore[method-assign]
+    marker = pods_folder(run.path, 1) / "submitted.json"
+    marker.parent.mkdir(parents=True)
+    marker.write_text('{"uid": "u1", "object": "job-a1"}')
+    assert backend.resizes(plan)
+    assert backend.resize(plan)
+    assert kube.size == 6
+    fixed = msgspec.structs.replace(plan, rdzv="static")
+    other = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(place, backend="jobset"))
+    assert not backend.resizes(fixed)
+    assert not backend.resizes(other)
