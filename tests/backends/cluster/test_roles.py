@@ -200,6 +200,13 @@ def test_only_the_job_of_a_role_of_scope_replica_replaces_its_pods() -> None:
     assert {role: child["backoffLimitPerIndex"] for role, child in made.items()} == {"worker": 0, "eval": 4}
 
 
+def test_nobody_waits_for_the_name_of_a_slot_of_scope_replica_which_may_have_ended() -> None:
+    evaluate = {"name": "eval", "nnodes": 2, "launcher": "exec", "restart_scope": "replica"}
+    made = children(compiled(roles(WORKER, evaluate)))
+    assert any("a1-worker-0." in word for word in words(made["worker"]))
+    assert not any("a1-eval-" in word for role in made for word in words(made[role]))
+
+
 def test_a_plan_without_a_role_is_without_its_job() -> None:
     place = ClusterPlan(
         backend="job",

@@ -41,8 +41,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
         return self.names[0].address(0, namespace=namespace)
 
     def addresses(self, *, namespace: str) -> list[str]:
-        """Of all slots, in order."""
-        pairs = zip(self.parts, self.names, strict=True)
+        """Of all slots of the gang, in order: one of scope ``replica`` is none of it, and may have ended, with its name."""
+        pairs = [pair for pair in zip(self.parts, self.names, strict=True) if pair[0].spec.restart_scope == "gang"]
         return [names.address(index, namespace=namespace) for part, names in pairs for index in range(part.count)]
 
     def hosts(self, *, namespace: str) -> dict[str, str]:
