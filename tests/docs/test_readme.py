@@ -113,6 +113,19 @@ def test_seeds_name_tests_that_exist() -> None:
         assert re.search(rf"def {name}\b", known), name
 
 
+def test_every_acceptance_scenario_has_a_row_that_names_a_test() -> None:
+    text = (ROOT / "docs" / "seeds.md").read_text()
+    for heading, numbers in (
+        ("job model", [str(number) for number in range(1, 31)]),
+        ("launch and logs", [f"{'A' if n < 13 else 'B' if n < 20 else 'F'} {n}" for n in (*range(1, 20), *range(49, 57))]),
+    ):
+        section = text.partition(f"\n## Acceptance scenarios: {heading}")[2].partition("\n## ")[0]
+        rows = re.findall(r"^\| ((?:[ABF] )?\d+) \|(.*)$", section, re.MULTILINE)
+        assert [number for number, _ in rows] == numbers
+        for number, row in rows:
+            assert "`test_" in row, f"{heading} {number} names no test"
+
+
 def test_no_document_names_a_place_of_one_machine() -> None:
     for name in (*DOCUMENTS, "constraints.txt", "Makefile"):
         text = (ROOT / name).read_text()

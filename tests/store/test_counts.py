@@ -61,7 +61,7 @@ def test_a_rank_that_claimed_twice_is_counted_once():
     assert started(sheets) == {0: 2, 1: 1}
 
 
-def test_status_counts_slots_and_restarts(run_dir: RunDir, writer: Writer):
+def test_jobapi_s08_status_counts_slots_and_restarts(run_dir: RunDir, writer: Writer):
     writer.set_run("running", at=1)
     for attempt, action in ((1, "retry"), (2, "retry_elsewhere")):
         writer.begin_attempt(attempt, at=1, plan={})

@@ -269,3 +269,11 @@ def test_a_slot_that_is_started_again_alone_waits_for_no_peer_which_may_have_end
     fields = {"nnodes": 2, "launcher": "exec"}
     assert "--wait-for" in json.dumps(compiled(spec(**fields)).objects)
     assert "--wait-for" not in json.dumps(compiled(spec(restart_scope="replica", **fields)).objects)
+
+
+def test_launch_s16_a_named_python_starts_the_wrapper_without_a_shell():
+    words = container(compiled(spec(inside="require", python="/opt/python3")))["command"]
+    assert words[:5] == ["/opt/python3", "-I", "-S", "/rankfall/inside.pyz", "wrap"]
+    # Where it is only preferred, or nobody named one, a shell looks for it.
+    for fields in ({"inside": "require"}, {"python": "/opt/python3"}):
+        assert container(compiled(spec(**fields)))["command"][0] == "sh"

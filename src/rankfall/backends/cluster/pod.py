@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rankfall.backends.cluster.bootstrap import BOOTSTRAP
+from rankfall.backends.cluster.bootstrap import BOOTSTRAP, BUNDLE_PATH
 from rankfall.backends.cluster.command import SLOT_DIR, Start
 from rankfall.backends.cluster.merge import (
     OWN_VOLUMES,
@@ -102,7 +102,10 @@ def _labels(request: Request) -> dict[str, str]:
 
 
 def container_command(request: Request, start: Start) -> tuple[str, ...]:
-    """The container's ``command``: the bootstrap with the wrapper's words, or the job's own words with ``inside: off``."""
+    """The container's ``command``: the bootstrap with the wrapper's words, or the job's own words with ``inside: off``.
+
+    With ``inside: require`` and a ``python`` that the job names, that one starts the wrapper, without a shell.
+    """
     spec = request.spec
     if spec.inside == "off":
         return start.words
@@ -116,7 +119,11 @@ def container_command(request: Request, start: Start) -> tuple[str, ...]:
         words += ["--chdir", escape(request.work_dir or "")]
     for address in waited_for(request):
         words += ["--wait-for", address]
-    return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words, "--", *start.words)
+    words += ["--", *start.words]
+    if spec.inside == "require" and spec.python is not None:
+        # Nothing has to be looked for, so no shell is needed either.
+        return (escape(spec.python), "-I", "-S", BUNDLE_PATH, *words)
+    return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words)
 
 
 def waited_for(request: Request) -> list[str]:
