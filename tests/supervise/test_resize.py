@@ -15,7 +15,7 @@ import pytest
 from helpers import wait_until
 from rankfall.client import SyncClient
 from rankfall.client.sync import SyncRun
-from rankfall.model import Outcome, Refused, SpecError
+from rankfall.model import Outcome, Refused, Role, SpecError
 from rankfall.store import RunDir
 from rankfall.supervise import Control, request_hold, request_resize
 from rankfall.supervise.resizing import unmet
@@ -238,3 +238,20 @@ def test_a_held_run_keeps_the_wish_for_its_next_attempt(bench: Bench) -> None:
     leave(bench)
     assert supervisor.join().state == "succeeded"
     assert [row[1:] for row in history(run)] == [("suspended", 2), ("succeeded", 1)]
+
+
+def test_jobapi_s07_one_role_of_several_gets_another_size_and_slots_stay_numbered_through(bench: Bench) -> None:
+    stay = "open(f\"here-{os.environ['RANKFALL_SLOT']}-{os.environ['RANKFALL_ATTEMPT']}\", 'w').close()\n"
+    made = bench.spec(f"{stay}while not os.path.exists('leave'): time.sleep(0.02)")
+    roles = tuple(Role(name=name, nnodes=1, launcher="exec") for name in ("ps", "worker"))
+    run = bench.run_dir(
+        msgspec.structs.replace(made, nnodes=1, launcher="auto", roles=roles, command=("python3", *made.command))
+    )
+    supervisor = Threaded(bench, run)
+    wait_until(lambda: len(list(bench.folder.glob("here-*-1"))) == 2, timeout=WAIT, what="both roles")
+    request_resize(run, role="ps", nodes=2)
+    wait_until(lambda: len(list(bench.folder.glob("here-*-2"))) == 3, timeout=WAIT, what="three slots")
+    leave(bench)
+    assert supervisor.join().state == "succeeded"
+    with run.reader() as reader:
+        assert [(slot.slot, slot.role) for slot in reader.status(0).slots] == [(0, "ps"), (1, "ps"), (2, "worker")]
