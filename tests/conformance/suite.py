@@ -69,17 +69,17 @@ class Suite:
     @contextlib.contextmanager
     def kept(self, case: Case, backend: str) -> Iterator[None]:
         """Keep how a test of this cell ended."""
-        row = Row(case=case.name, backend=backend, cell="does not hold")
         try:
             yield
+            row = Row(case=case.name, backend=backend, cell="holds")
             if backend in case.absent:
                 row = Row(case=case.name, backend=backend, cell="-", words=case.absent[backend])
             elif backend in case.refused:
                 row = Row(case=case.name, backend=backend, cell="refused", words=_said(self.seen(case, backend)))
-            else:
-                row = Row(case=case.name, backend=backend, cell="holds")
-        finally:
-            self._rows.add(row)
+        except Exception:
+            self._rows.add(Row(case=case.name, backend=backend, cell="does not hold"))
+            raise
+        self._rows.add(row)
 
     def check(self, case: Case, backend: str, *, reference: str | None) -> None:
         """One cell: what the case demands, and that it is what the reference says.
