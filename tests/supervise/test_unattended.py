@@ -9,7 +9,7 @@ import pytest
 
 from rankfall.model import FINAL_STATES, InfrastructureError, Refused
 from rankfall.observe.cluster.stops import read_stop
-from rankfall.supervise import gang, request_cancel, request_hold, steering, unattended
+from rankfall.supervise import gang, native_starts, request_cancel, request_hold, steering, unattended
 from rankfall.supervise.control import Control
 from supervise.native_stories import AGAIN, AT, AWAY, DONE, FELL, GOING, HELD, Bench
 
@@ -374,15 +374,15 @@ def test_who_suspended_it_is_said(home):
 
 def test_plans_of_starts_without_a_cluster_or_of_a_job(home):
     bench = Bench(home, GOING, backend="job")
-    plan = unattended.first_start(bench.cluster.plan(bench.run.spec, bench.run, 1))
+    plan = native_starts.first_start(bench.cluster.plan(bench.run.spec, bench.run, 1))
     assert plan.cluster is not None
     assert plan.cluster.selector == "a=b"
-    second = unattended.next_start(plan, bench.run, restarted=False)
+    second = native_starts.next_start(plan, bench.run, restarted=False)
     assert second.cluster is not None
     assert (second.attempt, second.cluster.selector, second.cluster.apart) == (2, "a=b", (1,))
     nowhere = msgspec.structs.replace(plan, cluster=None)
-    assert unattended.first_start(nowhere) is nowhere
-    assert unattended.next_start(nowhere, bench.run, restarted=True).cluster is None
+    assert native_starts.first_start(nowhere) is nowhere
+    assert native_starts.next_start(nowhere, bench.run, restarted=True).cluster is None
 
 
 def test_a_pod_that_the_journal_does_not_have_yet_is_waited_for(home):

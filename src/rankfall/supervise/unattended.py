@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.workload import Workload
-from rankfall.backends.protocol import Backend, ClusterPlan, NativeBackend, Plan
+from rankfall.backends.protocol import Backend, NativeBackend, Plan
 from rankfall.backends.registry import backend_for, native_of
 from rankfall.diagnose import stopped_by_wish
 from rankfall.model import (
@@ -29,7 +29,6 @@ from rankfall.model import (
 )
 from rankfall.model.times import rfc3339
 from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.cluster.native_state import of_restart
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
 from rankfall.supervise.control import Control, read_cancel
@@ -37,6 +36,7 @@ from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.gang import LOOK_S, Ended, GangWatch
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.native_end import fallen
+from rankfall.supervise.native_starts import first_start, next_start
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.suspension import read_suspension
@@ -322,51 +322,6 @@ class Unattended:
 
     def _gap(self, text: str) -> None:
         self._events.say("gap", text, at=time.time_ns())
-
-
-def first_start(plan: Plan) -> Plan:
-    """A first plan that speaks of the first start of the gang alone: a set's later ones bear the same labels but for its own number."""
-    place = plan.cluster
-    if place is None or place.backend == "job":
-        return plan
-    return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(place, selector=of_restart(place.selector, 0)))
-
-
-def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool) -> Plan:
-    """The plan of the gang start that follows another one of the same objects.
-
-    Args:
-        plan: of the one before.
-        run_dir: the run.
-        restarted: its set started the gang again, and numbers its pods anew; false = it was suspended and resumed under the same number.
-
-    """
-    place = plan.cluster
-    number = plan.attempt + 1
-    return msgspec.structs.replace(
-        plan,
-        attempt=number,
-        notes=(),
-        cluster=None if place is None else _of_start(place, attempt=plan.attempt, restart=place.restart + restarted),
-        slots=tuple(
-            msgspec.structs.replace(
-                slot,
-                slot_dir=str(run_dir.slot_dir(number, slot.role, slot.slot)),
-                stream_dir=str(run_dir.stream_dir(number, slot.role, slot.slot)),
-            )
-            for slot in plan.slots
-        ),
-    )
-
-
-def _of_start(place: ClusterPlan, *, attempt: int, restart: int) -> ClusterPlan:
-    return msgspec.structs.replace(
-        place,
-        restart=restart,
-        named=place.named or attempt,
-        apart=(*place.apart, attempt),
-        selector=of_restart(place.selector, restart) if place.backend != "job" else place.selector,
-    )
 
 
 def launch(run_dir: RunDir, *, backend: Backend | None = None) -> None:
