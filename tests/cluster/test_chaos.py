@@ -77,14 +77,15 @@ def chaos(bed: Bed, proxy: Proxy, kubectl: Kubectl, namespace: str, tmp_path: Pa
 
 
 def everything_fails(proxy: Proxy) -> None:
-    """Every second request, each log again and again, one change in conflict, and twice a watch whose history is gone."""
+    """Every second request, each log again and again, one change in conflict, and a watch that is cut, then one whose history is gone."""
     for turn in range(STRUCK):
-        match = Match(user_agent=OURS, follow=False, nth=2 * turn + 1)
+        match = Match(user_agent=OURS, follow=False, watch=False, nth=2 * turn + 1)
         proxy.add(f"trouble-{turn}", TROUBLE[turn % len(TROUBLE)], match)
     for number, (name, action) in enumerate(STREAMS.items(), start=1):
         proxy.add(name, action, Match(follow=True, user_agent=OURS, nth=number))
     proxy.add("conflict", Answer(status=409), Match(method="PATCH", user_agent=OURS, times=1))
-    proxy.add("history", WatchError(code=410, at=When(after_s=1.0)), Match(watch=True, user_agent=OURS, times=2))
+    proxy.add("watch-cut", Cut(), Match(watch=True, user_agent=OURS, nth=1))
+    proxy.add("history", WatchError(code=410, at=When(after_s=1.0)), Match(watch=True, user_agent=OURS, nth=2))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -98,7 +99,7 @@ def test_launch_s12_a_whole_run_while_every_second_request_fails(chaos, backend)
     chaos.proxy.clear()
     assert done.returncode == 0, done.stderr
     chaos.whole(chaos.only_run().name, backend=backend, lines=120)
-    assert {*STREAMS, "history", *(f"trouble-{turn}" for turn in range(len(TROUBLE)))} <= struck.keys()
+    assert {*STREAMS, "watch-cut", "history", *(f"trouble-{turn}" for turn in range(len(TROUBLE)))} <= struck.keys()
     # Never faster than stated, and far from it: so many faults cost hardly more than as many requests.
     assert sent <= BURST + RATE * took
     assert sent <= 120
@@ -192,9 +193,9 @@ def test_launch_s50_a_token_that_is_revoked_is_renewed_in_logs_watch_and_cancel_
     chaos.whole(counts_id, backend="job", lines=150)
     log = [one for one in chaos.proxy.log() if one.user_agent.startswith("rankfall/")]
     refused = [one for one in log if one.status == 401]
-    # Each client was refused what it had in flight, and no more than that.
+    # Each run was refused what it had in flight and its next changes (Lease, cancel), and no more than that.
     assert {one.method for one in refused} >= {"GET", "PATCH"}
-    assert len(refused) <= 2 * 3 + 1
+    assert len(refused) <= 2 * (3 + 2)
     for one in refused:
         assert any(
             (later.method, later.path) == (one.method, one.path) and 0 < later.status < 300

@@ -45,7 +45,9 @@ def test_a_run_lists_and_watches_once_and_reads_each_log_once_and_commands_ask_n
         assert asked.pop("log") in range(3, 7)
         assert asked.pop("discovery") <= 2 * (PLAN + 4)
         assert asked.pop("lease") >= 2
-        assert asked == {"create": 3, "patch": 1, "get": 1, "watch": 1}
+        # A list of the pods, and a look or two at the job when it is over.
+        assert 1 <= asked.pop("get") <= 3
+        assert asked == {"create": 3, "patch": 1, "watch": 1}
         last = proxy.counters().requests
         for words in (
             ("status", chaos.only_run().name),
