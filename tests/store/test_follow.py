@@ -127,6 +127,21 @@ def test_logs_s25_ranks_known_15_minutes_late_lose_no_line(run_dir: RunDir, writ
     assert [(line.rank, line.data) for line in follower.poll()] == [(3, text) for text in many]
 
 
+def test_the_last_look_sees_a_rank_that_was_written_down_within_one_tick_of_the_look_before(
+    run_dir: RunDir, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    follower = Follower(run_dir, LineQuery(ranks=frozenset({0})), clock=clock)
+    # As two states of the database look within one tick of the file system's clock.
+    monkeypatch.setattr(follower, "_signature", lambda: "the same")
+    mine = stream(run_dir, 0)
+    mine.write(b"the only line\n", at=clock.now)
+    clock.pass_(1)
+    assert follower.poll() == []
+    writer.put_streams([row(run_dir, mine, 0)])
+    assert datas(list(follower.drain())) == [b"the only line"]
+
+
 def test_without_a_supervisor_the_ranks_own_records_tell_whose_a_stream_is(run_dir: RunDir) -> None:
     clock = Clock()
     with run_dir.lease() as writer:

@@ -189,8 +189,9 @@ class Follower:
         attempts = {name.attempt for name in names}
         seen = (self._signature(), attempts)
         age = now - self._read_at
-        fresh = age < _REREAD_S * _NS if seen == self._seen else patient and 0 <= age < _PAUSE_S * _NS
-        if self._since_attempt is not None and fresh:
+        fresh = age < _REREAD_S * _NS if seen == self._seen else 0 <= age < _PAUSE_S * _NS
+        # The last look sees what is there, also what was written within the same tick as the look before.
+        if self._since_attempt is not None and patient and fresh:
             return
         self._seen, self._read_at = seen, now
         with self._run_dir.reader() as tables:
