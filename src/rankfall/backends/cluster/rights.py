@@ -61,7 +61,10 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OWN: Final = "the workload: created suspended, released, stopped by `suspend`, looked at, removed by its UID, and waited for until it is gone"
-_CHILD: Final = "a removal waits until these children are gone too; without it they are not waited for, which is said"
+_CHILD: Final = (
+    "a removal waits until these children are gone too; without it they are not waited for, which is said. "
+    "Who records an `unattended` run looks at them, and needs it"
+)
 _COPIES: Final = "the throw-away pod that carries files to and from a workspace. Only with `kubernetes.workspace`, or `rankfall cp --claim`"
 
 RIGHTS: Final = (

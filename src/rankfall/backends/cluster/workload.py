@@ -105,13 +105,15 @@ class Workload:
         )
 
     async def _inner(self, kube: Kube) -> dict[str, Any] | None:
-        """The set of a TrainJob: another one of that name is none of ours."""
-        try:
-            found = await kube.get(JOBSETS, self._place.object, namespace=self._place.namespace)
-        except ObjectNotFound:
-            return None
-        owners = found.get("metadata", {}).get("ownerReferences") or ()
-        return found if any(owner.get("uid") == self._uid for owner in owners) else None
+        """The set of a TrainJob: another one of that name is none of ours. Listed, because a removal needs that right too."""
+        place = self._place
+        for found in (
+            await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
+        ).items:
+            owners = found.get("metadata", {}).get("ownerReferences") or ()
+            if any(owner.get("uid") == self._uid for owner in owners):
+                return found
+        return None
 
     async def _pods(self, kube: Kube, selector: str) -> dict[str, str]:
         found = await kube.list(PODS, namespace=self._place.namespace, labels=selector)
