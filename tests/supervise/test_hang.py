@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.backends.local import LocalBackend
+from rankfall.backends.protocol import Company, Plan
 from rankfall.model import Deadlines, RankFacts
 from rankfall.supervise.hang import HangWatch
+from rankfall.supervise.loop import supervise
 
 from .conftest import Bench
 
@@ -41,6 +47,16 @@ def test_work_of_all_ranks_is_life_only_before_the_first_step() -> None:
     spinning.see(1 * SECOND, fresh=False, ranks=ranks(1, None), activity=1 * SECOND)
     spinning.see(20 * SECOND, fresh=False, ranks=ranks(1, None), activity=20 * SECOND)
     assert spinning.hung(20 * SECOND)
+
+
+def test_a_gang_that_is_not_complete_yet_does_not_hang() -> None:
+    watch = HangWatch(10.0, start=0)
+    for now in range(0, 100, 5):
+        watch.hold(now * SECOND)
+        assert not watch.hung(now * SECOND)
+    watch.see(104 * SECOND, fresh=False, ranks=ranks(), activity=0)
+    assert not watch.hung(104 * SECOND)
+    assert watch.hung(105 * SECOND)
 
 
 def test_without_a_limit_nothing_hangs() -> None:
@@ -90,6 +106,24 @@ all_reduce()
     assert any("all_reduce" in text for text in stacks)
     order = [event.kind for event in bench.events if event.kind in {"hang", "stopping", "verdict"}]
     assert order == ["hang", "stopping", "verdict"]
+
+
+class Scarce(LocalBackend):
+    """A platform that has room for the second slot only after a while."""
+
+    def submit(self, plan: Plan, *, company: Company) -> tuple[int, ...]:
+        first = msgspec.structs.replace(plan, slots=plan.slots[:1])
+        threading.Timer(4.0, super().submit, (plan,), {"company": company}).start()
+        return super().submit(first, company=company)
+
+
+def test_waiting_for_a_slot_is_no_hang_however_long(bench: Bench) -> None:
+    run_dir = bench.run_dir(
+        bench.spec("time.sleep(0.5)", nproc_per_node=1, policies={"hang_timeout_s": 2.0, "max_restarts": 0})
+    )
+    outcome = supervise(run_dir, backend=Scarce(), on_event=bench.events.append)
+    assert outcome.state == "succeeded"
+    assert not bench.texts("hang")
 
 
 def test_a_rank_that_never_comes_is_named_after_the_start_timeout(bench: Bench) -> None:

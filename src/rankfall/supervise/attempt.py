@@ -303,7 +303,7 @@ class AttemptWatch:
         elif (passed := self._deadlines.passed(now, absent=self._absent(ranks))) is not None:
             self._late(passed, ranks)
         elif self._window.opened is None:
-            self._watch_hang(delta, ranks, now=now)
+            self._watch_hang(delta, slots, ranks, now=now)
 
     def _restart_alone(
         self,
@@ -479,12 +479,25 @@ class AttemptWatch:
         self._ledger.add_verdict(self._plan.attempt, found)
         self._stop(reason)
 
-    def _watch_hang(self, delta: Delta, ranks: tuple[RankFacts, ...], *, now: int) -> None:
+    def _watch_hang(
+        self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> None:
+        if self._waits_for_slots(slots):
+            self._hang.hold(now)
+            return
         self._hang.see(
             now, fresh=bool(delta.bytes or delta.records), ranks=ranks, activity=self._observer.last_activity
         )
         if self._hang.hung(now):
             self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
+
+    def _waits_for_slots(self, slots: tuple[SlotFacts, ...]) -> bool:
+        """Whether fewer slots than the gang needs have begun; what has no record yet is asked of the backend."""
+        late = [s.slot for s in slots if s.state == "expected"]
+        spare = len(slots) - self._spec.nnodes if self._spec.elastic else 0
+        if len(late) <= spare:
+            return False
+        return sum(self._backend.life(self._plan, slot) in {"absent", "starting"} for slot in late) > spare
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
         wanted = 1

@@ -6,6 +6,8 @@
 * Before the first reported step (a long import, compilation, a job that never reports), ranks that all burn CPU count as working;
   the observer bounds how long, so that a spin is found in the end.
 
+* While a slot that the gang needs has not begun (a pod without a node or an image), nothing hangs: waiting has no limit of its own.
+
 What was already quiet when this supervisor took over counts from the take-over: nobody watched before.
 """
 
@@ -50,6 +52,10 @@ class HangWatch:
                 self._steps[key] = facts.step
                 self._progress = now
         self._busy = max(self._busy, min(activity, now))
+
+    def hold(self, now: int) -> None:
+        """Take one look at a gang that is not complete yet; ``now`` in nanoseconds since the epoch."""
+        self._progress = max(self._progress, now)
 
     def quiet_for(self, now: int) -> float:
         """Seconds since the last sign of progress."""
