@@ -43,7 +43,8 @@ class Seen:
     """What the product said.
 
     Attributes:
-        documents: ``status`` and ``verdicts`` by attempt; ``on_the_way`` what was seen before the end.
+        documents: ``status`` and ``verdicts`` by attempt; ``on_the_way`` what was seen before the end; ``begun`` the first line of each
+            process of a job that was left to itself.
         code: exit code.
         stderr: of the command that ended the run, or refused it.
     """
@@ -108,6 +109,8 @@ class Driver:
         documents: dict[str, Any] = {"on_the_way": on_the_way}
         if any((self._home / "runs").glob("[!.]*")):
             documents |= {"status": self.status(), "verdicts": self._verdicts()}
+            if self._case.drive == "run":
+                documents["begun"] = self._begun()
         return Seen(documents=documents, code=done.returncode, stderr=done.stderr)
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -130,6 +133,13 @@ class Driver:
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found
+
+    def _begun(self) -> list[tuple[int, int | None, str]]:
+        """Attempt, rank and text of the first line of each process: its place in the job, as it was told."""
+        done = self.cli("logs", "--all", "--attempt", "all", "--grep", " of attempt [0-9]+ begins ", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        return sorted(((one["attempt"], one["rank"], one["text"]) for one in lines), key=str)
 
     # -- what users do
 

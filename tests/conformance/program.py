@@ -20,7 +20,11 @@ rank = os.environ.get("RANK") or "slot " + os.environ["RANKFALL_SLOT"]
 story = json.loads(os.environ["STORY"])
 told = story.get(attempt, story.get("*", {}))
 what, _, value = told.get(rank, told.get("*", "end")).partition(":")
-print(f"{rank} of attempt {attempt} begins", flush=True)
+# What every launcher owes a rank, whatever the backend.
+names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANKFALL_ROLE", "RANKFALL_SLOT")
+place = {name: os.environ.get(name) for name in names}
+place["master"] = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+print(f"{rank} of attempt {attempt} begins", json.dumps(place), flush=True)
 
 
 def meet():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -115,6 +116,10 @@ def meets(case: Case, seen: Seen) -> None:
     assert (status["succeeded"], status["failed"], status["stopped"]) == case.counts
     assert (status["ready"], status["active"]) == (0, 0)
     assert status["restarts"]["by_cause"] == dict(case.restarts)
+    for _, rank, text in seen.documents.get("begun", ()):
+        place = json.loads(text.partition(" begins ")[2])
+        assert place["RANK"] == (None if rank is None else str(rank)), text
+        assert rank is None or place["master"], text
     verdicts = seen.documents["verdicts"]
     for attempt, (slug, rank) in case.causes.items():
         assert (verdicts[attempt]["cause"]["slug"], verdicts[attempt]["rank"]) == (slug, rank)
