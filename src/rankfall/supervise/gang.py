@@ -20,7 +20,7 @@ from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.cluster.journal import JournalReader, journal_path
-from rankfall.observe.cluster.native_state import NativeState
+from rankfall.observe.cluster.native_state import NativeState, dated, same_start
 from rankfall.observe.cluster.open import Feed
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.cluster.stops import Stop, mark_stop, read_stop
@@ -202,15 +202,22 @@ class GangWatch:
         if found.restarts != self._restarts:
             return "again"
         if found.phase == "going" and found.start:
-            if self._started is not None and self._started.start != found.start and begun:
+            if self._started is not None and begun and self._is_another(self._started.start, found.start):
                 # Under the same number it was suspended and released meanwhile.
                 return "held"
-            if self._started is None or self._started.start != found.start:
+            if self._started is None or (self._started.start != found.start and dated(found.start)):
                 self._mark(Started(start=found.start))
         if found.over:
             return "over"
         # Its pods may be gone already; that it had begun is then known from whoever looked before.
         return "held" if found.phase == "suspended" and (begun or self._started is not None) else None
+
+    def _is_another(self, known: str, found: str) -> bool:
+        """Whether the workload has begun another start. One that gets its date late is the same as long as its pods are there."""
+        if not same_start(known, found):
+            return True
+        pods = self._journal.pods.values()
+        return dated(found) and not dated(known) and bool(pods) and all(fact.gone for fact in pods)
 
     def _mine(self) -> dict[str, str]:
         """Pods of this start that are there now, by UID, and those that were."""

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.cluster.native_state import NativeState, native_state, of_restart, with_job_of_set
+from rankfall.observe.cluster.native_state import (
+    NativeState,
+    dated,
+    native_state,
+    of_restart,
+    same_start,
+    with_job_of_set,
+)
 
 GOOD = {"Job": "Complete", "JobSet": "Completed", "TrainJob": "Complete"}
 AT = "2026-11-21T19:00:00Z"
@@ -49,16 +56,27 @@ def test_a_start_is_told_by_restarts_and_by_the_end_of_a_suspension():
     again = native_state(workload("JobSet", restarts=1))
     resumed = native_state(workload("JobSet", condition("Suspended", "False")))
     assert (first.start, again.start, again.restarts, resumed.start) == ("0/", "1/", 1, f"0/{AT}")
-    held = native_state(workload("JobSet", condition("Suspended")))
+    held = native_state(workload("JobSet", condition("Suspended"), suspend=True))
     asked = native_state(workload("Job", suspend=True))
     assert {(held.phase, held.start), (asked.phase, asked.start)} == {("suspended", "")}
+
+
+def test_a_condition_that_is_behind_a_release_is_no_suspension():
+    released = native_state(workload("Job", condition("Suspended")))
+    assert (released.phase, released.start) == ("going", "0/")
+    settled = native_state(workload("Job", condition("Suspended", "False")))
+    assert same_start(released.start, settled.start)
+    assert (dated(released.start), dated(settled.start)) == (False, True)
+    resumed = native_state(workload("Job", condition("Suspended", "False", at="2026-11-21T20:00:00Z")))
+    assert not same_start(settled.start, resumed.start)
+    assert not same_start(settled.start, native_state(workload("Job", restarts=1)).start)
 
 
 def test_of_a_trainjob_its_set_tells_restarts_and_suspension():
     job = workload("TrainJob")
     assert native_state(job).start == ""
     assert native_state(job, inner=workload("JobSet", restarts=2)).start == "2/"
-    assert native_state(job, inner=workload("JobSet", condition("Suspended"))).phase == "suspended"
+    assert native_state(job, inner=workload("JobSet", suspend=True)).phase == "suspended"
 
 
 def test_the_job_that_failed_says_why_its_set_did():

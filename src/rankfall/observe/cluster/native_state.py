@@ -27,7 +27,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         phase: ``succeeded`` and ``failed`` by its terminal condition alone.
         start: names the start of the gang that goes on: another one when Kubernetes started it again, by a restart or after a suspension.
-            Empty while none is known. Compared for equality, never by order.
+            Empty while none is known. Compared by :func:`same_start`, never by order.
         restarts: how often its set started the whole gang again.
         reason, message: of the terminal condition.
         at: when that was set, RFC 3339 of the API.
@@ -72,14 +72,23 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
                 at=_word(end.get("lastTransitionTime"), MAX_WORD),
                 deleting=deleting,
             )
-    held = any(
-        _map(one, "spec").get("suspend") is True or _condition(one, "Suspended").get("status") == "True"
-        for one in (workload, gang)
-        if one is not None
-    )
+    # Its condition is behind: right after a release it still says, or says for the first time, that the workload is suspended.
+    held = any(_map(one, "spec").get("suspend") is True for one in (workload, gang) if one is not None)
     if held or gang is None:
         return NativeState(phase="suspended" if held else "going", restarts=restarts, deleting=deleting)
     return NativeState(phase="going", start=_start(gang, restarts), restarts=restarts, deleting=deleting)
+
+
+def dated(start: str) -> bool:
+    """Whether its controller has said since when this start goes on."""
+    return not start.endswith("/")
+
+
+def same_start(one: str, other: str) -> bool:
+    """Whether two looks may have seen one start of a gang: one that its controller has not dated yet is taken for the dated one."""
+    restart, _, since = one.partition("/")
+    restart_too, _, since_too = other.partition("/")
+    return restart == restart_too and (not since or not since_too or since == since_too)
 
 
 def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> NativeState:
