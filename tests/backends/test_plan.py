@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rankfall.backends.local import LocalBackend
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.backends.secrets import masked, masked_words
 from rankfall.model import JobSpec, Policies, SpecError
 from rankfall.store import RunDir

@@ -15,7 +15,7 @@ import pytest
 from helpers import wait_until
 from rankfall.backends import slots
 from rankfall.backends.local import LocalBackend
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.model import InfrastructureError, JobSpec, Policies
 from rankfall.store import RunDir
 

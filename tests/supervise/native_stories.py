@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rankfall.backends.cluster.backend import ClusterBackend
-from rankfall.backends.protocol import ClusterPlan, Plan, SlotPlan
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.kube.errors import Unreachable
 from rankfall.model import JobSpec, Outcome
 from rankfall.observe.cluster.journal import JournalWriter, journal_path

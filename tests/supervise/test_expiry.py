@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from helpers import wait_until
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.kube.errors import Forbidden, Unreachable
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.store import RunDir

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.backends.local import LocalBackend
-from rankfall.backends.protocol import Company, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Company
 from rankfall.model import Deadlines, RankFacts
 from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.loop import supervise

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.backends.protocol import Plan, SlotPlan
+from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import Case, Evidence, InfrastructureError, JobSpec, RankFacts, SlotFacts, Success
 from rankfall.model.sizes import Left
 from rankfall.store.resizes import ResizeRequest

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from rankfall.backends.cluster.held import held_back
-from rankfall.backends.protocol import ClusterPlan, HeldBack, Plan
+from rankfall.backends.plan import ClusterPlan, Plan
+from rankfall.backends.protocol import HeldBack
 from rankfall.client import Run
 from rankfall.model import JobSpec, SlotFacts
 from rankfall.observe.cluster.stops import Stop, mark_stop

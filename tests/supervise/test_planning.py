@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.kube.errors import Unreachable
 from rankfall.model import InfrastructureError, JobSpec, Refused
 from rankfall.store import AttemptRow

@@ -15,7 +15,8 @@ import pytest
 
 from helpers import wait_until
 from rankfall.backends.local import LocalBackend
-from rankfall.backends.protocol import Life, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Life
 from rankfall.explain import explain_fall, explain_run
 from rankfall.model import FailureRule, InfrastructureError, NotFound, Success
 from rankfall.model.roles import Role

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankfall.backends.protocol import ClusterPlan, Plan
+from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.model import SlotFacts
 from rankfall.supervise.set_stop import REASON, stop_by_set
 

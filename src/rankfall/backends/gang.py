@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rankfall.backends.command import Command, rendezvous_of
-from rankfall.backends.protocol import Launcher, Rendezvous
+from rankfall.backends.plan import Launcher, Rendezvous
 from rankfall.model import JobSpec, Part, SpecError
 
 

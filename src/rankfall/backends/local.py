@@ -19,20 +19,9 @@ from rankfall.backends.command import Command, check_hook, given_torchrun, job_w
 from rankfall.backends.gang import told_of, world_launcher, world_rendezvous
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.backends.local_limits import unused
+from rankfall.backends.plan import Launcher, Plan, Rendezvous, SlotPlan, role_env, slot_plan
 from rankfall.backends.ports import Reservation
-from rankfall.backends.protocol import (
-    Company,
-    HeldBack,
-    HeldBy,
-    Launcher,
-    Life,
-    Plan,
-    Rendezvous,
-    SlotPlan,
-    Source,
-    role_env,
-    slot_plan,
-)
+from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.model import InfrastructureError, JobSpec, Part, SpecError
 from rankfall.store import RunDir

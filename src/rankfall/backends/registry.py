@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankfall.backends.protocol import Backend, NativeBackend, Plan
+    from rankfall.backends.plan import Plan
+    from rankfall.backends.protocol import Backend, NativeBackend
 
 # Name in a spec -> module and class; the class is called without arguments.
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(

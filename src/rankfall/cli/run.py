@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.backends.registry import first_plan
 from rankfall.cli import emit
 from rankfall.cli.emit import Output

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.diagnose import stopped_by_wish
 from rankfall.model import Case, Diagnosis, Evidence, InfrastructureError, JobSpec, RankFacts, SlotFacts
 from rankfall.model.sizes import sized

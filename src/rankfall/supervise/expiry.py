@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.backends.registry import backend_for
 from rankfall.model import FINAL_STATES, InfrastructureError, RankfallError
 from rankfall.store import RunDir

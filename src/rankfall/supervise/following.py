@@ -9,7 +9,8 @@ import time
 from collections import deque
 from typing import Final
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.model.sizes import first_sizes, sized
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.cluster.open import Feed

@@ -14,7 +14,8 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.workload import Workload
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.kube.errors import KubeError
 from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError
 from rankfall.model.exit_codes import CAUSE_CODES

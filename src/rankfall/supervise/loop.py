@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Company, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend, Company
 from rankfall.backends.registry import backend_for, native_of
 from rankfall.decide import RootFacts, decide
 from rankfall.model import (

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.model import InfrastructureError, JobSpec, RankFacts, SlotFacts
 from rankfall.model.sizes import Left, SizeChange, first_sizes
 from rankfall.store.resizes import ResizeRequest

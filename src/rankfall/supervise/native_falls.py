@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.model import SlotFacts
 from rankfall.model.times import rfc3339
 from rankfall.observe.attempt import AttemptObserver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rankfall.backends.protocol import ClusterPlan, Plan
+from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.observe.cluster.native_state import of_restart
 from rankfall.store import RunDir
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from rankfall.backends.protocol import Launcher
+from rankfall.backends.plan import Launcher
 from rankfall.model import RankFacts, SlotFacts
 from rankfall.observe.attempt import Delta
 from rankfall.supervise.events import EventLog

@@ -11,7 +11,8 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Final, Literal
 
-from rankfall.backends.protocol import Backend, HeldBack, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend, HeldBack
 from rankfall.model import RankFacts, SlotFacts
 from rankfall.observe.cluster.stops import read_stop
 from rankfall.store import RunDir

@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Company, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend, Company
 from rankfall.model import InfrastructureError, JobSpec, RankfallError
 from rankfall.model.sizes import first_sizes, sized
 from rankfall.store import AttemptRow, RunDir

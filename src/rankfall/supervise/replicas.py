@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.model import Case, Decision, Diagnosis, SlotFacts
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.strategies import diagnose_by

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.model import SlotFacts
 from rankfall.observe.cluster.stops import Stop
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from rankfall.backends.protocol import Backend, Plan, slot_plan
+from rankfall.backends.plan import Plan, slot_plan
+from rankfall.backends.protocol import Backend
 from rankfall.model import SlotFacts
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.supervise.ledger import Ledger

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from rankfall.backends.cluster.workload import Workload
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 from rankfall.backends.registry import backend_for, native_of
 from rankfall.kube.errors import KubeError
 from rankfall.observe.cluster.stops import Stop, mark_stop

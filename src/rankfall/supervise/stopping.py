@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from rankfall.backends.protocol import Backend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
 
 # How long after the grace time a wrapper may take to end what does not die at once. It then kills nobody any more: we do.
 DEAF_S: Final = 5.0

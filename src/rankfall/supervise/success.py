@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from rankfall.backends.protocol import Launcher
+from rankfall.backends.plan import Launcher
 from rankfall.model import RankFacts, SlotFacts, Success
 from rankfall.supervise.news import bad_ends
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
-from rankfall.backends.protocol import Plan
+from rankfall.backends.plan import Plan
 from rankfall.store import RunDir
 from rankfall.supervise.control import Control
 from rankfall.supervise.deadlines import total_end

@@ -13,7 +13,8 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.workload import Workload
-from rankfall.backends.protocol import Backend, NativeBackend, Plan
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend, NativeBackend
 from rankfall.backends.registry import backend_for, native_of
 from rankfall.diagnose import stopped_by_wish
 from rankfall.model import (

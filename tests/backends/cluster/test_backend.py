@@ -15,7 +15,8 @@ from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.hold import NOTE_ATTEMPT
 from rankfall.backends.cluster.launch_errors import NameTaken
 from rankfall.backends.cluster.ownership import ANNOTATION_OWNER
-from rankfall.backends.protocol import ClusterPlan, Company, HeldBack, HeldBy, Plan, SlotPlan
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
+from rankfall.backends.protocol import Company, HeldBack, HeldBy
 from rankfall.kube.access import Access, Endpoint
 from rankfall.kube.errors import KubeError
 from rankfall.kube.portal import Abandoned, Portal

@@ -12,7 +12,7 @@ import pytest
 from backends.cluster.made import compiled, spec
 from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.elastic import set_size
-from rankfall.backends.protocol import ClusterPlan, Plan, SlotPlan
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.kube.errors import Conflict, ObjectNotFound
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.observe.cluster.places import pods_folder

@@ -15,7 +15,7 @@ from backends.cluster.launch_stories import LABELS, NAME, launched, manifest, te
 from backends.cluster.test_launch_failures import killed
 from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.launch_errors import Vanished
-from rankfall.backends.protocol import ClusterPlan, Plan, SlotPlan
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.model import JobSpec
 from rankfall.store import RunDir
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankfall.backends.cluster.backend import ClusterBackend
-from rankfall.backends.protocol import Plan, SlotPlan
+from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import JobSpec
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact

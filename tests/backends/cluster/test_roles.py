@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backends.cluster.made import BACKENDS, compiled, spec
-from rankfall.backends.protocol import ClusterPlan, Plan
+from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.model import Refused, SpecError
 
 PS = {"name": "ps", "nnodes": 2, "launcher": "exec", "command": ["serve"]}

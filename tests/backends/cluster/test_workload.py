@@ -7,7 +7,7 @@ import pytest
 from backends.cluster.launch_server import Api
 from backends.cluster.launch_stories import NAME, launched, tell
 from rankfall.backends.cluster.workload import Workload
-from rankfall.backends.protocol import ClusterPlan
+from rankfall.backends.plan import ClusterPlan
 from rankfall.kube.errors import Unreachable
 
 # The server makes no jobs for it then.

@@ -32,18 +32,8 @@ from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
 from rankfall.backends.cluster.workspace import bring_code
 from rankfall.backends.code import code_of
-from rankfall.backends.protocol import (
-    ClusterPlan,
-    Company,
-    HeldBack,
-    HeldBy,
-    Life,
-    Plan,
-    SlotPlan,
-    Source,
-    role_env,
-    slot_plan,
-)
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan, role_env, slot_plan
+from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound

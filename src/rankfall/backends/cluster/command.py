@@ -14,7 +14,7 @@ import msgspec
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.text import check_text, escape
 from rankfall.backends.command import Command, command_elsewhere, given_torchrun, job_words
-from rankfall.backends.protocol import Launcher, Rendezvous
+from rankfall.backends.plan import Launcher, Rendezvous
 from rankfall.backends.torchrun import rendezvous_flags
 from rankfall.model import JobSpec, Refused
 

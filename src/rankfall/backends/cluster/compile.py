@@ -23,7 +23,7 @@ from rankfall.backends.cluster.role_refusals import problems
 from rankfall.backends.cluster.roles import Gang, pod_role
 from rankfall.backends.command import command_elsewhere
 from rankfall.backends.gang import told_of, world_rendezvous
-from rankfall.backends.protocol import Launcher
+from rankfall.backends.plan import Launcher
 from rankfall.model import JobSpec
 from rankfall_inside.carry_pack import digest_of
 from rankfall_inside.carry_tree import Tree

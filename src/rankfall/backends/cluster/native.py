@@ -15,7 +15,7 @@ from rankfall.backends.cluster.cause_codes import SURE, TOLD, code_of, slugs_of
 from rankfall.backends.cluster.merge import Object
 from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.refusals import POD_FAILURE_POLICY_SINCE, SUCCESS_POLICY_SINCE, Problem
-from rankfall.backends.protocol import Rendezvous
+from rankfall.backends.plan import Rendezvous
 from rankfall.model import FailureRule, catalogue
 from rankfall.model.check_rules import MAX_RULES, USER_BUDGET
 from rankfall.model.exit_codes import MAX_CODE, USER_RETRYABLE, exit_class

@@ -16,7 +16,7 @@ import msgspec
 from rankfall.backends.cluster.names import Names
 from rankfall.backends.cluster.roles import Gang
 from rankfall.backends.cluster.text import INDEX_REFERENCE, NODE_REFERENCE, RESTART_REFERENCE, SLOT_REFERENCE
-from rankfall.backends.protocol import Launcher, Rendezvous
+from rankfall.backends.plan import Launcher, Rendezvous
 from rankfall.backends.secrets import MASK, looks_secret, masked_words
 from rankfall.model import JobSpec, Part
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankfall.backends.cluster.names import TRAINER_ROLE
 from rankfall.backends.cluster.refusals import Problem
 from rankfall.backends.cluster.roles import Gang, trainer_of
-from rankfall.backends.protocol import Launcher
+from rankfall.backends.plan import Launcher
 from rankfall.model import JobSpec, Part
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from rankfall.backends.cluster.names import TRAINER_ROLE, Names
-from rankfall.backends.protocol import Rendezvous
+from rankfall.backends.plan import Rendezvous
 from rankfall.model import JobSpec, Part
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from rankfall.backends.cluster.launch_patience import Say
 from rankfall.backends.cluster.ownership import uid_of
 from rankfall.backends.cluster.remove import Removed, remove
-from rankfall.backends.protocol import ClusterPlan
+from rankfall.backends.plan import ClusterPlan
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict, ObjectNotFound, Unreachable
 from rankfall.kube.portal import Portal
