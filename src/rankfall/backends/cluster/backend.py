@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.backends.bundle import build_zip
-from rankfall.backends.cluster.compile import compile_job
 from rankfall.backends.cluster.elastic import set_size
 from rankfall.backends.cluster.held import held_back
 from rankfall.backends.cluster.hold import NOTE_ATTEMPT, Hold
@@ -25,14 +22,14 @@ from rankfall.backends.cluster.launch import Launched, launch
 from rankfall.backends.cluster.launch_patience import Patience
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.ownership import owner_reference
+from rankfall.backends.cluster.planning import compiled_for, offer_to, place_for, planned
 from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.cluster.remove_wait import pods_of
-from rankfall.backends.cluster.served import ask, check_fields, served_facts
+from rankfall.backends.cluster.served import check_fields
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
 from rankfall.backends.cluster.workspace import bring_code
-from rankfall.backends.code import code_of
-from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan, role_env, slot_plan
+from rankfall.backends.plan import ClusterPlan, Plan, slot_plan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
@@ -95,56 +92,9 @@ class ClusterBackend:
             SpecError: overrides or flags contradict the job.
             KubeError: the cluster cannot be reached.
         """
-        access = access_of(spec.kubernetes)
-        token = secrets.token_hex(8)
-        place = ClusterPlan(
-            backend=spec.backend,
-            namespace=access.namespace,
-            context=access.context,
-            kubeconfig=spec.kubernetes.kubeconfig,
-            object="",
-            selector="",
-            container="",
-            token=token,
-            bases={part.name: part.base for part in spec.parts},
-            excluded=tuple(sorted(exclude)),
-        )
+        place = place_for(spec, access_of(spec.kubernetes), exclude=exclude)
         compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
-        names = [item["metadata"]["name"] for item in compiled.workloads]
-        cluster = msgspec.structs.replace(
-            place,
-            object=names[0],
-            jobs=dict(zip(place.bases, names, strict=True)) if len(names) > 1 else {},
-            selector=compiled.selector,
-            container=compiled.container,
-        )
-        made = [
-            SlotPlan(
-                slot=number,
-                role=spec.role_of(number),
-                node="",
-                argv=(),
-                env={},
-                cwd="",
-                slot_dir=str(run_dir.slot_dir(attempt, spec.role_of(number), number)),
-                stream_dir=str(run_dir.stream_dir(attempt, spec.role_of(number), number)),
-            )
-            for number in range(spec.nnodes_max if spec.nnodes_max is not None else compiled.slots)
-        ]
-        return Plan(
-            attempt=attempt,
-            launcher=compiled.launcher or "torchrun",
-            rdzv=compiled.rdzv,
-            slots=tuple(made[: compiled.slots]),
-            spare=tuple(made[compiled.slots :]),
-            env=dict(spec.env),
-            role_env=role_env(spec),
-            strategy=spec.strategy or self.strategy,
-            notes=compiled.notes,
-            port=compiled.port,
-            cluster=cluster,
-            objects=tuple(compiled.shown()),
-        )
+        return planned(spec, run_dir, attempt, place=place, compiled=compiled, strategy=self.strategy)
 
     def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
         """One try to take the run's Lease; it is renewed from then on.
@@ -464,22 +414,16 @@ class ClusterBackend:
         nnodes: int | None,
         left_out: Collection[str] = (),
     ) -> Compiled:
-        home = run_dir.path.parent.parent
-        cache = home / "kube" if home.is_dir() else None
-        served = self._connected(place).call(lambda kube: ask(kube, spec, cache=cache))
-        compiled = self._compiled[attempt] = compile_job(
+        served = offer_to(self._connected(place), spec, run_dir)
+        compiled = self._compiled[attempt] = compiled_for(
+            served,
             spec,
-            run=run_dir.id,
-            attempt=attempt,
-            token=place.token,
-            served=served_facts(served, spec),
-            inside_zip=build_zip() if spec.inside != "off" else b"",
-            excluded_nodes=place.excluded,
-            namespace=place.namespace,
+            run_dir,
+            attempt,
+            place=place,
             nnodes=nnodes,
             left_out=left_out,
             strategy=self.strategy,
-            code=code_of(spec, run_dir) if spec.code_folders else None,
         )
         check_fields(served, compiled.objects, backend=spec.backend)
         return compiled
