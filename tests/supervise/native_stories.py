@@ -122,7 +122,7 @@ class Cluster(ClusterBackend):
         self.cleared.append(plan.attempt)
 
     def release(self) -> None:
-        self._views.clear()
+        self._pods._views.clear()
 
 
 class Bench:

@@ -10,10 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from rankfall.backends.cluster.elastic import set_size
 from rankfall.backends.cluster.held import held_back
@@ -26,10 +23,12 @@ from rankfall.backends.cluster.planning import compiled_for, offer_to, place_for
 from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.cluster.remove_wait import pods_of
 from rankfall.backends.cluster.served import check_fields
+from rankfall.backends.cluster.slot_pods import SlotPods, life_of
+from rankfall.backends.cluster.submitted import cluster_of, is_submitted, mark_submitted, run_of, submitted_uid
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
 from rankfall.backends.cluster.workspace import bring_code
-from rankfall.backends.plan import ClusterPlan, Plan, slot_plan
+from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
@@ -39,9 +38,7 @@ from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.model.sizes import sized
-from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.cluster.podfacts import PodFact
-from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
 from rankfall.store import RunDir
 from rankfall.store.who import who
@@ -49,8 +46,6 @@ from rankfall.store.who import who
 # How long the objects of an ended attempt may take to go before the next one begins, seconds.
 _CLEAR_S: Final = 300.0
 _LAUNCH_S: Final = 300.0
-# How old the journal of pods may be that a slot is told by, seconds: less than a look takes.
-_FRESH_S: Final = 0.01
 _EXEC_S: Final = 10.0
 # How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
 _DEAF_S: Final = 60.0
@@ -72,8 +67,7 @@ class ClusterBackend:
     def __init__(self) -> None:
         self._portal: Portal | None = None
         self._compiled: dict[int, Compiled] = {}
-        self._views: dict[int, PodView] = {}
-        self._read_at: dict[int, float] = {}
+        self._pods = SlotPods()
         self._hold: Hold | None = None
 
     def plan(
@@ -127,9 +121,8 @@ class ClusterBackend:
             Abandoned: the company is gone; what was made until then is found again by the next call.
             InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
         """
-        place, run_dir = _place(plan), _run_dir(plan)
-        made = _marker(run_dir, plan.attempt)
-        if made.exists():
+        place, run_dir = cluster_of(plan), run_of(plan)
+        if is_submitted(run_dir, plan.attempt):
             # What was created once is never created again: if it is gone, somebody took it away.
             return ()
         compiled = self._compiled.get(plan.attempt) if not plan.left_out else None
@@ -169,8 +162,7 @@ class ClusterBackend:
             return done
 
         done = self._connected(place).call(work, meanwhile=telling.meanwhile)
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_bytes(msgspec.json.encode({"uid": done.uid, "object": place.object, "at_ns": time.time_ns()}))
+        mark_submitted(run_dir, plan.attempt, uid=done.uid, workload=place.object)
         return tuple(slot.slot for slot in plan.slots)
 
     def adopt(self, plan: Plan) -> None:
@@ -181,16 +173,7 @@ class ClusterBackend:
 
     def life(self, plan: Plan, slot: int) -> Life:
         """What the journal of pods says of a slot."""
-        fact = self._pod(plan, slot)
-        if fact is None:
-            return "absent"
-        if fact.main is not None and fact.main.state == "terminated":
-            return "ended" if fact.log != "open" else "running"
-        if fact.overdue and not fact.over:
-            return "dead"
-        if fact.gone or fact.phase == "Failed":
-            return "dead" if fact.log != "open" or fact.main is None else "running"
-        return "running" if fact.main is not None and fact.main.state == "running" else "starting"
+        return life_of(self._pods.of(plan, slot))
 
     def alive(self, plan: Plan, slot: int) -> bool:
         """Whether its container runs or is starting."""
@@ -204,7 +187,7 @@ class ClusterBackend:
     def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
         """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request a workload, however many slots."""
         del grace
-        place, run_dir = _place(plan), _run_dir(plan)
+        place, run_dir = cluster_of(plan), run_of(plan)
         if self._hold is not None and not self._hold.firm():
             try:
                 self._call(plan, self._hold.write)
@@ -233,8 +216,8 @@ class ClusterBackend:
 
     def ask_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
         """Ask the wrappers for the stacks of their ranks; they come as records. Needs the right to exec; without it none can be told."""
-        place = _place(plan)
-        pods = {slot: fact for slot in slots if (fact := self._pod(plan, slot)) is not None and not fact.gone}
+        place = cluster_of(plan)
+        pods = {slot: fact for slot in slots if (fact := self._pods.of(plan, slot)) is not None and not fact.gone}
 
         async def ask(kube: Kube) -> list[int]:
             gate = asyncio.Semaphore(_AT_ONCE)
@@ -269,7 +252,7 @@ class ClusterBackend:
         would be a second gang beside them. So the slot counts as lost after a while, and the next attempt waits until its pod is gone.
         """
         del grace
-        run_dir = _run_dir(plan)
+        run_dir = run_of(plan)
         stop = read_stop(run_dir.path, plan.attempt)
         patience = run_dir.spec.policies.grace_s + _DEAF_S
         if stop is not None and time.time_ns() - stop.at_ns > patience * _NS:
@@ -278,7 +261,7 @@ class ClusterBackend:
 
     def resizes(self, plan: Plan) -> bool:
         """Whether the pods are those of an Indexed Job whose torchruns make a new round when some come or go."""
-        return _place(plan).backend == "job" and plan.rdzv == "c10d"
+        return cluster_of(plan).backend == "job" and plan.rdzv == "c10d"
 
     def resize(self, plan: Plan) -> bool:
         """Give the Job the size of the plan, by one patch; its controller makes the pods that joined and ends those that left.
@@ -286,26 +269,26 @@ class ClusterBackend:
         Raises:
             InfrastructureError: the cluster does not answer, or refuses, in its own words.
         """
-        place, run_dir = _place(plan), _run_dir(plan)
-        uid = _uid(_marker(run_dir, plan.attempt))
+        place, run_dir = cluster_of(plan), run_of(plan)
+        uid = submitted_uid(run_dir, plan.attempt)
         size = plan.sizes[run_dir.spec.role]
         self._call(plan, lambda kube: set_size(kube, name=place.object, namespace=place.namespace, uid=uid, size=size))
         return True
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """The attempt's pods."""
-        return (Source(kind="pods", path=str(_run_dir(plan).path), pods=_place(plan)),)
+        return (Source(kind="pods", path=str(run_of(plan).path), pods=cluster_of(plan)),)
 
     def workload(self, plan: Plan) -> Workload | None:
         """What a launched attempt's Kubernetes restarts and ends by itself; None where nothing was launched until now."""
-        place = _place(plan)
-        uid = _uid(_marker(_run_dir(plan), place.named or plan.attempt))
+        place = cluster_of(plan)
+        uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
 
     def withdrawn(self, plan: Plan) -> str | None:
         """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
-        place, run_dir = _place(plan), _run_dir(plan)
-        uid = _uid(_marker(run_dir, plan.attempt))
+        place, run_dir = cluster_of(plan), run_of(plan)
+        uid = submitted_uid(run_dir, plan.attempt)
         if uid is None or (run_dir.spec.ttl_s is not None and place.backend != "trainjob"):
             # Never launched; or a finished one may be gone by its own time to live.
             return None
@@ -329,8 +312,8 @@ class ClusterBackend:
 
     def held_back(self, plan: Plan) -> HeldBack | None:
         """What the workload says of itself; None where it was never launched, or cannot be seen."""
-        place = _place(plan)
-        uid = _uid(_marker(_run_dir(plan), plan.attempt))
+        place = cluster_of(plan)
+        uid = submitted_uid(run_of(plan), plan.attempt)
         if uid is None:
             return None
 
@@ -362,9 +345,9 @@ class ClusterBackend:
             Abandoned: the company is gone.
             InfrastructureError: they do not go; names what blocks.
         """
-        place, run_dir = _place(plan), _run_dir(plan)
+        place, run_dir = cluster_of(plan), run_of(plan)
         # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
-        uid = _uid(_marker(run_dir, plan.attempt))
+        uid = submitted_uid(run_dir, plan.attempt)
         telling = Telling(company)
 
         async def work(kube: Kube) -> Removed:
@@ -451,52 +434,4 @@ class ClusterBackend:
         return self._portal
 
     def _call(self, plan: Plan, work: Any) -> Any:
-        return self._connected(_place(plan)).call(work)
-
-    def _refreshed(self, attempt: int, view: PodView) -> None:
-        """Take in what is new; once for all slots that are asked for in one go."""
-        now = time.monotonic()
-        if now - self._read_at.get(attempt, -_FRESH_S) >= _FRESH_S:
-            view.poll()
-            self._read_at[attempt] = now
-
-    def _pod(self, plan: Plan, slot: int) -> PodFact | None:
-        view = self._views.get(plan.attempt)
-        if view is None:
-            view = self._views[plan.attempt] = PodView(_run_dir(plan).path, attempt=plan.attempt)
-            spec = _run_dir(plan).spec
-            for one in plan.slots:
-                if spec.restarts_alone(one.slot):
-                    view.look_at(one.slot, one.instance)
-        start = slot_plan(plan, slot).instance
-        if start:
-            view.look_at(slot, start)
-            self._read_at.pop(plan.attempt, None)
-        self._refreshed(plan.attempt, view)
-        return view.pods().get(slot)
-
-
-def _place(plan: Plan) -> ClusterPlan:
-    if plan.cluster is None:
-        raise InfrastructureError(
-            "the plan of this attempt names no cluster", hint="it was made by another backend; rankfall doctor"
-        )
-    return plan.cluster
-
-
-def _run_dir(plan: Plan) -> RunDir:
-    # slots/attempt-N/<role>-<slot> lies in the run's directory.
-    return RunDir(Path(plan.slots[0].slot_dir).parents[2])
-
-
-def _marker(run_dir: RunDir, attempt: int) -> Path:
-    return pods_folder(run_dir.path, attempt) / "submitted.json"
-
-
-def _uid(marker: Path) -> str | None:
-    try:
-        found = msgspec.json.decode(marker.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None
-    uid = found.get("uid") if isinstance(found, dict) else None
-    return uid if isinstance(uid, str) else None
+        return self._connected(cluster_of(plan)).call(work)
