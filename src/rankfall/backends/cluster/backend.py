@@ -12,22 +12,18 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from rankfall.backends.cluster.clear import clear
 from rankfall.backends.cluster.elastic import set_size
 from rankfall.backends.cluster.held import held_back
-from rankfall.backends.cluster.hold import NOTE_ATTEMPT, Hold
-from rankfall.backends.cluster.launch import Launched, launch
-from rankfall.backends.cluster.launch_patience import Patience
+from rankfall.backends.cluster.hold import Hold
 from rankfall.backends.cluster.objects import Compiled
-from rankfall.backends.cluster.ownership import owner_reference
 from rankfall.backends.cluster.planning import compiled_for, offer_to, place_for, planned
-from rankfall.backends.cluster.remove import Removed, remove
-from rankfall.backends.cluster.remove_wait import pods_of
 from rankfall.backends.cluster.served import check_fields
 from rankfall.backends.cluster.slot_pods import SlotPods, life_of
+from rankfall.backends.cluster.submit import submit
 from rankfall.backends.cluster.submitted import cluster_of, is_submitted, mark_submitted, run_of, submitted_uid
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import RESOURCES, Workload
-from rankfall.backends.cluster.workspace import bring_code
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
@@ -36,16 +32,12 @@ from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.exec import execute
 from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
-from rankfall.model import InfrastructureError, JobSpec
+from rankfall.model import JobSpec
 from rankfall.model.sizes import sized
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
 from rankfall.store import RunDir
-from rankfall.store.who import who
 
-# How long the objects of an ended attempt may take to go before the next one begins, seconds.
-_CLEAR_S: Final = 300.0
-_LAUNCH_S: Final = 300.0
 _EXEC_S: Final = 10.0
 # How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
 _DEAF_S: Final = 60.0
@@ -130,38 +122,10 @@ class ClusterBackend:
             spec = sized(run_dir.spec, plan.sizes)
             nnodes = plan.sizes.get(spec.role, len(plan.slots)) if spec.elastic else None
             compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes, left_out=plan.left_out)
-        objects, number = compiled.objects, compiled.workload
-        resource = RESOURCES[place.backend]
-        telling = Telling(company)
-
-        async def work(kube: Kube) -> Launched:
-            patience = Patience(until=time.monotonic() + _LAUNCH_S, say=telling.say)
-            await self._still_held(kube, patience, notes={NOTE_ATTEMPT: str(plan.attempt)})
-            if run_dir.spec.code_folders:
-                await bring_code(kube, run_dir, namespace=place.namespace, say=telling.say)
-            done = await launch(
-                kube,
-                objects[number],
-                objects[number + 1 : len(objects) - compiled.others],
-                first=objects[:number],
-                others=objects[len(objects) - compiled.others :],
-                resource=resource,
-                request_token=compiled.request_token,
-                hold=not compiled.release,
-                replace=run_dir.replaces and plan.attempt == 1,
-                wait_s=_LAUNCH_S,
-                say=telling.say,
-                owner=who(),
-            )
-            meta = {"name": place.object, "uid": done.uid}
-            workload = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
-            if self._hold is not None:
-                # What cannot be written now is written with the next renewal.
-                with contextlib.suppress(KubeError):
-                    await self._hold.write(kube, owners=[owner_reference(workload)])
-            return done
-
-        done = self._connected(place).call(work, meanwhile=telling.meanwhile)
+        telling, hold = Telling(company), self._hold
+        done = self._connected(place).call(
+            lambda kube: submit(kube, plan, compiled, hold=hold, say=telling.say), meanwhile=telling.meanwhile
+        )
         mark_submitted(run_dir, plan.attempt, uid=done.uid, workload=place.object)
         return tuple(slot.slot for slot in plan.slots)
 
@@ -345,39 +309,10 @@ class ClusterBackend:
             Abandoned: the company is gone.
             InfrastructureError: they do not go; names what blocks.
         """
-        place, run_dir = cluster_of(plan), run_of(plan)
-        # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
-        uid = submitted_uid(run_dir, plan.attempt)
-        telling = Telling(company)
-
-        async def work(kube: Kube) -> Removed:
-            patience = Patience(until=time.monotonic() + _CLEAR_S, say=telling.say)
-            # The Lease goes with the workload, and has to outlive this one.
-            await self._still_held(kube, patience, owners=[])
-            answer: Removed = "gone"
-            # The first one owns the others and goes last: its being gone says that they are.
-            for name in reversed(place.workloads):
-                own = name == place.object
-                answer = await remove(
-                    kube,
-                    resource=RESOURCES[place.backend],
-                    name=name,
-                    namespace=place.namespace,
-                    uid=uid if own else None,
-                    pods_selector=place.selector if own else f"{place.selector},{pods_of(RESOURCES['job'], name)}",
-                    wait_s=_CLEAR_S,
-                    say=telling.say,
-                )
-                if answer != "gone":
-                    break
-            return answer
-
-        answer = self._connected(place).call(work, meanwhile=telling.meanwhile)
-        if answer != "gone":
-            raise InfrastructureError(
-                f"attempt {plan.attempt} of {run_dir.id} is still going: {telling.last or place.object}",
-                hint=f"look at it: kubectl get pods -n {place.namespace} -l {place.selector}",
-            )
+        telling, hold = Telling(company), self._hold
+        self._connected(cluster_of(plan)).call(
+            lambda kube: clear(kube, plan, hold=hold, telling=telling), meanwhile=telling.meanwhile
+        )
 
     def release(self) -> None:
         """Close the connection to the cluster."""
@@ -410,23 +345,6 @@ class ClusterBackend:
         )
         check_fields(served, compiled.objects, backend=spec.backend)
         return compiled
-
-    async def _still_held(
-        self,
-        kube: Kube,
-        patience: Patience,
-        *,
-        notes: dict[str, str] | None = None,
-        owners: list[dict[str, Any]] | None = None,
-    ) -> None:
-        """Renew the Lease now: what is not surely ours is not touched."""
-        while self._hold is not None:
-            try:
-                await self._hold.write(kube, notes=notes, owners=owners)
-            except KubeError as error:
-                await patience.or_raise(error)
-            else:
-                return
 
     def _connected(self, place: Place) -> Portal:
         if self._portal is None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rankfall.backends.cluster.launch_patience import Patience
 from rankfall.backends.cluster.names import LABEL_RUN
 from rankfall.backends.cluster.ownership import age, span
 from rankfall.backends.cluster.pod import MANAGED_BY
@@ -139,6 +140,34 @@ class Hold:
         except LeaseLost as error:
             self._lost(f"this run is supervised elsewhere now: {error.message}")
             raise
+
+    async def insist(
+        self,
+        kube: Kube,
+        patience: Patience,
+        *,
+        notes: Mapping[str, str] | None = None,
+        owners: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """As :meth:`write`, and again after a failure that passes: what is not surely ours is not touched.
+
+        Args:
+            kube: an open client.
+            patience: how long that is tried; its user is told of each pause.
+            notes: annotations to set, from now on.
+            owners: references to the objects that it goes with, from now on; an empty list = it goes with none.
+
+        Raises:
+            LeaseLost: somebody else holds it; that is told too.
+            KubeError: it could not be renewed until patience was over, or never will be.
+        """
+        while True:
+            try:
+                await self.write(kube, notes=notes, owners=owners)
+            except KubeError as error:
+                await patience.or_raise(error)
+            else:
+                return
 
     async def let_go(self, kube: Kube, *, over: bool) -> None:
         """Hold it no more, as well as that can be done in a few seconds.
