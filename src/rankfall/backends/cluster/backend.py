@@ -1,53 +1,43 @@
 """Slots as pods of an Indexed Job, a JobSet or a TrainJob: plans them, starts them, stops them, removes them.
 
-What happens in the pods is watched by the feed and read from the run directory; this object asks the API only to change something. Every
-method but ``plan`` can be called again, by another process too, without a second object coming to be.
+What happens in the pods is watched by the feed and read from the run directory; this object asks the API only to change something, or whether
+somebody else did. Every method but ``plan`` can be called again, by another process too, without a second object coming to be. It holds what
+lasts from call to call: the connection, the run's Lease, what was compiled and read. What a call does is told in modules of one step each.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Collection
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
 from rankfall.backends.cluster.clear import clear
 from rankfall.backends.cluster.elastic import set_size
-from rankfall.backends.cluster.held import held_back
 from rankfall.backends.cluster.hold import Hold
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.planning import compiled_for, offer_to, place_for, planned
 from rankfall.backends.cluster.served import check_fields
 from rankfall.backends.cluster.slot_pods import SlotPods, life_of
+from rankfall.backends.cluster.stacks import ask_stacks
+from rankfall.backends.cluster.stop import give_up, suspend
 from rankfall.backends.cluster.submit import submit
 from rankfall.backends.cluster.submitted import cluster_of, is_submitted, mark_submitted, run_of, submitted_uid
 from rankfall.backends.cluster.telling import Telling
-from rankfall.backends.cluster.workload import RESOURCES, Workload
+from rankfall.backends.cluster.workload import Workload
+from rankfall.backends.cluster.workloads import held_together, one_deleted
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError, ObjectNotFound
-from rankfall.kube.exec import execute
+from rankfall.kube.errors import KubeError
 from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
 from rankfall.model import JobSpec
 from rankfall.model.sizes import sized
-from rankfall.observe.cluster.podfacts import PodFact
-from rankfall.observe.cluster.stops import Stop, abandon, mark_stop, read_stop
+from rankfall.observe.cluster.stops import Stop, mark_stop
 from rankfall.store import RunDir
 
-_EXEC_S: Final = 10.0
-# How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
-_DEAF_S: Final = 60.0
-_NS: Final = 1_000_000_000
-_AT_ONCE: Final = 16
-# The bundle's interpreter is looked for as the container's own start does.
-_TELL: Final = (
-    'for p in "${RANKFALL_PYTHON:-python3}" python3 python; do'
-    ' command -v "$p" >/dev/null 2>&1 && exec "$p" /rankfall/inside.pyz tell "$@"; done; exit 3'
-)
+_T = TypeVar("_T")
 
 
 class ClusterBackend:
@@ -159,20 +149,8 @@ class ClusterBackend:
                 # Somebody else may supervise the run by now. Asked again at the next look.
                 return ()
         mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
-
-        async def suspend(kube: Kube) -> None:
-            for name in place.workloads:
-                with contextlib.suppress(ObjectNotFound):
-                    await kube.patch(
-                        RESOURCES[place.backend],
-                        name,
-                        {"spec": {"suspend": True}},
-                        namespace=place.namespace,
-                        kind="merge",
-                    )
-
         try:
-            self._call(plan, suspend)
+            self._call(plan, lambda kube: suspend(kube, place))
         except KubeError:
             # Asked again at the next look.
             return ()
@@ -181,46 +159,17 @@ class ClusterBackend:
     def ask_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
         """Ask the wrappers for the stacks of their ranks; they come as records. Needs the right to exec; without it none can be told."""
         place = cluster_of(plan)
-        pods = {slot: fact for slot in slots if (fact := self._pods.of(plan, slot)) is not None and not fact.gone}
-
-        async def ask(kube: Kube) -> list[int]:
-            gate = asyncio.Semaphore(_AT_ONCE)
-
-            async def one(slot: int, fact: PodFact) -> int | None:
-                async with gate:
-                    try:
-                        found = await execute(
-                            kube,
-                            fact.name,
-                            ["sh", "-c", _TELL, "rankfall", "stacks"],
-                            container=place.container,
-                            namespace=place.namespace,
-                            timeout=_EXEC_S,
-                        )
-                    except KubeError:
-                        return None
-                return slot if found.code == 0 else None
-
-            told = await asyncio.gather(*(one(slot, fact) for slot, fact in pods.items()))
-            return [slot for slot in told if slot is not None]
-
+        facts = {slot: self._pods.of(plan, slot) for slot in slots}
+        pods = {slot: fact.name for slot, fact in facts.items() if fact is not None and not fact.gone}
         try:
-            return tuple(self._call(plan, ask))
+            return self._call(plan, lambda kube: ask_stacks(kube, place, pods))
         except KubeError:
             return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Give up on slots that do not end: 0, because nothing is forced.
-
-        A pod that is deleted by force leaves the API while its processes may still run on a node that does not answer: the next attempt
-        would be a second gang beside them. So the slot counts as lost after a while, and the next attempt waits until its pod is gone.
-        """
+        """Give up on slots that do not end, after a while: 0, because nothing is forced."""
         del grace
-        run_dir = run_of(plan)
-        stop = read_stop(run_dir.path, plan.attempt)
-        patience = run_dir.spec.policies.grace_s + _DEAF_S
-        if stop is not None and time.time_ns() - stop.at_ns > patience * _NS:
-            abandon(run_dir.path, plan.attempt, slots)
+        give_up(run_of(plan), plan.attempt, slots)
         return 0
 
     def resizes(self, plan: Plan) -> bool:
@@ -256,20 +205,8 @@ class ClusterBackend:
         if uid is None or (run_dir.spec.ttl_s is not None and place.backend != "trainjob"):
             # Never launched; or a finished one may be gone by its own time to live.
             return None
-
-        async def look(kube: Kube) -> str | None:
-            for name in place.workloads:
-                try:
-                    found = await kube.get(RESOURCES[place.backend], name, namespace=place.namespace)
-                except ObjectNotFound:
-                    return name
-                meta = found.get("metadata", {})
-                if (name == place.object and meta.get("uid") != uid) or meta.get("deletionTimestamp"):
-                    return name
-            return None
-
         try:
-            gone: str | None = self._call(plan, look)
+            gone = self._call(plan, lambda kube: one_deleted(kube, place, uid=uid))
         except KubeError:
             return None
         return None if gone is None else f"{place.backend} {gone} was deleted in the cluster"
@@ -280,27 +217,10 @@ class ClusterBackend:
         uid = submitted_uid(run_of(plan), plan.attempt)
         if uid is None:
             return None
-
-        async def look(kube: Kube) -> HeldBack:
-            answer = HeldBack(state="free")
-            # With several roles a queue may take the room of one of them: the gang is held back then.
-            for name in place.workloads:
-                try:
-                    found = await kube.get(RESOURCES[place.backend], name, namespace=place.namespace)
-                except ObjectNotFound:
-                    return HeldBack(state="gone")
-                mine = uid if name == place.object else None
-                one = held_back({**found, "kind": RESOURCES[place.backend].kind}, uid=mine)
-                if one.state == "gone":
-                    return one
-                answer = one if one.state == "held" else answer
-            return answer
-
         try:
-            held: HeldBack = self._call(plan, look)
+            return self._call(plan, lambda kube: held_together(kube, place, uid=uid))
         except KubeError:
             return None
-        return held
 
     def clear(self, plan: Plan, *, company: Company | None = None) -> None:
         """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
@@ -351,5 +271,5 @@ class ClusterBackend:
             self._portal = Portal(lambda: Kube(access_of(place)))
         return self._portal
 
-    def _call(self, plan: Plan, work: Any) -> Any:
+    def _call(self, plan: Plan, work: Callable[[Kube], Awaitable[_T]]) -> _T:
         return self._connected(cluster_of(plan)).call(work)
