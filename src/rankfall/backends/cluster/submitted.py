@@ -15,6 +15,7 @@ from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.model import InfrastructureError
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.store import RunDir
+from rankfall.store.home import replace_file
 
 
 def cluster_of(plan: Plan) -> ClusterPlan:
@@ -65,7 +66,8 @@ def mark_submitted(run_dir: RunDir, attempt: int, *, uid: str, workload: str) ->
     """
     path = _mark(run_dir, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode({"uid": uid, "object": workload, "at_ns": time.time_ns()}))
+    # Whole or not at all: an empty one would say that it was made and not which.
+    replace_file(path, msgspec.json.encode({"uid": uid, "object": workload, "at_ns": time.time_ns()}))
 
 
 def _mark(run_dir: RunDir, attempt: int) -> Path:
