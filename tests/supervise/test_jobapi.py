@@ -239,7 +239,7 @@ def test_jobapi_s30_what_is_proven_to_keep_the_ranks_away_is_the_cause_and_not_t
     def diagnosed(strategy: str | None, case: Case) -> Diagnosis:
         return diagnose_by(strategy, msgspec.structs.replace(case, evidence=(*case.evidence, said)))
 
-    monkeypatch.setattr("rankfall.supervise.attempt.diagnose_by", diagnosed)
+    monkeypatch.setattr("rankfall.supervise.overdue.diagnose_by", diagnosed)
     _, outcome = bench.run(
         STAY, nnodes=1, launcher="exec", inside="off", policies=FAST, deadlines=Deadlines(startup_s=0.8)
     )

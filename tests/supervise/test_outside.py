@@ -217,7 +217,7 @@ def test_launch_s10_the_run_goes_on_in_a_new_attempt_without_a_budget_or_ends_as
 
 def test_an_attempt_that_a_queue_holds_is_queued(bench, monkeypatch):
     monkeypatch.setattr("rankfall.supervise.attempt.OutsideHold", Suspends)
-    monkeypatch.setattr("rankfall.supervise.attempt._WAIT_FIRST_NS", 0)
+    monkeypatch.setattr("rankfall.supervise.beginning._WAIT_FIRST_NS", 0)
     states = []
 
     def on_event(event):

@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 
 _NS: Final = 1_000_000_000
 _JITTER: Final = 0.25
-# For a wrapper to write its end and leave, on a busy disk.
-_LEAVE_S: Final = 5.0
-_LEAVE_STEP_S: Final = 0.01
 _RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
@@ -373,17 +370,6 @@ class _Run:
         state = RESIZED if verdict.state == "restarting" else verdict.state
         self._ledger.end_attempt(number, at=now, state=state)
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=state)
-        self._see_off(number)
-
-    def _see_off(self, number: int) -> None:
-        """Wait until the wrappers of an ended attempt have left: their last record comes a moment before their end."""
-        plan = Plan.of_row(self._attempts[number].plan, self._spec)
-        for row in self._falls:
-            if row.attempt == number and row.fall.again:
-                plan = plan.with_start(row.fall.slot, row.fall.instance + 1)
-        deadline = time.monotonic() + _LEAVE_S
-        while any(self._backend.alive(plan, slot.slot) for slot in plan.slots) and time.monotonic() < deadline:
-            self._control.wait(_LEAVE_STEP_S)
 
     # -- decisions
 

@@ -1,0 +1,151 @@
+"""An attempt whose time is up, or in which nothing moves any more: the ranks' stacks are taken while they stand, then it is stopped.
+
+Blames nobody for time that is over, unless what kept the ranks away is proven; and a fall that is being looked at goes before any deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.protocol import Backend
+from rankfall.model import RankFacts, SlotFacts
+from rankfall.observe.attempt import Delta
+from rankfall.observe.strategies import diagnose_by
+from rankfall.supervise.control import Control
+from rankfall.supervise.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
+from rankfall.supervise.ending import Ending
+from rankfall.supervise.events import EventLog
+from rankfall.supervise.hang import HangWatch
+from rankfall.supervise.scene import Scene
+from rankfall.supervise.settle import SettleWindow
+
+# How long ranks may take to write their stacks, and between two looks for them.
+_STACKS_S: Final = 5.0
+_STEP_S: Final = 0.02
+
+
+class OverdueWatch:
+    """Deadlines and standstill of one attempt.
+
+    Args:
+        scene: what is known of the attempt.
+        ending: takes the verdict.
+        run: its run's id.
+        backend: asks ranks for their stacks.
+        control: wakes the wait for these.
+        events: for viewers.
+        window: whether a fall is being looked at.
+        started: when the attempt began, nanoseconds since the epoch.
+        total_at: when the run's total deadline is over, likewise; None = never.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        ending: Ending,
+        run: str,
+        backend: Backend,
+        control: Control,
+        events: EventLog,
+        window: SettleWindow,
+        started: int,
+        total_at: int | None,
+    ) -> None:
+        self._scene = scene
+        self._ending = ending
+        self._run = run
+        self._backend = backend
+        self._control = control
+        self._events = events
+        self._window = window
+        self._deadlines = DeadlineWatch(scene.spec.deadlines, started=started, total_at=total_at)
+        self._hang = HangWatch(scene.spec.policies.hang_timeout_s, start=time.time_ns())
+
+    def look(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
+        """Take one look, nanoseconds since the epoch; nothing can stand still while a fall is being looked at."""
+        passed = self._deadlines.passed(now, absent=self._absent(ranks))
+        if passed is not None:
+            self._late(passed, ranks)
+        elif self._window.opened is None:
+            self._watch_hang(delta, slots, ranks, now=now)
+
+    def _watch_hang(
+        self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> None:
+        if self._waits_for_slots(slots):
+            self._hang.hold(now)
+            return
+        fresh = bool(delta.bytes or delta.records)
+        self._hang.see(now, fresh=fresh, ranks=ranks, activity=self._scene.observer.last_activity)
+        if self._hang.hung(now):
+            self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
+
+    def _waits_for_slots(self, slots: tuple[SlotFacts, ...]) -> bool:
+        """Whether fewer slots than the gang needs have begun; what has no record yet is asked of the backend."""
+        plan, spec = self._scene.plan, self._scene.spec
+        late = [s.slot for s in slots if s.state == "expected"]
+        spare = len(slots) - spec.nnodes if spec.elastic else 0
+        if len(late) <= spare:
+            return False
+        return sum(self._backend.life(plan, slot) in {"absent", "starting"} for slot in late) > spare
+
+    def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
+        """How many ranks have not been there yet."""
+        plan, spec = self._scene.plan, self._scene.spec
+        wanted = 1
+        if plan.launcher != "exec":
+            each = {part.name: part.spec.nproc_per_node for part in spec.parts if part.in_world}
+            slots = [slot.role for slot in plan.slots if slot.role in each]
+            wanted = sum(each[role] for role in (slots[: spec.nnodes] if spec.elastic else slots))
+        return max(0, wanted - len({r.rank for r in ranks}))
+
+    def _late(self, passed: Passed, ranks: tuple[RankFacts, ...]) -> None:
+        """A deadline is over. A failure that was being looked at stands; else the time itself is the verdict, and blames nobody."""
+        plan = self._scene.plan
+        self._events.say("deadline", passed.text, at=passed.at, attempt=plan.attempt, deadline=passed.field)
+        if self._window.opened is not None:
+            self._ending.stop(passed.text)
+            return
+        missing: tuple[str, ...] = ()
+        if passed.which == "startup":
+            self._take_stacks(ranks)
+            case = self._ending.case(hung=True)
+            found = diagnose_by(plan.strategy, case)
+            if found.verdict.cause.confidence == "proven":
+                # What keeps the ranks away is known: an image that cannot be pulled is no matter of time.
+                self._ending.settle(found, reason=passed.text)
+                return
+            missing = (*case.missing, *found.verdict.missing)
+        self._scene.witness(deadline_evidence(passed, attempt=plan.attempt))
+        verdict = deadline_diagnosis(
+            passed,
+            run=self._run,
+            attempt=plan.attempt,
+            role=self._scene.spec.one_role,
+            missing=tuple(dict.fromkeys(missing)),
+        )
+        self._ending.settle(verdict, reason=passed.text)
+
+    def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
+        """Take the stacks of all ranks while they stand, diagnose, and only then stop them."""
+        plan = self._scene.plan
+        self._events.say("hang", why, at=time.time_ns(), attempt=plan.attempt)
+        self._take_stacks(ranks)
+        case = self._ending.case(hung=True)
+        case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
+        self._ending.settle(diagnose_by(plan.strategy, case), reason=why)
+
+    def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> None:
+        asked = sum(1 for r in ranks if r.state == "running")
+        self._scene.observer.read_records()
+        plan = self._scene.plan
+        self._backend.ask_stacks(plan, [s.slot for s in plan.slots])
+        deadline = time.monotonic() + _STACKS_S
+        came = 0
+        while asked and came < asked and time.monotonic() < deadline:
+            self._control.wait(_STEP_S)
+            came += sum(1 for record in self._scene.look().records if record.kind == "stacks")
