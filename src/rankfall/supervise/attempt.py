@@ -12,7 +12,6 @@ from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
 from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts
 from rankfall.observe.attempt import Delta
-from rankfall.observe.cluster.stops import mark_stop, read_stop
 from rankfall.store import FallRow, RunDir
 from rankfall.supervise.control import Control
 from rankfall.supervise.ending import Ending
@@ -24,7 +23,7 @@ from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.overdue import OverdueWatch
 from rankfall.supervise.replicas import Decide, Replicas
 from rankfall.supervise.scene import Scene
-from rankfall.supervise.set_stop import stop_by_set
+from rankfall.supervise.set_stop import mark_set_stop
 from rankfall.supervise.settle import SettleWindow
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.success import SuccessWatch
@@ -182,7 +181,8 @@ class AttemptWatch:
         scene.beginning.tell(now)
         self._step_members(clock)
         slots, ranks = scene.slots(), scene.ranks()
-        self._mark_sets_stop(slots)
+        if not ending.stopping:
+            mark_set_stop(self._run_dir.path, self.plan, slots)
         judged = ending.open
         if judged:
             # Who fell alone and may be started again has not ended.
@@ -275,11 +275,6 @@ class AttemptWatch:
         final = self._replicas.final
         if final is not None and any(kind == "slot" and slot in self._replicas.down for kind, slot, _ in bad):
             self._ending.settle(final, reason="a part of the job that cannot be started again fell")
-
-    def _mark_sets_stop(self, slots: tuple[SlotFacts, ...]) -> None:
-        stop = None if self._ending.stopping else stop_by_set(self.plan, slots)
-        if stop is not None and read_stop(self._run_dir.path, self.plan.attempt) is None:
-            mark_stop(self._run_dir.path, self.plan.attempt, stop)
 
     def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         if self._spec.elastic:

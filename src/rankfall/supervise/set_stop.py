@@ -7,12 +7,26 @@ SIGTERM before Rankfall has asked for anything. What they die of from then on is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from rankfall.backends.plan import Plan
 from rankfall.model import SlotFacts
-from rankfall.observe.cluster.stops import Stop
+from rankfall.observe.cluster.stops import Stop, mark_stop, read_stop
 
 REASON = "a JobSet ends its other roles when one has failed"
+
+
+def mark_set_stop(folder: Path, plan: Plan, slots: Iterable[SlotFacts]) -> None:
+    """Write the set's own stop down, where there was one and no stop is written down yet.
+
+    Args:
+        folder: of the run.
+        plan: of the attempt.
+        slots: all of it, as they are now.
+    """
+    stop = stop_by_set(plan, slots)
+    if stop is not None and read_stop(folder, plan.attempt) is None:
+        mark_stop(folder, plan.attempt, stop)
 
 
 def stop_by_set(plan: Plan, slots: Iterable[SlotFacts]) -> Stop | None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
-from rankfall.backends.plan import Plan
 from rankfall.store import RunDir
+from rankfall.supervise.attempts import Attempts
 from rankfall.supervise.control import Control
 from rankfall.supervise.deadlines import total_end
 from rankfall.supervise.events import EventLog
@@ -26,6 +26,7 @@ class Turns:
 
     Args:
         run_dir: the run.
+        attempts: of the run.
         ledger: takes the state that is waited in.
         events: for viewers.
         control: wakes a wait.
@@ -37,50 +38,51 @@ class Turns:
         self,
         run_dir: RunDir,
         *,
+        attempts: Attempts,
         ledger: Ledger,
         events: EventLog,
         control: Control,
         wished: Callable[[], object],
         outside: OutsideRelease,
     ) -> None:
-        self._outside = outside
         self._run_dir = run_dir
+        self._attempts = attempts
         self._spec = run_dir.spec
         self._ledger = ledger
         self._events = events
         self._control = control
         self._wished = wished
+        self._outside = outside
 
     def hold(self) -> Suspension:
         """Whether the run is suspended now, and was when."""
         return read_suspension(self._run_dir.path, initially=self._spec.suspend)
 
-    def total_at(self, first: int | None) -> int | None:
-        """When the total deadline is over, as far as the suspensions until now tell; None without one, or before the first attempt.
+    def total_at(self) -> int | None:
+        """When the total deadline is over, as far as the suspensions until now tell, nanoseconds since the epoch.
 
-        Args:
-            first: when the first attempt began; like the answer nanoseconds since the epoch.
+        None without one, or before the first attempt.
         """
+        first = self._attempts.first_at
         if first is None or self._spec.deadlines.total_s is None:
             return None
         return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
 
-    def wait(
-        self, number: int, *, due: int, first: int | None, before: Plan | None
-    ) -> Literal["now", "wished", "late", "gone"]:
-        """Wait until an attempt may begin, something is wished, the total is over, or somebody removed what is suspended.
+    def wait(self, after: int, *, delay_s: float) -> Literal["now", "wished", "late", "gone"]:
+        """Wait until the next attempt may begin, something is wished, the total is over, or somebody removed what is suspended.
 
         Args:
-            number: of the attempt.
-            before: the plan of the attempt before.
-            due: when its back-off is over, nanoseconds since the epoch.
-            first: when the run's first attempt began, likewise.
+            after: the attempt before; 0 before the first.
+            delay_s: the back-off since its end.
         """
+        ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
+        due = ended + round(delay_s * _NS)
+        before = self._attempts.plan(after) if after else None
         shown = ""
         while not self._wished():
             for signal in self._control.take_signals():
                 self._events.say("signal", f"signal {signal}", at=time.time_ns(), signal=signal)
-            hold, total_at, now = self.hold(), self.total_at(first), time.time_ns()
+            hold, total_at, now = self.hold(), self.total_at(), time.time_ns()
             if hold.suspended:
                 if shown != "suspended":
                     self._ledger.set_run("suspended", reason=hold.text, at=now)
@@ -95,7 +97,7 @@ class Turns:
                 return "now"
             else:
                 if shown != "restarting":
-                    self._ledger.set_run("restarting", reason=f"back-off before attempt {number}", at=now)
+                    self._ledger.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=now)
                 shown = "restarting"
                 self._control.wait(min(_STEP_S, (due - now) / _NS))
         return "wished"

@@ -1,0 +1,135 @@
+"""The end of a run, or of its supervision by this process: its final state, its outcome, the files made for reading, and who removes what it leaves in its platform.
+
+Once the final state is stored the run is over: what fails after that is said, and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from rankfall.model import InfrastructureError, Outcome, StoreError
+from rankfall.store import RunDir, Writer
+from rankfall.supervise.attempts import Attempts
+from rankfall.supervise.control import Control, read_cancel
+from rankfall.supervise.decisions import Decisions
+from rankfall.supervise.events import EventLog
+from rankfall.supervise.expiry import needed, spawn
+from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.planning import Planner
+
+FinalState = Literal["succeeded", "failed", "cancelled", "deleted"]
+
+
+class Closing:
+    """The end of one run.
+
+    Args:
+        run_dir: the run.
+        writer: of its tables.
+        ledger: stores what is new.
+        events: for viewers.
+        control: knows whether this process cancelled the run.
+        attempts: of the run.
+        decisions: of the run; its end carries out the last one.
+        planner: removes what a cancelled run left.
+        say: tells people.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        writer: Writer,
+        ledger: Ledger,
+        events: EventLog,
+        control: Control,
+        attempts: Attempts,
+        decisions: Decisions,
+        planner: Planner,
+        say: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._writer = writer
+        self._ledger = ledger
+        self._events = events
+        self._control = control
+        self._attempts = attempts
+        self._decisions = decisions
+        self._planner = planner
+        self._say = say
+
+    def after(self, number: int) -> Outcome:
+        """The run ends with this attempt, which no other one follows."""
+        state = self._attempts.known(number).state
+        if state == "succeeded":
+            return self.end("succeeded", None)
+        if state == "cancelled":
+            request = read_cancel(self._run_dir.path)
+            if request is None and self._control.cancelled is None:
+                return self.end("deleted", "somebody deleted it in the cluster")
+            return self.end("cancelled", request.text if request else "cancelled")
+        decision = self._decisions.about(number)
+        return self.end("failed", decision.because if decision else "no verdict was reached")
+
+    def between(self, *, cancelled: bool) -> Outcome:
+        """No attempt runs and a wish came: the run's end, or that this process lets go of it."""
+        if not cancelled:
+            return self.let_go("supervision let go of the run between two attempts")
+        request = read_cancel(self._run_dir.path)
+        reason = request.text if request else f"cancelled: {self._control.cancelled}".rstrip(": ")
+        return self.end("cancelled", reason)
+
+    def let_go(self, words: str) -> Outcome:
+        """The run goes on without this process; ``words``: where nobody else took it from here."""
+        self._events.say("released", self._control.lost or words, at=time.time_ns())
+        return released(self._run_dir, attempts=self._attempts.newest)
+
+    def end(self, final: FinalState, reason: str | None) -> Outcome:
+        """The run is over, for this reason in words."""
+        now = time.time_ns()
+        self._ledger.set_run(final, reason=reason, at=now)
+        self._decisions.close()
+        self._ledger.flush()
+        newest = self._attempts.newest
+        outcome = outcome_of(
+            self._run_dir,
+            self._writer,
+            state=final,
+            diagnosis=self._attempts.diagnosis(newest) if newest else None,
+        )
+        self._events.say(
+            "ended",
+            f"run {self._run_dir.id} {final}",
+            at=now,
+            state=final,
+            code=outcome.code,
+            origin=outcome.exit_origin,
+        )
+        self._derive()
+        self._ledger.flush()
+        if final in {"cancelled", "deleted"} and newest:
+            self._planner.remove(self._attempts.known(newest))
+        elif newest and needed(self._run_dir):
+            self._expire()
+        return outcome
+
+    def _expire(self) -> None:
+        """Leave somebody behind who removes what the platform does not."""
+        try:
+            spawn(self._run_dir)
+        except InfrastructureError as error:
+            self._ledger.note(error.message)
+            self._say(f"{error.message}; {error.hint}")
+            self._ledger.flush()
+
+    def _derive(self) -> None:
+        """Files made for reading; the run does not depend on them."""
+        from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
+
+        try:
+            write_derived(self._run_dir)
+        except (OSError, StoreError) as error:
+            self._ledger.note(f"the files per rank could not be written: {error}"[:500])
