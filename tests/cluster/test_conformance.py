@@ -19,8 +19,9 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-# Of the backends that go through another controller these are run on every change, the rest with the full matrix.
+# Run on every change: what needs no pods, these on every backend, and on an Indexed Job those; the rest with the full matrix.
 COVERING = frozenset({"a_rank_is_killed", "rank_0_is_enough", "suspend_and_resume", "an_image_does_not_exist"})
+OF_A_JOB = frozenset({"a_rank_raises", "a_rule_retries_an_exit_code", "several_roles", "one_replica_alone"})
 
 
 def cells() -> list[object]:
@@ -32,12 +33,17 @@ def cells() -> list[object]:
             id=f"{backend}-{case.name}",
             marks=[
                 pytest.mark.xdist_group(f"conformance-{backend}"),
-                *([pytest.mark.full] if backend != "job" and case.name not in COVERING else []),
+                *([] if _on_every_change(case, backend) else [pytest.mark.full]),
             ],
         )
         for backend in CLUSTER
         for case in CASES
     ]
+
+
+def _on_every_change(case: Case, backend: str) -> bool:
+    cheap = case.drive == "plan" or backend in case.refused or backend in case.absent
+    return cheap or case.name in COVERING or (backend == "job" and case.name in OF_A_JOB)
 
 
 @pytest.fixture(scope="module")
