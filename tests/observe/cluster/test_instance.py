@@ -262,15 +262,15 @@ def test_a_damaged_cursor_is_read_up_to_the_damage(tmp_path):
 
 
 def test_the_cursor_file_stays_small(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.cluster.cursor._COMPACT", 20_000)
+    monkeypatch.setattr("rankfall.observe.cluster.cursor._COMPACT", 5_000)
     cursor = Cursor(tmp_path)
-    for number in range(3000):
+    for number in range(800):
         cursor.take([(START + number, number)])
         cursor.commit({})
-    assert (tmp_path / NAME).stat().st_size < 200_000
+    assert (tmp_path / NAME).stat().st_size < 50_000
     cursor.close()
     again = Cursor(tmp_path)
-    assert again.since == START + 2999 - MARGIN_S
+    assert again.since == START + 799 - MARGIN_S
     again.expect_overlap()
     assert again.expecting
     again.close()
