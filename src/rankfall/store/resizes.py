@@ -5,24 +5,22 @@ Anybody may ask; the supervisor, or the next one, carries it out. What was carri
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rankfall.model import JobSpec, StoreError
+from rankfall.model import JobSpec
 from rankfall.model.policies import Positive
 from rankfall.model.sizes import Left, first_sizes, sized
+from rankfall.store.wishes import append_wish, read_wishes
 
 if TYPE_CHECKING:
     from rankfall.store.queries import Queries
     from rankfall.store.rundir import RunDir
 
 RESIZE_NAME: Final = "resize"
-_MAX_FILE: Final = 1 << 20
-_MODE: Final = 0o644
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,19 +41,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_resizes(folder: Path) -> dict[str, ResizeRequest]:
     """The newest request for each role; what cannot be read is left out."""
-    try:
-        with (folder / RESIZE_NAME).open("rb") as file:
-            lines = file.read(_MAX_FILE).split(b"\n")
-    except OSError:
-        return {}
-    found: dict[str, ResizeRequest] = {}
-    for line in lines:
-        try:
-            one = msgspec.json.decode(line, type=ResizeRequest)
-        except msgspec.MsgspecError:
-            continue
-        found[one.role] = one
-    return found
+    return {one.role: one for one in read_wishes(folder / RESIZE_NAME, ResizeRequest)}
 
 
 def wished_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
@@ -95,19 +81,9 @@ def attempt_spec(run_dir: RunDir, tables: Queries, attempt: int) -> JobSpec:
 
 
 def append_resize(folder: Path, request: ResizeRequest) -> None:
-    """Add a request; one appended line, so that two who ask at once lose nothing.
+    """Add a request.
 
     Raises:
         StoreError: it cannot be written.
     """
-    try:
-        fd = os.open(folder / RESIZE_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
-        try:
-            os.write(fd, b"\n" + msgspec.json.encode(request) + b"\n")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise StoreError(
-            f"cannot resize {folder.name}: {error.strerror or error}", hint="free space in the run directory"
-        ) from error
+    append_wish(folder / RESIZE_NAME, request, verb="resize")

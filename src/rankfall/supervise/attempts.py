@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.plan import Plan
-from rankfall.model import Diagnosis, JobSpec
+from rankfall.model import Diagnosis, JobSpec, Verdict
 from rankfall.store import AttemptRow, Writer
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.ledger import Ledger
@@ -120,17 +120,22 @@ class Attempts:
         """Store and tell a verdict; the diagnosis with the version that it has there."""
         version = self._ledger.add_verdict(number, diagnosis)
         verdict = msgspec.structs.replace(diagnosis.verdict, version=version)
-        who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
-        place = f" on {verdict.node}" if verdict.node else ""
-        self._events.say(
-            "verdict",
-            f"{verdict.cause.slug} ({verdict.cause.confidence}), {who}{place}",
-            at=time.time_ns(),
-            attempt=number,
-            slug=verdict.cause.slug,
-            confidence=verdict.cause.confidence,
-            rank=verdict.rank,
-            node=verdict.node,
-            version=version,
-        )
+        tell_verdict(self._events, verdict, attempt=number)
         return msgspec.structs.replace(diagnosis, verdict=verdict)
+
+
+def tell_verdict(events: EventLog, verdict: Verdict, *, attempt: int) -> None:
+    """Tell viewers what is said of an attempt that fell."""
+    who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
+    place = f" on {verdict.node}" if verdict.node else ""
+    events.say(
+        "verdict",
+        f"{verdict.cause.slug} ({verdict.cause.confidence}), {who}{place}",
+        at=time.time_ns(),
+        attempt=attempt,
+        slug=verdict.cause.slug,
+        confidence=verdict.cause.confidence,
+        rank=verdict.rank,
+        node=verdict.node,
+        version=verdict.version,
+    )

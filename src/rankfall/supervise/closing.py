@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from rankfall.model import InfrastructureError, Outcome, StoreError
-from rankfall.store import RunDir, Writer
+from rankfall.model import InfrastructureError, Outcome
+from rankfall.store import RunDir
 from rankfall.supervise.attempts import Attempts
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.decisions import Decisions
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.expiry import needed, spawn
+from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
-from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.outcome import released
 from rankfall.supervise.planning import Planner
 
 FinalState = Literal["succeeded", "failed", "cancelled", "deleted"]
@@ -28,7 +29,6 @@ class Closing:
 
     Args:
         run_dir: the run.
-        writer: of its tables.
         ledger: stores what is new.
         events: for viewers.
         control: knows whether this process cancelled the run.
@@ -42,7 +42,6 @@ class Closing:
         self,
         run_dir: RunDir,
         *,
-        writer: Writer,
         ledger: Ledger,
         events: EventLog,
         control: Control,
@@ -52,7 +51,6 @@ class Closing:
         say: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
-        self._writer = writer
         self._ledger = ledger
         self._events = events
         self._control = control
@@ -92,24 +90,15 @@ class Closing:
         now = time.time_ns()
         self._ledger.set_run(final, reason=reason, at=now)
         self._decisions.close()
-        self._ledger.flush()
         newest = self._attempts.newest
-        outcome = outcome_of(
+        outcome = last_words(
             self._run_dir,
-            self._writer,
+            ledger=self._ledger,
+            events=self._events,
             state=final,
+            at=now,
             diagnosis=self._attempts.diagnosis(newest) if newest else None,
         )
-        self._events.say(
-            "ended",
-            f"run {self._run_dir.id} {final}",
-            at=now,
-            state=final,
-            code=outcome.code,
-            origin=outcome.exit_origin,
-        )
-        self._derive()
-        self._ledger.flush()
         if final in {"cancelled", "deleted"} and newest:
             self._planner.remove(self._attempts.known(newest))
         elif newest and needed(self._run_dir):
@@ -124,12 +113,3 @@ class Closing:
             self._ledger.note(error.message)
             self._say(f"{error.message}; {error.hint}")
             self._ledger.flush()
-
-    def _derive(self) -> None:
-        """Files made for reading; the run does not depend on them."""
-        from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
-
-        try:
-            write_derived(self._run_dir)
-        except (OSError, StoreError) as error:
-            self._ledger.note(f"the files per rank could not be written: {error}"[:500])

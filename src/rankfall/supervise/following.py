@@ -6,8 +6,6 @@ So whoever waits to take over sees the lines meanwhile, and has them when it doe
 from __future__ import annotations
 
 import time
-from collections import deque
-from typing import Final
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
@@ -20,8 +18,6 @@ from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.news import News
 from rankfall.supervise.sheets import Sheets
-
-_MAX_TROUBLES: Final = 100
 
 
 class Following:
@@ -46,20 +42,18 @@ class Following:
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
         # Why something ends here is for its supervisor to say.
         self._news.calm = True
-        self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed = Feed(
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
-            trouble=self._troubles.append,
         )
         self._feed.start()
 
     def look(self) -> None:
         """Take in what came."""
         now = time.time_ns()
-        while self._troubles:
-            self._events.say("gap", self._troubles.popleft(), at=now, attempt=self._attempt)
+        for text in self._feed.troubles():
+            self._events.say("gap", text, at=now, attempt=self._attempt)
         delta = self._observer.poll(now)
         self._keeper.saw(delta)
         self._news.tell(delta, self._sheets.slots(), self._observer.ranks(), now=now)

@@ -7,7 +7,6 @@ concluded when the logs of all pods that can still be had are stored. Everything
 from __future__ import annotations
 
 import time
-from collections import deque
 from pathlib import Path
 from typing import Final, Literal
 
@@ -42,7 +41,6 @@ LOOK_S: Final = 2.0
 _AGAIN_S: Final = 5.0
 # How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
 _STORE_S: Final = 60.0
-_MAX_TROUBLES: Final = 100
 _MAX_LAST_LOOKS: Final = 100_000
 # Our stop comes after the first end that caused it, and before the ends that it causes.
 _AFTER_NS: Final = 1_000_000
@@ -125,12 +123,10 @@ class GangWatch:
             events=events,
         )
         self._news = News(events, attempt=plan.attempt, launcher=plan.launcher, stopper=_STOPPER)
-        self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed = Feed(
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
-            trouble=self._troubles.append,
         )
         self._journal = JournalReader(journal_path(run_dir.path, plan.attempt))
         self._apart = {
@@ -233,8 +229,8 @@ class GangWatch:
 
     def _look(self) -> None:
         now = time.time_ns()
-        while self._troubles:
-            self._say(self._troubles.popleft())
+        for text in self._feed.troubles():
+            self._say(text)
         delta = self._observer.poll(now)
         slots, ranks = self._sheets.slots(), self._observer.ranks()
         self._keeper.saw(delta)

@@ -6,8 +6,6 @@ Takes in what comes, tells it and stores it. Judges nothing: how the attempt end
 from __future__ import annotations
 
 import time
-from collections import deque
-from typing import Final
 
 import msgspec
 
@@ -27,8 +25,6 @@ from rankfall.supervise.members import Members
 from rankfall.supervise.news import News
 from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.sheets import Sheets
-
-_MAX_TROUBLES: Final = 100
 
 
 class Scene:
@@ -77,12 +73,10 @@ class Scene:
             launcher=plan.launcher if plan.cluster is None else None,
             spare_listing=plan.cluster is None,
         )
-        self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed = Feed(
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
-            trouble=self._troubles.append,
         )
         self.sheets = Sheets(plan, backend=backend, observer=self.observer, ledger=ledger)
         self.keeper = Keeper(ledger, attempt=plan.attempt, observer=self.observer, sheets=self.sheets)
@@ -145,8 +139,8 @@ class Scene:
 
     def tell_troubles(self) -> None:
         """What the feeds had to say; they run in threads of their own."""
-        while self._troubles:
-            self._events.say("gap", self._troubles.popleft(), at=time.time_ns(), attempt=self.plan.attempt)
+        for text in self._feed.troubles():
+            self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
 
     # -- what it makes
 

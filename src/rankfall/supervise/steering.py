@@ -6,8 +6,9 @@ sent, so that nobody takes the SIGTERM for somebody else's, and whoever records 
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rankfall.backends.cluster.workload import Workload
@@ -42,15 +43,11 @@ def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend:
         StoreError: the wish cannot be written.
     """
     asked = request_cancel(run_dir.path, reason=reason)
-    chosen = backend or backend_for(run_dir.spec)
-    try:
-        workload, attempt = _workload(run_dir, chosen)
+    with _workload(run_dir, backend) as (workload, attempt):
         if workload is None:
             return "gone"
         mark_stop(run_dir.path, attempt, Stop(at_ns=time.time_ns(), reason=asked.text))
         return workload.remove(wait_s=_CLEAR_S, say=say)
-    finally:
-        chosen.release()
 
 
 def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> Answer:
@@ -60,9 +57,7 @@ def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> 
         KubeError: the server refuses.
         StoreError: the wish cannot be written.
     """
-    chosen = backend or backend_for(run_dir.spec)
-    try:
-        workload, attempt = _workload(run_dir, chosen)
+    with _workload(run_dir, backend) as (workload, attempt):
         if workload is None:
             return "unknown"
         asked = request_hold(run_dir.path, "suspend", reason=reason)
@@ -70,8 +65,6 @@ def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> 
         if not workload.hold(suspend=True):
             return "gone"
         return _until_still(workload, until=time.monotonic() + run_dir.spec.policies.grace_s + _MARGIN_S)
-    finally:
-        chosen.release()
 
 
 def resume(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> bool:
@@ -81,24 +74,26 @@ def resume(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> b
         KubeError: the server refuses.
         StoreError: the wish cannot be written.
     """
-    chosen = backend or backend_for(run_dir.spec)
-    try:
-        workload, _ = _workload(run_dir, chosen)
+    with _workload(run_dir, backend) as (workload, _):
         if workload is None:
             return False
         request_hold(run_dir.path, "resume", reason=reason)
         return workload.hold(suspend=False)
+
+
+@contextlib.contextmanager
+def _workload(run_dir: RunDir, backend: Backend | None) -> Iterator[tuple[Workload | None, int]]:
+    """What was launched, and the number of the newest attempt; the backend is let go of afterwards."""
+    chosen = backend or backend_for(run_dir.spec)
+    try:
+        with run_dir.reader() as reader:
+            rows = reader.attempts()
+        if rows:
+            yield native_of(chosen).workload(Plan.of_row(rows[-1].plan, run_dir.spec)), rows[-1].attempt
+        else:
+            yield None, 0
     finally:
         chosen.release()
-
-
-def _workload(run_dir: RunDir, backend: Backend) -> tuple[Workload | None, int]:
-    """What was launched, and the number of the newest attempt."""
-    with run_dir.reader() as reader:
-        rows = reader.attempts()
-    if not rows:
-        return None, 0
-    return native_of(backend).workload(Plan.of_row(rows[-1].plan, run_dir.spec)), rows[-1].attempt
 
 
 def _until_still(workload: Workload, *, until: float) -> Answer:

@@ -95,7 +95,6 @@ class Supervised:
         )
         self._closing = Closing(
             run_dir,
-            writer=writer,
             ledger=self._ledger,
             events=self._events,
             control=control,

@@ -5,7 +5,6 @@ Anybody may ask; the supervisor, or the next one, carries it out. From the same 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from rankfall.model import RankFacts, SlotFacts, StoreError
+from rankfall.model import RankFacts, SlotFacts
 from rankfall.store.who import who
+from rankfall.store.wishes import append_wish, read_wishes
 
 if TYPE_CHECKING:
     from rankfall.supervise.news import BadEnd
 
 SUSPEND_NAME: Final = "suspend"
-_MAX_FILE: Final = 1 << 20
-_MODE: Final = 0o644
 
 
 class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,22 +112,11 @@ def before_the_end(
 
 def read_suspension(folder: Path, *, initially: bool) -> Suspension:
     """The requests of a run; those that cannot be read are left out."""
-    try:
-        with (folder / SUSPEND_NAME).open("rb") as file:
-            lines = file.read(_MAX_FILE).split(b"\n")
-    except OSError:
-        return Suspension(initially=initially)
-    found = []
-    for line in lines:
-        try:
-            found.append(msgspec.json.decode(line, type=HoldRequest))
-        except msgspec.MsgspecError:
-            continue
-    return Suspension(initially=initially, requests=tuple(found))
+    return Suspension(initially=initially, requests=tuple(read_wishes(folder / SUSPEND_NAME, HoldRequest)))
 
 
 def request_hold(folder: Path, what: Literal["suspend", "resume"], *, reason: str = "") -> HoldRequest:
-    """Ask for a run to be suspended or to go on; one appended line, so that two who ask at once lose nothing.
+    """Ask for a run to be suspended or to go on.
 
     Raises:
         StoreError: it cannot be written.
@@ -145,14 +132,4 @@ def append_hold(folder: Path, made: HoldRequest) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    try:
-        fd = os.open(folder / SUSPEND_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
-        try:
-            os.write(fd, b"\n" + msgspec.json.encode(made) + b"\n")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise StoreError(
-            f"cannot {made.what} {folder.name}: {error.strerror or error}", hint="free space in the run directory"
-        ) from error
+    append_wish(folder / SUSPEND_NAME, made, verb=made.what)

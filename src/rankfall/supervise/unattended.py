@@ -25,16 +25,16 @@ from rankfall.model import (
     Outcome,
     RankfallError,
     RunState,
-    StoreError,
-    Verdict,
 )
 from rankfall.model.times import rfc3339
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
+from rankfall.supervise.attempts import tell_verdict
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.gang import LOOK_S, Ended, GangWatch
+from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.native_end import fallen
 from rankfall.supervise.native_starts import first_start, next_start
@@ -254,24 +254,11 @@ class Unattended:
         verdict = found.verdict
         if verdict.state not in {"succeeded", "suspended"}:
             version = self._ledger.add_verdict(number, found)
-            self._tell(msgspec.structs.replace(verdict, version=version), number)
+            tell_verdict(self._events, msgspec.structs.replace(verdict, version=version), attempt=number)
         now = time.time_ns()
         self._ledger.end_attempt(number, at=now, state=verdict.state)
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)
         return verdict.state
-
-    def _tell(self, verdict: Verdict, number: int) -> None:
-        where = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
-        self._events.say(
-            "verdict",
-            f"{verdict.cause.slug} ({verdict.cause.confidence}), {where}{f' on {verdict.node}' if verdict.node else ''}",
-            at=time.time_ns(),
-            attempt=number,
-            slug=verdict.cause.slug,
-            rank=verdict.rank,
-            node=verdict.node,
-            version=verdict.version,
-        )
 
     def _decided(self, number: int, workload: Workload) -> None:
         """Kubernetes' own decision, as it is seen: it has started the gang again."""
@@ -299,27 +286,7 @@ class Unattended:
     def _end(self, final: RunState, reason: str | None) -> Outcome:
         now = time.time_ns()
         self._ledger.set_run(final, reason=reason, at=now)
-        self._ledger.flush()
-        outcome = outcome_of(self._run_dir, self._writer, state=final)
-        self._events.say(
-            "ended",
-            f"run {self._run_dir.id} {final}",
-            at=now,
-            state=final,
-            code=outcome.code,
-            origin=outcome.exit_origin,
-        )
-        self._derive()
-        self._ledger.flush()
-        return outcome
-
-    def _derive(self) -> None:
-        from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
-
-        try:
-            write_derived(self._run_dir)
-        except (OSError, StoreError) as error:
-            self._ledger.note(f"the files per rank could not be written: {error}"[:500])
+        return last_words(self._run_dir, ledger=self._ledger, events=self._events, state=final, at=now)
 
     def _gap(self, text: str) -> None:
         self._events.say("gap", text, at=time.time_ns())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from rankfall.observe.cluster.source import PodSource
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 # Nearly all requests of a feed open logs, which an API server does not count against anybody's share: a thousand in half a minute.
 _RATE: Final = 50.0
 _BURST: Final = 100
+_MAX_TROUBLES: Final = 100
 
 
 class Feed:
@@ -23,7 +25,6 @@ class Feed:
         run_dir: where it writes.
         attempt: counted from 1.
         source: which pods; None = there are none.
-        trouble: told of difficulties in words, from another thread.
     """
 
     def __init__(
@@ -32,12 +33,11 @@ class Feed:
         *,
         attempt: int,
         source: PodSource | None,
-        trouble: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._source = source
-        self._trouble = trouble
+        self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed: PodFeed | None = None
 
     def start(self) -> None:
@@ -54,9 +54,14 @@ class Feed:
             attempt=self._attempt,
             source=source,
             connect=lambda: Kube(access_of(source), rate=_RATE, burst=_BURST),
-            trouble=self._trouble,
+            trouble=self._troubles.append,
         )
         self._feed.start()
+
+    def troubles(self) -> Iterator[str]:
+        """Difficulties that came since the last call, in words: the feed runs in a thread of its own."""
+        while self._troubles:
+            yield self._troubles.popleft()
 
     def stop(self) -> None:
         """End it; may be called again."""
