@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,27 @@ class Bench:
         """Processes of any slot of any run made here."""
         folders = [slot for run in self.made for slot in (run.path / "slots").glob("*/*")]
         return [pid for folder in folders for pid in members(folder)]
+
+
+class Threaded:
+    """A supervisor in a thread.
+
+    Args:
+        bench: of the run.
+        run: to its end.
+        wait: how long that may take once it is asked for, seconds.
+    """
+
+    def __init__(self, bench: Bench, run: RunDir, *, wait: float) -> None:
+        self._found: list[Outcome] = []
+        self._wait = wait
+        self.control = Control()
+        self._thread = threading.Thread(target=lambda: self._found.append(bench.supervise(run, control=self.control)))
+        self._thread.start()
+
+    def join(self) -> Outcome:
+        self._thread.join(self._wait)
+        return self._found[0]
 
 
 @pytest.fixture

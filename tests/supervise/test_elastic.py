@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers import wait_until
-from rankfall.model import JobSpec, Outcome
+from rankfall.model import JobSpec
 from rankfall.store import RunDir
-from rankfall.supervise import Control, request_resize
+from rankfall.supervise import request_resize
 
-from .conftest import QUICK, Bench
+from .conftest import QUICK, Bench, Threaded
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
@@ -38,20 +37,6 @@ while not os.path.exists("leave"):
             raise RuntimeError("Connection closed by peer [127.0.0.1]:29500")
     time.sleep(0.05)
 """
-
-
-class Threaded:
-    """A supervisor in a thread."""
-
-    def __init__(self, bench: Bench, run: RunDir) -> None:
-        self._found: list[Outcome] = []
-        self.control = Control()
-        self._thread = threading.Thread(target=lambda: self._found.append(bench.supervise(run, control=self.control)))
-        self._thread.start()
-
-    def join(self) -> Outcome:
-        self._thread.join(WAIT)
-        return self._found[0]
 
 
 def spec(bench: Bench, **fields: Any) -> JobSpec:
@@ -84,7 +69,7 @@ def done(run: RunDir, nodes: int) -> bool:
 def test_jobapi_s07_nodes_join_and_leave_in_place_and_the_others_keep_their_processes(bench: Bench) -> None:
     run = bench.run_dir(spec(bench, nnodes=1, nnodes_max=3))
     request_resize(run, role="worker", nodes=2)
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 2)
     first = wrappers(run)
     assert sorted(first) == ["worker-0", "worker-1"]
@@ -114,7 +99,7 @@ def test_jobapi_s07_nodes_join_and_leave_in_place_and_the_others_keep_their_proc
 
 def test_an_elastic_gang_goes_on_without_a_node_that_was_killed(bench: Bench) -> None:
     run = bench.run_dir(spec(bench, nnodes=1, nnodes_max=2))
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 2)
     kill_node(run, 1)
     here(bench, 1)
@@ -128,7 +113,7 @@ def test_an_elastic_gang_goes_on_without_a_node_that_was_killed(bench: Bench) ->
 
 def test_a_rank_that_falls_by_itself_ends_an_elastic_gang_though_torchrun_would_start_it_again(bench: Bench) -> None:
     run = bench.run_dir(spec(bench, nnodes=1, nnodes_max=2))
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 2)
     (bench.folder / "fall-1").touch()
     wait_until(lambda: bench.texts("failure"), timeout=WAIT, what="the fall")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +14,12 @@ import pytest
 from helpers import wait_until
 from rankfall.client import SyncClient
 from rankfall.client.sync import SyncRun
-from rankfall.model import Outcome, Refused, Role, SpecError
+from rankfall.model import Refused, Role, SpecError
 from rankfall.store import RunDir
-from rankfall.supervise import Control, request_hold, request_resize
+from rankfall.supervise import request_hold, request_resize
 from rankfall.supervise.resizing import unmet
 
-from .conftest import Bench
+from .conftest import Bench, Threaded
 
 WAIT = 20.0
 # Ends with 0 once a file says so, so that the test chooses when an attempt may end.
@@ -29,20 +28,6 @@ open(f'here-{rank}-{os.environ["WORLD_SIZE"]}-{os.environ["RANKFALL_ATTEMPT"]}',
 while not os.path.exists('leave'):
     time.sleep(0.02)
 """
-
-
-class Threaded:
-    """A supervisor in a thread."""
-
-    def __init__(self, bench: Bench, run: RunDir) -> None:
-        self._found: list[Outcome] = []
-        self.control = Control()
-        self._thread = threading.Thread(target=lambda: self._found.append(bench.supervise(run, control=self.control)))
-        self._thread.start()
-
-    def join(self) -> Outcome:
-        self._thread.join(WAIT)
-        return self._found[0]
 
 
 @pytest.fixture
@@ -73,7 +58,7 @@ def history(run: RunDir) -> list[tuple[int, str, int]]:
 
 def test_jobapi_s07_a_fixed_size_changes_by_a_new_attempt_and_no_budget_is_used(bench: Bench) -> None:
     run = bench.run_dir(bench.spec(STAY, nnodes=4, policies={"max_restarts": 0}))
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 4, attempt=1)
     request_resize(run, role="worker", nodes=6, reason="more of them are free")
     here(bench, 6, attempt=2)
@@ -104,7 +89,7 @@ def test_a_wish_that_was_taken_back_in_time_stops_nothing(bench: Bench) -> None:
     run = bench.run_dir(bench.spec(STAY))
     for nodes in (5, 2):
         request_resize(run, role="worker", nodes=nodes)
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 2, attempt=1)
     leave(bench)
     assert supervisor.join().attempts == 1
@@ -127,7 +112,7 @@ def test_a_suspended_run_takes_its_new_size_when_it_goes_on(bench: Bench, client
 def test_between_two_attempts_the_next_one_has_the_new_size(bench: Bench) -> None:
     fall = 'if os.environ["RANKFALL_ATTEMPT"] == "1": sys.exit(143)\n'
     run = bench.run_dir(bench.spec(fall + STAY, policies={"backoff_s": 1.5, "max_restarts": 1}))
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     wait_until(lambda: bench.texts("decision"), timeout=WAIT, what="the decision")
     request_resize(run, role="worker", nodes=1)
     here(bench, 1, attempt=2)
@@ -138,7 +123,7 @@ def test_between_two_attempts_the_next_one_has_the_new_size(bench: Bench) -> Non
 
 def test_a_fall_before_the_wish_keeps_its_verdict(bench: Bench) -> None:
     run = bench.run_dir(bench.spec(f"if rank == 0: sys.exit(9)\n{STAY}", policies={"settle_quiet_s": 1.5}))
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     wait_until(lambda: "ended with code 9" in "".join(bench.texts("failure")), timeout=WAIT, what="the end")
     request_resize(run, role="worker", nodes=3)
     outcome = supervisor.join()
@@ -178,7 +163,7 @@ def kill_supervisor(run: SyncRun) -> None:
 @pytest.mark.parametrize("when", ["after-tell", "after-end_attempt", "after-begin_attempt", "after-start"])
 def test_a_supervisor_killed_while_it_resizes_neither_repeats_nor_forgets(bench: Bench, when: str) -> None:
     run = bench.run_dir(bench.spec(STAY))
-    first = Threaded(bench, run)
+    first = Threaded(bench, run, wait=WAIT)
     here(bench, 2, attempt=1)
     # The wish is there before the mortal supervisor comes, so that what lasts is counted from it.
     moment = {"after-tell": 1, "after-end_attempt": 1, "after-begin_attempt": 1, "after-start": 3}[when]
@@ -228,7 +213,7 @@ def test_a_size_that_the_next_attempt_would_be_refused_for_is_refused_now(bench:
 
 def test_a_held_run_keeps_the_wish_for_its_next_attempt(bench: Bench) -> None:
     run = bench.run_dir(bench.spec(STAY))
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 2, attempt=1)
     request_hold(run.path, "suspend")
     request_resize(run, role="worker", nodes=1)
@@ -247,7 +232,7 @@ def test_jobapi_s07_one_role_of_several_gets_another_size_and_slots_stay_numbere
     run = bench.run_dir(
         msgspec.structs.replace(made, nnodes=1, launcher="auto", roles=roles, command=("python3", *made.command))
     )
-    supervisor = Threaded(bench, run)
+    supervisor = Threaded(bench, run, wait=WAIT)
     wait_until(lambda: len(list(bench.folder.glob("here-*-1"))) == 2, timeout=WAIT, what="both roles")
     request_resize(run, role="ps", nodes=2)
     wait_until(lambda: len(list(bench.folder.glob("here-*-2"))) == 3, timeout=WAIT, what="three slots")

@@ -7,7 +7,9 @@ from typing import Any
 
 from rankfall.backends.cluster.compile import compile_job
 from rankfall.backends.cluster.objects import Compiled, ServedFacts
+from rankfall.backends.plan import SlotPlan
 from rankfall.model import JobSpec, spec_from
+from rankfall.store import RunDir
 
 KINDS = frozenset({"Job", "JobSet", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"})
 SERVED = ServedFacts(version=(1, 34), kinds=KINDS, pod_overrides="podSpecOverrides")
@@ -20,6 +22,20 @@ def spec(**fields: Any) -> JobSpec:
     fields = {"backend": "job", "command": ["train.py"], **fields}
     section = fields.pop("kubernetes", {})
     return spec_from({**fields, "kubernetes": {"image": "registry/train:1", **section}})
+
+
+def slot_of(run: RunDir) -> SlotPlan:
+    """Slot 0 of the first attempt, as a cluster's backend plans it."""
+    return SlotPlan(
+        slot=0,
+        role="worker",
+        node="",
+        argv=(),
+        env={},
+        cwd="",
+        slot_dir=str(run.slot_dir(1, "worker", 0)),
+        stream_dir=str(run.stream_dir(1, "worker", 0)),
+    )
 
 
 def compiled(job: JobSpec, *, served: ServedFacts = SERVED, attempt: int = 1, **options: Any) -> Compiled:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from backends.cluster.launch_server import Api, Refusal, serving
-from backends.cluster.made import SERVED, compiled, spec
+from backends.cluster.made import SERVED, compiled, slot_of, spec
 from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.hold import NOTE_ATTEMPT
 from rankfall.backends.cluster.launch_errors import NameTaken
 from rankfall.backends.cluster.ownership import ANNOTATION_OWNER
-from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
+from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy
 from rankfall.kube.access import Access, Endpoint
 from rankfall.kube.errors import KubeError
@@ -81,16 +81,7 @@ class Desk:
             token=token,
             bases={"worker": 0},
         )
-        slot = SlotPlan(
-            slot=0,
-            role="worker",
-            node="",
-            argv=(),
-            env={},
-            cwd="",
-            slot_dir=str(run.slot_dir(1, "worker", 0)),
-            stream_dir=str(run.stream_dir(1, "worker", 0)),
-        )
+        slot = slot_of(run)
         return Plan(attempt=1, launcher="plain", slots=(slot,), cluster=place)
 
     def hold(self, backend: ClusterBackend, run: RunDir) -> HeldBy | None:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.cluster.made import compiled, spec
+from backends.cluster.made import compiled, slot_of, spec
 from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.elastic import set_size
-from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
+from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.kube.errors import Conflict, ObjectNotFound
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.observe.cluster.places import pods_folder
@@ -85,16 +85,7 @@ def test_a_gang_that_may_change_shares_no_store_with_its_ranks() -> None:
 
 def test_only_an_indexed_job_with_c10d_changes_in_place_and_by_the_size_in_its_plan(tmp_path: Path) -> None:
     run = RunDir.create(JobSpec(name="job", command=("train.py",)), home=tmp_path)
-    slot = SlotPlan(
-        slot=0,
-        role="worker",
-        node="",
-        argv=(),
-        env={},
-        cwd="",
-        slot_dir=str(run.slot_dir(1, "worker", 0)),
-        stream_dir="",
-    )
+    slot = slot_of(run)
     place = ClusterPlan(
         backend="job",
         namespace="team-a",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backends.cluster.made import slot_of
 from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import JobSpec
@@ -35,16 +36,7 @@ ENDED = ContainerFact(state="terminated", exit_code=0)
 )
 def test_how_a_slot_stands(tmp_path, fields, life):
     run = RunDir.create(JobSpec(name="job", command=("train.py",)), home=tmp_path)
-    slot = SlotPlan(
-        slot=0,
-        role="worker",
-        node="",
-        argv=(),
-        env={},
-        cwd="",
-        slot_dir=str(run.slot_dir(1, "worker", 0)),
-        stream_dir=str(run.stream_dir(1, "worker", 0)),
-    )
+    slot = slot_of(run)
     plan = Plan(attempt=1, launcher="exec", slots=(slot,))
     if fields is not None:
         writer = JournalWriter(journal_path(run.path, 1))
