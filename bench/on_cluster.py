@@ -106,7 +106,7 @@ class Place:
 def place(bed: Bed) -> Iterator[Place]:
     """A namespace, a proxy and a home; gone afterwards."""
     namespace = f"bench-{uuid.uuid4().hex[:8]}"
-    bed.kubectl("create", "namespace", namespace)
+    bed.kubectl.create_namespace(namespace)
     with tempfile.TemporaryDirectory() as name, Proxy(before.settings(bed.layout)) as proxy:
         folder = Path(name)
         config = before.through(proxy.url, bed.kubectl.kubeconfig, folder / "kubeconfig")

@@ -117,8 +117,9 @@ class Bed:
             self._step("JobSet and Kubeflow Trainer", controllers.start),
             self._step("DNS", lambda: dns.start(control)),
             *(self._step(f"kubelet of {node.name}", node.start_kubelet) for node in machines),
-            lambda: self.kubectl.apply(storage.objects(self.layout, node=self.layout.node_name(1))),
         )
+        # After the new kinds of JobSet and Trainer: while the API server takes them up, it refuses some requests of others.
+        self.kubectl.apply(storage.objects(self.layout, node=self.layout.node_name(1)))
 
     def _step(self, what: str, work: Callable[[], None]) -> Callable[[], None]:
         def step() -> None:

@@ -84,7 +84,7 @@ def fleet(
         folder=Path(tempfile.mkdtemp(prefix="kwok-", dir=bed.layout.folder)),
     )
     try:
-        bed.kubectl("create", "namespace", found.namespace)
+        bed.kubectl.create_namespace(found.namespace)
         limits.raise_follows(bed.layout)
         for pod in (*found.pods, None):
             found.log(pod).touch()

@@ -65,7 +65,7 @@ def kubectl(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def namespace(kubectl: Kubectl) -> Iterator[str]:
     """A namespace of this test's own; gone afterwards with all that is in it."""
     name = f"t-{uuid.uuid4().hex[:8]}"
-    kubectl("create", "namespace", name)
+    kubectl.create_namespace(name)
     yield name
     kubectl.run("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 

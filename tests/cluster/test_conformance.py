@@ -53,7 +53,7 @@ def suite(
     spaces = {backend: f"t-{uuid4().hex[:8]}" for backend in CLUSTER}
     configs = {}
     for backend, space in spaces.items():
-        kubectl("create", "namespace", space)
+        kubectl.create_namespace(space)
         prepare(kubectl, namespace=space)
         configs[backend] = accounts.create(bed.control, kubectl, "rankfall", namespace=space, rules=rules([backend]))
 

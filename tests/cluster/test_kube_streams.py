@@ -311,8 +311,7 @@ def test_a_watch_without_the_right_to_watch_says_so(bed, kubectl, namespace):
 def sleeper(kubectl) -> Iterator[Any]:
     """A namespace with a pod that sleeps; how to reach it."""
     name = f"t-{uuid.uuid4().hex[:8]}"
-    kubectl("create", "namespace", name)
-    assert kubectl.wait_until("get", "serviceaccount", "default", "-n", name, limit_s=90)
+    kubectl.create_namespace(name)
     kubectl.apply([pod("p", name, "sleep", "3600")])
     kubectl("wait", "--for=condition=Ready", "-n", name, "pod/p", "--timeout=90s")
     yield load_access(kubeconfig=str(kubectl.kubeconfig), namespace=name)
