@@ -30,7 +30,7 @@ bench: setup ## Measure speed and memory side by side with plain tools; prints a
 	@$(PY) bench
 
 bench-cluster: setup ## Measure what runs cost a cluster: requests, memory, CPU; on a bed that is up, else on one of its own (root)
-	@$(PY) -m bench.on_cluster
+	@$(PY) -m bench.cluster
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import on_cluster
-from bench.on_cluster import AGAIN, LAUNCH, PLAN, Place
+from bench.cluster.launches import AGAIN, LAUNCH, PLAN, launched
+from bench.cluster.place import Place, job, place, verbs
 from cluster.chaos_world import Chaos, counting
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -19,16 +19,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def where(bed: Bed) -> Iterator[Place]:
-    with on_cluster.place(bed) as made:
+    with place(bed) as made:
         yield made
 
 
 @pytest.mark.parametrize("backend", LAUNCH)
 def test_a_launch_takes_so_many_requests_however_many_slots(where, backend):
-    on_cluster.launched(where, on_cluster.job(where, backend=backend))
+    launched(where, job(where, backend=backend))
     # The schemas are known now.
     for slots in (2, 24):
-        planned, created = on_cluster.launched(where, on_cluster.job(where, backend=backend, slots=slots))
+        planned, created = launched(where, job(where, backend=backend, slots=slots))
         assert (planned.total(), set(planned)) == (PLAN, {"discovery"})
         assert LAUNCH[backend] <= created.total() <= LAUNCH[backend] + AGAIN[backend], created
 
@@ -40,7 +40,7 @@ def test_a_run_lists_and_watches_once_and_reads_each_log_once_and_commands_ask_n
         chaos = Chaos(bed, proxy, home=tmp_path / "home", kubectl=kubectl, namespace=namespace)
         done = chaos.run(counting(backend="job", namespace=namespace, lines=3, nnodes=3))
         assert done.returncode == 0, done.stderr
-        asked = on_cluster.verbs(proxy.log(), since=0)
+        asked = verbs(proxy.log(), since=0)
         # Two plans: one that refuses in the foreground, one of the attempt. A stream that ended is looked at once more for its end.
         assert asked.pop("log") in range(3, 7)
         assert asked.pop("discovery") <= 2 * (PLAN + 4)

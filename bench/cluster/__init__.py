@@ -1,0 +1,1 @@
+"""What runs cost a cluster."""
