@@ -11,7 +11,7 @@ import pytest
 
 from rankfall.backends.command import check_hook, read_command
 from rankfall.backends.interpreter import Interpreter, find_interpreter
-from rankfall.backends.local import choose_launcher
+from rankfall.backends.local_plan import choose_launcher
 from rankfall.model import JobSpec, Refused, SpecError
 
 TORCH = Interpreter(path="/opt/python", version=(3, 12, 1), torch="2.9")
