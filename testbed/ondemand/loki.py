@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,14 +53,59 @@ def run(bed: Bed) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _config(folder: Path, address: str) -> dict[str, Any]:
+@contextmanager
+def alone(folder: Path, *, say: Callable[[str], None], **limits: Any) -> Iterator[str]:
+    """The URL of a Loki of this machine, which needs no bed.
+
+    Args:
+        folder: for its files; made when missing.
+        say: takes lines of progress.
+        limits: of its ``limits_config``.
+
+    Raises:
+        TestbedError: it did not become ready.
+    """
+    binary = builds.ensure(["loki"], say=say)["loki"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with _free_port() as port, _free_port() as inner:
+        ports = (port, inner)
+    config = folder / "loki.yaml"
+    config.write_text(yaml.safe_dump(_config(folder, "127.0.0.1", ports=ports, limits=limits)))
+    with (folder / "log").open("wb") as log:
+        daemon = subprocess.Popen([str(binary), f"-config.file={config}", "-target=all"], stdout=log, stderr=log)
+        try:
+            ready = process.poll(
+                lambda: daemon.poll() is not None or answers("127.0.0.1", ports[0], "/ready"), limit_s=_READY_S
+            )
+            if not ready or daemon.poll() is not None:
+                raise TestbedError(f"Loki did not become ready: {process.tail(folder / 'log')}")
+            yield f"http://127.0.0.1:{ports[0]}"
+        finally:
+            daemon.kill()
+            daemon.wait()
+
+
+@contextmanager
+def _free_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
+def _config(
+    folder: Path,
+    address: str,
+    *,
+    ports: tuple[int, int] = (_PORT, _INNER_PORT),
+    limits: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     return {
         "auth_enabled": False,
         "server": {
             "http_listen_address": address,
-            "http_listen_port": _PORT,
+            "http_listen_port": ports[0],
             "grpc_listen_address": "127.0.0.1",
-            "grpc_listen_port": _INNER_PORT,
+            "grpc_listen_port": ports[1],
             "log_level": "warn",
         },
         "common": {
@@ -88,6 +135,11 @@ def _config(folder: Path, address: str) -> dict[str, Any]:
             # Without limit: all is still in memory, lines of a shifted clock too.
             "query_store_max_look_back_period": "-1ns",
         },
-        "limits_config": {"reject_old_samples": False, "ingestion_rate_mb": 64, "ingestion_burst_size_mb": 128},
+        "limits_config": {
+            "reject_old_samples": False,
+            "ingestion_rate_mb": 64,
+            "ingestion_burst_size_mb": 128,
+            **(limits or {}),
+        },
         "analytics": {"reporting_enabled": False},
     }
