@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from flyte_errors import document
 from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec
 from rankfall.observe.attempt import AttemptObserver, lock_is_free
@@ -372,3 +373,20 @@ def test_errors_s17_of_a_slot_that_only_says_failed_the_records_are_still_read(s
     assert (verdict.rank, verdict.slot) == (2, 1)
     assert verdict.decisive is not None
     assert "no such shard" in verdict.decisive.line
+
+
+def test_errors_s8_error_files_of_flyte_speak_where_nobody_else_did(scene):
+    scene.finish(1, 1)
+    folder = scene.run.records_dir / "errors"
+    folder.mkdir()
+    (folder / "error-1.pb").write_bytes(document("ValueError: bad thing", at=NOW + 2 * 10**9))
+    (folder / "error-2.pb").write_bytes(b"\x0a\x09")
+    observer = scene.observer()
+    observer.poll(NOW)
+    verdict = diagnose(observer.case()).verdict
+    assert (verdict.rank, verdict.decisive.line) == (None, "ValueError: bad thing")
+    assert any("error-2.pb is damaged" in text for text in verdict.missing)
+    scene.error(3, "KeyError: 'vocab'", 1.0)
+    observer.poll(NOW)
+    verdict = diagnose(observer.case()).verdict
+    assert (verdict.rank, verdict.decisive.line) == (3, "KeyError: 'vocab'")

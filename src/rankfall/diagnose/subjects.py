@@ -63,9 +63,11 @@ class Subject(msgspec.Struct, kw_only=True):
 
     @property
     def pod(self) -> str | None:
-        """Name of its pod, from the rank's facts first."""
-        own = self.rank.pod if self.rank else None
-        return own or (self.slot.pod if self.slot else None)
+        """Name of its pod, from the rank's facts first; at last what its own words say."""
+        for facts in (self.rank, self.slot):
+            if facts and facts.pod:
+                return facts.pod
+        return next((e.pod for e in self.evidence if e.pod), None)
 
 
 def own_failure(facts: RankFacts) -> bool:

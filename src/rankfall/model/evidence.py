@@ -33,6 +33,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         peers: ranks that the text names as missing, closed or lagging.
         mark: the user's own word about retry, on the root's exception only.
         pid: process that it speaks of.
+        pod: name of the pod that wrote it, where only its own words say so.
         attempt, round: None = unknown, taken as the present ones.
     """
 
@@ -46,6 +47,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str | None = None
     local_rank: int | None = None
     pid: int | None = None
+    pod: str | None = None
     at: int | None = None
     uncertainty: float | None = None
     stream: str | None = None

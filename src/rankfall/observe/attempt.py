@@ -24,6 +24,7 @@ from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
+from rankfall.observe.left_errors import LeftErrors
 from rankfall.observe.life import Life
 from rankfall.observe.lone import PATIENCE_S, LoneSlot, stands_alone
 from rankfall.observe.records import Found, RecordFolder, read_end
@@ -113,6 +114,9 @@ class AttemptObserver:
         self._later: list[Found] = []
         self._clocks = ClockView(run_dir.path, attempt=attempt)
         self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
+        # Of slots without a word of their own: true only until they have one, so it is looked for when a case is made.
+        self._left_found: list[Evidence] = []
+        self._left = LeftErrors(run_dir.records_dir, catalogue=found, attempt=attempt)
         alone = spare_listing and stands_alone(spec, launcher) and not numbers
         self._lone = self._lone_slot(launcher) if alone and launcher else None
         # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
@@ -235,7 +239,7 @@ class AttemptObserver:
         mine = {only} if only is not None else None
         slots = tuple(facts for facts in self.slots() if mine is None or facts.slot in mine)
         ranks = tuple(facts for facts in self.ranks() if mine is None or facts.slot in mine)
-        evidence = (*self._evidence.values(), *self._waiting.values())
+        evidence = (*self._evidence.values(), *self._waiting.values(), *self._left_found)
         ended = all(s.state in {"ended", "lost"} for s in slots if s.state != "expected") and any(
             s.state in {"ended", "lost"} for s in slots
         )
@@ -373,6 +377,9 @@ class AttemptObserver:
             attempt=self.attempt,
         )
         self._keep(found)
+        if self._lone is None:
+            self._left_found = self._left.evidence(slots=places, ranks=self.ranks(), known=self._evidence.values())
+            problems += self._left.problems
         self._notes += [problem for problem in problems if problem not in self._notes]
 
     def _keep(self, pieces: Iterable[Evidence]) -> None:

@@ -16,8 +16,9 @@ from typing import BinaryIO, Final
 import msgspec
 
 from rankfall.model import Case, Evidence, NotFound, RankFacts, UsageError
+from rankfall.observe import container_error, elastic
 from rankfall.observe import evidence as make
-from rankfall.observe.elastic import error_file_evidence
+from rankfall.observe.container_error import container_error_evidence, is_container_error
 from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
 from rankfall.observe.scan import ChunkScanner, Finding
 from rankfall.observe.streams import KEEP_FIRST
@@ -70,7 +71,7 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
                 if (rank := dump_rank(file.name)) is not None:
                     _dump(file, rank, dumps, problems)
                     continue
-                if file.name == "error.json":
+                if file.name == "error.json" or is_container_error(file.name):
                     _error_file(file, source, catalogue, problems)
                 else:
                     with file.open("rb", buffering=0) as opened:
@@ -162,9 +163,13 @@ def _keep(source: _Source, finding: Finding, *, byte: int, line: int) -> None:
 
 
 def _error_file(file: Path, source: _Source, catalogue: Catalogue, problems: list[str]) -> None:
+    foreign = is_container_error(file.name)
     with file.open("rb") as opened:
-        data = opened.read((1 << 20) + 1)
-    piece = error_file_evidence(data, name=str(file), stream=source.group, catalogue=catalogue)
+        data = opened.read((container_error.MAX_FILE if foreign else elastic.MAX_FILE) + 1)
+    if foreign:
+        piece = container_error_evidence(data, name=str(file), catalogue=catalogue)
+    else:
+        piece = elastic.error_file_evidence(data, name=str(file), stream=source.group, catalogue=catalogue)
     if isinstance(piece, str):
         problems.append(piece)
     else:
