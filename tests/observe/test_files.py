@@ -15,6 +15,7 @@ from rankfall.model import NotFound
 from rankfall.observe.elastic import error_file_evidence
 from rankfall.observe.files import case_of_files
 from rankfall.signatures.catalogue import default_catalogue
+from rankfall.store.compress import compress
 
 VALUE_ERROR = """[rank{r}]: Traceback (most recent call last):
 [rank{r}]:   File "/app/train.py", line 8, in <module>
@@ -40,6 +41,28 @@ def test_one_file_a_node(pile):
     assert (verdict.rank, verdict.cause.slug, verdict.run, verdict.attempt) == (3, "user_code_exception", None, None)
     assert sorted(c.rank for c in verdict.consequences) == [0, 1, 2]
     assert verdict.decisive.where.endswith("b.log:9")
+
+
+def test_compressed_files_are_read_once_each(pile):
+    plain = explain_files([pile]).verdict
+    for path in list(pile.iterdir()):
+        raw = path.read_bytes()
+        assert compress(path) is None
+        if path.name == "a.log":
+            # As a process leaves it that was killed in between.
+            path.write_bytes(raw)
+    found = explain_files([pile]).verdict
+    assert (found.rank, found.cause, found.consequences) == (plain.rank, plain.cause, plain.consequences)
+    assert found.decisive.where.endswith("b.log.zst:9")
+    assert len(found.evidence) == len(plain.evidence)
+
+
+def test_a_torn_compressed_file_is_missing_evidence(pile):
+    path = pile / "b.log"
+    assert compress(path) is None
+    packed = pile / "b.log.zst"
+    packed.write_bytes(packed.read_bytes()[:60])
+    assert any("b.log.zst cannot be read: is damaged" in text for text in explain_files([pile]).verdict.missing)
 
 
 def test_one_mixed_stream(pile):

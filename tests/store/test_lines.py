@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rankfall.model import Cause, Diagnosis, JobSpec, RankFacts, UsageError, Verdict
 from rankfall.store import RunDir, Writer
 from rankfall.store import cursor as cursors
-from rankfall.store import stream as streams
 from rankfall.store.cursor import Forward, lines_backward
 from rankfall.store.lines import CUT_MARK, MAX_LINE, LineQuery, read_lines
 from stream_files import FakeStream, row, stream
@@ -320,31 +319,3 @@ def test_a_pipe_in_the_place_of_a_stream_makes_nobody_wait(run_dir: RunDir) -> N
         assert query.tail is not None or any(
             "1.out.log cannot be read: is no regular file" in text for text in problems
         )
-
-
-def test_logs_s47_the_last_100_lines_of_one_rank_of_5_gb_are_quick(run_dir: RunDir, writer: Writer) -> None:
-    big, small = stream(run_dir, 0), stream(run_dir, 1)
-    put(writer, run_dir, (big, 0), (small, 1))
-    small.write(b"other\n" * 10, at=10)
-    size = 5 << 30
-    # A hole is as large for the reader as written bytes are, and costs no disk.
-    os.truncate(big.path, size)
-    with big.path.open("ab") as file:
-        file.write(b"\n" + b"".join(b"step %d\n" % n for n in range(100)))
-    reads = []
-
-    def spying(path: Path, start: int, length: int) -> bytes:
-        reads.append(length)
-        return real(path, start, length)
-
-    real = streams.read_bytes
-    tracemalloc.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cursors, "read_bytes", spying)
-        found = list(read_lines(run_dir, LineQuery(tail=100, ranks=frozenset({0}))))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert [line.data for line in found] == [b"step %d" % n for n in range(100)]
-    assert all(line.rank == 0 for line in found)
-    assert sum(reads) < 1 << 20
-    assert peak < 8 << 20

@@ -246,7 +246,7 @@ class AttemptObserver:
         succeeded = bool(slots) and all(
             s.state == "ended" and s.exit_code == 0 for s in slots if s.state != "expected" or not self.spec.elastic
         )
-        missing = [*self._records.problems, *self._notes]
+        missing = [*self._records.problems, *self._streams.problems, *self._notes]
         killed = any(r.signal == _SIGKILL and r.killed_by == "foreign" for r in ranks)
         if killed and self._kernel_note:
             missing.append(self._kernel_note)

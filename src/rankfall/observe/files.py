@@ -2,7 +2,7 @@
 
 Nothing is guessed from the order or the names of files. A name is used in two cases only, where it is a documented layout: torchrun's
 ``attempt_N/<local rank>/`` folders, and ``rank-N`` files such as our own; a rank that the lines themselves carry beats it.
-Files are read in chunks, so their size does not matter; binary ones are read like any other and say nothing.
+Files are read in chunks, so their size does not matter, compressed ones (``.zst``) too; binary ones are read like any other and say nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -25,6 +26,7 @@ from rankfall.observe.streams import KEEP_FIRST
 from rankfall.observe.text import digest
 from rankfall.observe.torchrun import Reported
 from rankfall.signatures.catalogue import Catalogue, default_catalogue
+from rankfall.store.packed import ENDING, read_zstd
 
 CHUNK: Final = 4 << 20
 MAX_FILES: Final = 20_000
@@ -74,8 +76,7 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
                 if file.name == "error.json" or is_container_error(file.name):
                     _error_file(file, source, catalogue, problems)
                 else:
-                    with file.open("rb", buffering=0) as opened:
-                        _read(opened, source, catalogue)
+                    _read(_chunks(file), source, catalogue)
             except OSError as error:
                 problems.append(f"{file} cannot be read: {error.strerror}")
                 continue
@@ -91,7 +92,7 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
 def case_of_stream(file: BinaryIO, *, name: str, catalogue: Catalogue | None = None) -> Case:
     """The case that one stream of text tells; it is read to its end."""
     source = _Source(name=name, group=name)
-    _read(file, source, catalogue or default_catalogue())
+    _read(iter(lambda: file.read(CHUNK), b""), source, catalogue or default_catalogue())
     return _case([source], [])
 
 
@@ -110,6 +111,9 @@ def _files(path: Path, problems: list[str]) -> Iterator[Path]:
             file = Path(folder, name)
             if file.suffix in _NO_LOGS or not file.is_file():
                 continue
+            if file.suffix == ENDING and file.stem in names:
+                # Both forms of one file: the raw one is read.
+                continue
             count += 1
             if count > MAX_FILES:
                 raise UsageError(f"{path} holds more than {MAX_FILES} files", hint="name the folder of one job's logs")
@@ -127,16 +131,22 @@ def _place(file: Path) -> _Source:
     return _Source(name=name, group=name, rank=int(rank.group(1)) if rank else None)
 
 
-def _read(file: BinaryIO, source: _Source, catalogue: Catalogue) -> None:
+def _chunks(file: Path) -> Iterator[bytes]:
+    if file.suffix == ENDING:
+        yield from read_zstd(file)
+        return
+    with file.open("rb", buffering=0) as opened:
+        while data := opened.read(CHUNK):
+            yield data
+
+
+def _read(chunks: Iterable[bytes], source: _Source, catalogue: Catalogue) -> None:
     scanner = ChunkScanner(catalogue)
-    while True:
-        data = file.read(CHUNK)
+    for data in chain(chunks, [b""]):
         findings, statements = scanner.feed(data, final=not data)
         for finding, byte, line in findings:
             _keep(source, finding, byte=byte, line=line)
         source.reported += [(reported, line) for reported, _, line in statements]
-        if not data:
-            return
 
 
 def _keep(source: _Source, finding: Finding, *, byte: int, line: int) -> None:

@@ -16,6 +16,7 @@ from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
 from rankfall.observe.text import digest
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
+from rankfall.store.packed import ENDING
 
 
 class StreamNews(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +105,11 @@ class SlotStreams:
         self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
         self._known = {str(path) for path in self._streams}
 
+    @property
+    def problems(self) -> list[str]:
+        """Streams that cannot be read, in words."""
+        return [f"{stream.name}: {stream.tail.problem}" for stream in self._streams.values() if stream.tail.problem]
+
     def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
         owners = _Owners(facts)
@@ -161,7 +167,8 @@ class SlotStreams:
                     own = self._instances[instance] = Path(instance)
                 if self._starts.of_folder(slot, own) != "now":
                     continue
-                for text in _entries(instance):
+                for entry in _entries(instance):
+                    text = entry.removesuffix(ENDING)
                     if not text.endswith(".log") or text in self._known:
                         continue
                     self._known.add(text)

@@ -17,6 +17,7 @@ import msgspec
 from rankfall.observe.scan import ChunkScanner, Finding
 from rankfall.observe.torchrun import Reported
 from rankfall.signatures.catalogue import Catalogue
+from rankfall.store.content import content_size, open_content
 
 CHUNK: Final = 4 << 20
 # A job that prints faster than this can be read must not keep the rest of a look waiting.
@@ -50,6 +51,11 @@ class StreamTail:
     Args:
         path: the stream's file; its index lies beside it with the ending ``.idx``, or is absent.
         catalogue: the signatures in force.
+
+    Attributes:
+        offset: bytes that were read.
+        behind: there are more.
+        problem: why it cannot be read, in words.
     """
 
     def __init__(self, path: Path, catalogue: Catalogue) -> None:
@@ -57,6 +63,7 @@ class StreamTail:
         self.offset = 0
         self.last_at: int | None = None
         self.behind = False
+        self.problem: str | None = None
         self._scanner = ChunkScanner(catalogue)
         self._index = Index(index_path(path))
 
@@ -67,8 +74,11 @@ class StreamTail:
             final: the stream is complete: take its last, unfinished line too.
         """
         try:
-            size = self.path.stat().st_size
-        except OSError:
+            size = content_size(self.path)
+        except FileNotFoundError:
+            return [], [], 0
+        except OSError as error:
+            self.problem = f"{self.path.name} cannot be read: {error.strerror or error}"
             return [], [], 0
         if size <= self.offset and not (final and self._scanner.waiting):
             self.behind = False
@@ -77,20 +87,19 @@ class StreamTail:
         reports: list[PlacedReport] = []
         fresh = 0
         try:
-            file = self.path.open("rb", buffering=0)
-        except OSError:
-            return [], [], 0
-        with file:
-            file.seek(self.offset)
-            while True:
-                data = file.read(CHUNK)
-                fresh += len(data)
-                self.offset += len(data)
-                last = len(data) < CHUNK
-                self._take(data, final=final and last, found=found, reports=reports)
-                self.behind = not last
-                if last or fresh >= MAX_POLL:
-                    break
+            with open_content(self.path) as content:
+                while True:
+                    data = content.read(self.offset, CHUNK)
+                    fresh += len(data)
+                    self.offset += len(data)
+                    last = len(data) < CHUNK
+                    self._take(data, final=final and last, found=found, reports=reports)
+                    self.behind = not last
+                    if last or fresh >= MAX_POLL:
+                        break
+        except OSError as error:
+            self.behind = False
+            self.problem = f"{self.path.name} cannot be read: {error.strerror or error}"
         self.last_at = self._index.last_stamp()
         return found, reports, fresh
 

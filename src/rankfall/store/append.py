@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from rankfall.store.compress import unpack
 from rankfall.store.stream import MAGIC, ROW
 
 # Sources of a stamp in an index; 1 is the wrapper's clock (rankfall_inside.streams).
@@ -28,6 +29,7 @@ class StreamAppender:
 
     def __init__(self, base: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        unpack(Path(f"{base}.log"))
         self._log = os.open(f"{base}.log", flags, 0o644)
         try:
             self._idx = os.open(f"{base}.idx", flags, 0o644)

@@ -6,12 +6,13 @@ A line longer than ``MAX_LINE`` is cut here, in what is shown; the stream itself
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankfall.store.stream import IndexReader, IndexRow, open_regular, read_bytes, stamps_backward
+from rankfall.store.content import Raw, open_content, read_bytes
+from rankfall.store.packed import Packed
+from rankfall.store.stream import IndexReader, IndexRow, stamps_backward
 
 MAX_LINE: Final = 1 << 20
 MIN_BLOCK: Final = 2048
@@ -79,15 +80,11 @@ class Forward:
         Raises:
             OSError: the stream cannot be read.
         """
-        fd = open_regular(self.path)
-        try:
-            size = os.fstat(fd).st_size
-            size = size if self._end is None else min(size, self._end)
-            if self._skip and not self._skip_line(fd, size):
+        with open_content(self.path) as content:
+            size = content.size if self._end is None else min(content.size, self._end)
+            if self._skip and not self._skip_line(content, size):
                 return []
-            data = self._whole_lines(fd, size, final=final)
-        finally:
-            os.close(fd)
+            data = self._whole_lines(content, size, final=final)
         if not data:
             return []
         cut = self._inside
@@ -97,12 +94,12 @@ class Forward:
             self._skip, self._inside = True, False
         return spans
 
-    def _whole_lines(self, fd: int, size: int, *, final: bool) -> bytes:
+    def _whole_lines(self, content: Raw | Packed, size: int, *, final: bool) -> bytes:
         """Bytes from ``offset`` up to the last LF of a block; sets ``_inside`` when they are a piece of a longer line."""
         left = size - self.offset
         if left <= 0:
             return b""
-        data = os.pread(fd, min(left, self._block), self.offset)
+        data = content.read(self.offset, min(left, self._block))
         cut = data.rfind(b"\n") + 1
         if self._inside:
             # Further pieces of a long line: up to its LF, else all there is.
@@ -110,7 +107,7 @@ class Forward:
             self._inside = not cut
             return data[:cut] if cut else data
         if not cut and self._block <= MAX_LINE and left > len(data):
-            data = os.pread(fd, min(left, MAX_LINE + 1), self.offset)
+            data = content.read(self.offset, min(left, MAX_LINE + 1))
             cut = data.rfind(b"\n") + 1
         if cut:
             return data[:cut]
@@ -119,10 +116,10 @@ class Forward:
             return data[:MAX_LINE]
         return data if final else b""
 
-    def _skip_line(self, fd: int, size: int) -> bool:
+    def _skip_line(self, content: Raw | Packed, size: int) -> bool:
         """Pass the rest of an unwanted line; whether its LF was found."""
         while self.offset < size:
-            data = os.pread(fd, min(MAX_LINE, size - self.offset), self.offset)
+            data = content.read(self.offset, min(MAX_LINE, size - self.offset))
             if not data:
                 return False
             found = data.find(b"\n")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from rankfall.store.content import content_size, read_bytes
 from rankfall.store.cursor import Forward, lines_backward
 from rankfall.store.merge import Feed, Line, View, cursor_for, tail_of
 from rankfall.store.names import StreamName
 from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, chosen_streams, known_ranges, wanted_ranks
-from rankfall.store.stream import read_bytes
 
 if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
@@ -238,7 +238,7 @@ def _kept(lines: Iterator[Line]) -> Iterator[Line]:
 def _last_line_end(view: View) -> int:
     """End of the last whole line that is there now; what follows it is still being written."""
     try:
-        size = view.name.path.stat().st_size
+        size = content_size(view.name.path)
         last = next(lines_backward(view.name.path, end=size, block=4096), None)
         if last is None:
             return 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from rankfall.store.content import content_size
 from rankfall.store.cursor import MAX_LINE, Backward, Forward, Span, lines_backward
 from rankfall.store.names import StreamName
 from rankfall.store.select import (
@@ -234,7 +235,7 @@ def cursor_for(view: View, *, block: int = MAX_LINE) -> Forward:
 
 def _size(view: View) -> int:
     try:
-        return view.name.path.stat().st_size
+        return content_size(view.name.path)
     except OSError:
         return 0
 

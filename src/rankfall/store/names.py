@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from rankfall.store.packed import ENDING
+
 SLOT: Final = "slot"
 
 _ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")
@@ -25,7 +27,7 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
         stream: path relative to the run directory.
         local: process ordinal, ``r`` and the rank (streams that were taken apart by the wrapper's prefix), or ``slot``.
         out: standard output, else standard error.
-        path: the file.
+        path: the file, by the name that it has while it is not compressed.
     """
 
     attempt: int
@@ -73,7 +75,7 @@ def find_streams(
                 if not (third.isascii() and third.isdigit()):
                     continue
                 folder = logs / first / second / third
-                inside = set(_entries(folder, notes))
+                inside = {name.removesuffix(ENDING) for name in _entries(folder, notes)}
                 notes.extend(
                     f"{folder / name}: the stream is gone, only its index is left"
                     for name in sorted(inside)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rankfall.model import RankFacts, Record, SlotFacts
+from rankfall.store.content import read_bytes
 from rankfall.store.names import StreamName, find_streams
 from rankfall.store.rows import AttemptRow, StreamRow
-from rankfall.store.stream import read_bytes
 
 if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir

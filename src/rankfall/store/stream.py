@@ -6,15 +6,15 @@ stamps and time but no byte of the stream.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from rankfall.model import StoreError
+from rankfall.store.content import Raw, open_content, open_regular
+from rankfall.store.packed import Packed
 
 MAGIC: Final = b"RFIDX1\0\0"
 ROW: Final = struct.Struct("<QQqQB7x")
@@ -151,17 +151,14 @@ def position(path: Path, byte: int) -> int:
     """
     row = IndexReader(path).at(byte)
     try:
-        fd = open_regular(path)
-        try:
-            start, line = _anchor(fd, row, byte)
+        with open_content(path) as content:
+            start, line = _anchor(content, row, byte)
             while start < byte:
-                data = os.pread(fd, min(BLOCK, byte - start), start)
+                data = content.read(start, min(BLOCK, byte - start))
                 if not data:
                     break
                 line += data.count(b"\n")
                 start += len(data)
-        finally:
-            os.close(fd)
     except OSError as error:
         raise StoreError(
             f"cannot read {path}: {error.strerror or error}",
@@ -170,39 +167,13 @@ def position(path: Path, byte: int) -> int:
     return line + 1
 
 
-def _anchor(fd: int, row: IndexRow | None, byte: int) -> tuple[int, int]:
+def _anchor(content: Raw | Packed, row: IndexRow | None, byte: int) -> tuple[int, int]:
     """A byte at or before ``byte`` and the line (from 0) that it stands on, from a row when that can be true."""
     if row is None or not 0 < row.offset <= byte or row.line > row.offset + 1:
         return 0, 0
-    before = os.pread(fd, 1, row.offset - 1)
+    before = content.read(row.offset - 1, 1)
     line = row.line if before == b"\n" else row.line - 1
     return (row.offset, line) if before and line >= 0 else (0, 0)
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor for reading. A job can put anything in its folders: a pipe there must not make a reader wait for ever.
-
-    Raises:
-        OSError: it cannot be opened or is no regular file.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
-    return fd
-
-
-def read_bytes(path: Path, start: int, length: int) -> bytes:
-    """Bytes of a stream, fewer where it ends.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    fd = open_regular(path)
-    try:
-        return os.pread(fd, max(0, length), start)
-    finally:
-        os.close(fd)
 
 
 def stamps_backward(index: IndexReader, byte: int) -> Iterator[IndexRow]:

@@ -31,6 +31,7 @@ EventKind = Literal[
     "signal",
     "ended",
     "released",
+    "raw",
 ]
 
 EVENTS_NAME: Final = "events.jsonl"

@@ -16,6 +16,7 @@ from rankfall.store import RunDir, Writer
 from rankfall.supervise.control import Control, signals_to
 from rankfall.supervise.events import Event
 from rankfall.supervise.supervised import Supervised
+from rankfall.supervise.tidying import tidy
 
 if TYPE_CHECKING:
     from rankfall.supervise.unattended import Unattended
@@ -68,6 +69,8 @@ def supervise(
                     standby=standby,
                 )
                 outcome = run.to_end()
+                if outcome.state in FINAL_STATES:
+                    tidy(run_dir)
             if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
                 from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
 

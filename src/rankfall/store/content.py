@@ -1,0 +1,107 @@
+"""The bytes of one stream, whichever form they lie in: raw while it may grow, compressed (``packed``) once it has ended.
+
+All readers come through here, under the stream's own name (``0.out.log``); offsets and indexes are those of the raw bytes in both forms.
+The raw form goes only after the compressed one has its name, so whoever looks for the raw one first always finds one of the two.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Self
+
+from rankfall.store.packed import ENDING, Packed
+
+
+class Raw:
+    """A stream that is not compressed, open.
+
+    Args:
+        fd: of the file; closed with this object.
+
+    Attributes:
+        size: bytes when it was opened.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes of the stream, fewer where it ends.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return os.pread(self._fd, max(0, length), start)
+
+
+def packed_path(stream: Path) -> Path:
+    """Where the compressed form of a stream lies: ``0.out.log`` -> ``0.out.log.zst``."""
+    return stream.with_name(stream.name + ENDING)
+
+
+def open_content(path: Path) -> Raw | Packed:
+    """A stream for reading.
+
+    Args:
+        path: of its raw form, whether or not that is there.
+
+    Raises:
+        OSError: neither form is there, or what is there cannot be read.
+    """
+    try:
+        return Raw(open_regular(path))
+    except FileNotFoundError:
+        packed = packed_path(path)
+        try:
+            fd = open_regular(packed)
+        except FileNotFoundError:
+            pass
+        else:
+            return Packed(fd, packed)
+        raise
+
+
+def content_size(path: Path) -> int:
+    """Bytes of a stream.
+
+    Raises:
+        OSError: as :func:`open_content`.
+    """
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        with open_content(path) as content:
+            return content.size
+
+
+def read_bytes(path: Path, start: int, length: int) -> bytes:
+    """Bytes of a stream, fewer where it ends.
+
+    Raises:
+        OSError: as :func:`open_content`.
+    """
+    with open_content(path) as content:
+        return content.read(start, length)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor for reading. A job can put anything in its folders: a pipe there must not make a reader wait for ever.
+
+    Raises:
+        OSError: it cannot be opened or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return fd

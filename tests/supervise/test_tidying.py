@@ -1,0 +1,62 @@
+"""What becomes of the streams when a run is over: the large ones are compressed, whoever was killed over it."""
+
+from __future__ import annotations
+
+from rankfall.explain import explain_run
+from rankfall.store import RunDir
+from rankfall.store.compress import MARK
+from rankfall.store.lines import LineQuery, read_lines
+from rankfall.supervise.events import read_events
+from rankfall.supervise.tidying import tidy
+
+from .conftest import Bench
+
+MUCH = "print('\\n'.join(f'rank {rank} line {n} ' + '.' * 80 for n in range(15000)))"
+
+
+def forms(run: RunDir) -> set[str]:
+    return {path.name for path in run.logs_dir.rglob("*.out.*") if path.suffix != ".idx"}
+
+
+def test_large_streams_are_compressed_at_the_end_and_everything_reads_them(bench: Bench) -> None:
+    run, outcome = bench.run(f"{MUCH}\nraise KeyError('lost')", nnodes=1, policies={"max_restarts": 0})
+    assert forms(run) == {"0.out.log.zst"}
+    assert not (run.path / MARK).exists()
+    lines = list(read_lines(run, LineQuery(ranks=frozenset({0}), streams="out")))
+    assert [line.data.split()[3] for line in lines] == [b"%d" % n for n in range(15000)]
+    assert (run.path / "rank-00000.log").read_text().count("\n") > 15000
+    assert outcome.verdict is not None
+    assert explain_run(run, fresh=True).verdict.cause == outcome.verdict.cause
+
+
+def test_what_a_killed_process_left_halfway_is_ended_by_the_next_run(bench: Bench) -> None:
+    left, _ = bench.run("print('a')", nnodes=1)
+    stream = next(left.logs_dir.rglob("0.out.log"))
+    stream.write_bytes(b"x\n" * 600_000)
+    (left.path / MARK).touch()
+    with left.lease():
+        tidy(bench.run("print('b')", nnodes=1)[0])
+        assert stream.exists(), "somebody holds it"
+    bench.run("print('c')", nnodes=1)
+    assert forms(left) == {"0.out.log.zst"}
+    assert not (left.path / MARK).exists()
+
+
+def test_a_run_that_goes_on_is_left_alone(bench: Bench) -> None:
+    left = bench.run_dir(bench.spec("pass"))
+    folder = left.stream_dir(1, "worker", 0)
+    folder.mkdir(parents=True)
+    (folder / "0.out.log").write_bytes(b"x\n" * 600_000)
+    (left.path / MARK).touch()
+    bench.run("print('c')", nnodes=1)
+    assert forms(left) == {"0.out.log"}
+
+
+def test_why_a_stream_stays_raw_is_kept_with_the_run(bench: Bench) -> None:
+    run, _ = bench.run("print('a')", nnodes=1)
+    stream = next(run.logs_dir.rglob("0.out.log"))
+    with stream.open("ab") as file:
+        file.write(b"x\n" * 600_000)
+        tidy(run)
+    event = read_events(run.path)[0][-1]
+    assert (event.kind, event.text.partition(": ")[2]) == ("raw", "a process still has it open for writing")
