@@ -9,7 +9,7 @@ import click
 from rankfall.cli import emit
 from rankfall.model import UsageError
 
-_SCHEMAS = ("job", "record", "verdict", "runs", "status")
+_SCHEMAS = ("job", "record", "verdict", "runs", "status", "nodehealth", "nodefault")
 
 
 @click.group("config")

@@ -13,12 +13,14 @@ from typing import Final
 
 import msgspec
 
+from rankfall.observe.kmsg import KmsgRecord
+from rankfall.observe.kmsg_ring import Ring
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.signatures.matcher import Hit, best
 
 KMSG: Final = Path("/dev/kmsg")
 _MAX_LINES: Final = 200_000
-_FACILITY_SHIFT: Final = 3
+_BATCH: Final = 1_000
 
 
 class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,27 +38,28 @@ def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple
     Args:
         catalogue: the signatures in force.
         since: nanoseconds since the epoch.
-        path: the device; a test gives a file of the same format.
+        path: the device; a test gives a file of one record.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return [], f"kernel log: {error.strerror}"
-    boot = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    began = boot_at()
     found: list[KernelLine] = []
+    # What an earlier look saw is of no use here: each look is at one moment of one attempt.
+    ring = Ring(fd, boot="this")
+    read = 0
     try:
-        for _ in range(_MAX_LINES):
-            try:
-                entry = os.read(fd, 8192)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:  # the ring moved on under the reader; the next read goes on
-                continue
-            if not entry:
-                break
-            line = _parse(entry, boot=boot, since=since, catalogue=catalogue)
-            if line is not None:
-                found.append(line)
+        while read < _MAX_LINES and (entries := ring.take(_BATCH)):
+            read += len(entries)
+            for entry in entries:
+                line = (
+                    _line(entry, boot=began, since=since, catalogue=catalogue)
+                    if isinstance(entry, KmsgRecord)
+                    else None
+                )
+                if line is not None:
+                    found.append(line)
     except OSError as error:
         return found, f"kernel log: {error.strerror}"
     finally:
@@ -64,21 +67,19 @@ def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple
     return found, None
 
 
-def _parse(entry: bytes, *, boot: int, since: int, catalogue: Catalogue) -> KernelLine | None:
-    head, separator, text = entry.partition(b";")
-    fields = head.split(b",")
-    if not separator or len(fields) < 3 or not fields[0].isdigit() or not fields[2].isdigit():  # noqa: PLR2004 - priority, number, stamp
+def boot_at() -> int:
+    """When this machine's clock since the boot began, in nanoseconds since the epoch, as the clocks stand now."""
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _line(entry: KmsgRecord, *, boot: int, since: int, catalogue: Catalogue) -> KernelLine | None:
+    at = boot + entry.stamp_us * 1000
+    if not entry.by_kernel or at < since:
         return None
-    if int(fields[0]) >> _FACILITY_SHIFT:
-        return None
-    at = boot + int(fields[2]) * 1000
-    if at < since:
-        return None
-    line = text.split(b"\n", 1)[0]
-    hit = best(catalogue.match_line(line, where="kernel"))
+    hit = best(catalogue.match_line(entry.text, where="kernel"))
     if hit is None:
         return None
     pid = hit.groups.get("pid", "")
     return KernelLine(
-        at=at, text=line.decode("utf-8", "replace")[:2000], hit=hit, pid=int(pid) if pid.isdigit() else None
+        at=at, text=entry.text.decode("utf-8", "replace")[:2000], hit=hit, pid=int(pid) if pid.isdigit() else None
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from rankfall.model.health import NodeFault, NodeHealth
 from rankfall.model.record import Record
 from rankfall.model.run import RunsDocument, StatusDocument
 from rankfall.model.spec import JobSpec
@@ -13,6 +14,8 @@ from rankfall.model.verdict import Verdict
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.job-1": JobSpec,
+    "rankfall.nodefault-1": NodeFault,
+    "rankfall.nodehealth-1": NodeHealth,
     "rankfall.record-1": Record,
     "rankfall.runs-1": RunsDocument,
     "rankfall.status-1": StatusDocument,

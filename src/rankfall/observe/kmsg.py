@@ -1,0 +1,85 @@
+r"""One record of ``/dev/kmsg`` as the kernel gives it: who wrote it, its number, its stamp, its text.
+
+The form is that of the kernel's ABI text (``dev-kmsg``): ``priority,number,stamp,flags[,more];text\n`` and then lines `` KEY=value\n``. The
+record is split at its first semicolon only, and further fields of the head are left alone. The text stays as the kernel escaped it (what is
+not printable ASCII, and the backslash, as ``\xNN``): so it is one line, and a name with a newline in it cannot begin another. Facility 0 is the kernel itself; a process that writes to the device gets another one and cannot choose 0. Anything of another form is
+refused as unreadable, with its bytes, and never read half.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+#: More than any record: the kernel's own limit is 8 KiB with its dictionary (CONSOLE_EXT_LOG_MAX).
+MAX_RECORD: Final = 16 << 10
+
+_FACILITY_SHIFT: Final = 3
+_LEVEL_MASK: Final = 7
+# Numbers are bounded before they are read: a priority has a facility of at most a few digits, number and stamp are 64 bits.
+_HEAD: Final = re.compile(rb"([0-9]{1,9}),([0-9]{1,20}),([0-9]{1,20})(?:,([^,;\n]{0,8})(?:,[^;\n]*)?)?")
+_ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
+_PAIR: Final = re.compile(rb" ([^=\n]+)=(.*)")
+_UINT64: Final = 1 << 64
+
+
+class KmsgRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One record.
+
+    Attributes:
+        facility: 0 = the kernel itself; any other one was written by a process.
+        level: 0 (emergency) to 7 (debug).
+        seq: number since the boot; 1 more than that of the record before.
+        stamp_us: microseconds on the kernel's own clock since the boot, which does not run while the machine sleeps.
+        flags: ``-`` whole, ``c`` beginning of a line in parts, ``+`` a later part; empty from kernels that give none.
+        text: the line, escaped; ``unescape`` gives its bytes.
+        pairs: the dictionary, as ``SUBSYSTEM`` -> ``pci``, escaped as well.
+    """
+
+    facility: int
+    level: int
+    seq: int
+    stamp_us: int
+    flags: str
+    text: bytes
+    pairs: dict[str, bytes] = {}
+
+    @property
+    def by_kernel(self) -> bool:
+        """The kernel itself wrote it. False = any process with the device open did."""
+        return self.facility == 0
+
+
+def parse_record(data: bytes) -> KmsgRecord | None:
+    """Read what one ``read`` of the device gave; None when it is no record."""
+    if len(data) > MAX_RECORD:
+        return None
+    head, semicolon, rest = data.partition(b";")
+    found = _HEAD.fullmatch(head)
+    if not semicolon or found is None:
+        return None
+    priority, seq, stamp = (int(found[number]) for number in (1, 2, 3))
+    if seq >= _UINT64 or stamp >= _UINT64:
+        return None
+    text, _, more = rest.partition(b"\n")
+    pairs = {}
+    for line in more.split(b"\n"):
+        pair = _PAIR.fullmatch(line)
+        if pair is not None:
+            pairs[pair[1].decode("ascii", "backslashreplace")] = pair[2]
+    return KmsgRecord(
+        facility=priority >> _FACILITY_SHIFT,
+        level=priority & _LEVEL_MASK,
+        seq=seq,
+        stamp_us=stamp,
+        flags=(found[4] or b"").decode("ascii", "backslashreplace"),
+        text=text,
+        pairs=pairs,
+    )
+
+
+def unescape(text: bytes) -> bytes:
+    r"""``\xNN`` as the byte that it stands for: the kernel escapes so what is not printable ASCII, and the backslash itself."""
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), text) if b"\\x" in text else text
