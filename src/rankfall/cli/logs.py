@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -13,9 +14,12 @@ from rankfall.cli.options import run_argument
 from rankfall.cli.target import run_as_it_is
 from rankfall.cli.values import Ranks, parse_ranks, parse_since
 from rankfall.cli.view import LineWriter
-from rankfall.model import FINAL_STATES, NotFound, UsageError
+from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery, read_lines
+
+if TYPE_CHECKING:
+    from rankfall.observe.loki.settings import LokiSettings
 
 _TICK_S: Final = 0.1
 _BATCH: Final = 1000
@@ -34,6 +38,14 @@ _BATCH: Final = 1000
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only one of the two.")
 @click.option("--timestamps", is_flag=True, help="When each line came (UTC).")
 @click.option("--prefix/--no-prefix", default=None, help="[rank N] before each line; default: unless one rank.")
+@click.option(
+    "--log-source",
+    type=click.Choice(["record", "loki"]),
+    default="record",
+    show_default=True,
+    help="loki: first take in what Loki has of pods that the API no longer has.",
+)
+@click.option("--loki-url", metavar="URL", help="Of Loki; default: RANKFALL_LOKI_URL.")
 @click.option(
     "-o",
     "--output",
@@ -56,6 +68,8 @@ def logs(
     stream: str | None,
     timestamps: bool,
     prefix: bool | None,
+    log_source: str,
+    loki_url: str | None,
     output: str,
 ) -> None:
     """Show what the ranks printed, merged by time.
@@ -65,7 +79,10 @@ def logs(
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     ranks = parse_ranks(rank)
+    settings = _loki(log_source, loki_url, follow=follow)
     directory = run_as_it_is(run)
+    if settings is not None:
+        _from_loki(directory, settings, attempt=chosen_attempt(directory, attempt=attempt, previous=previous))
     query = LineQuery(
         ranks=ranks.numbers or None,
         last=ranks.last,
@@ -89,6 +106,44 @@ def logs(
         emit.say(f"rankfall: {problem}")
     if not count:
         _say_why_empty(directory, ranks)
+
+
+def _loki(source: str, url: str | None, *, follow: bool) -> LokiSettings | None:
+    """Where Loki is, when it is asked at all.
+
+    Raises:
+        UsageError: flags that contradict each other, or settings of a wrong form.
+    """
+    if source != "loki":
+        if url is not None:
+            raise UsageError("--loki-url says nothing without --log-source loki", hint="give both, or neither")
+        return None
+    if follow:
+        raise UsageError(
+            "--follow and --log-source loki contradict each other",
+            hint="Loki is asked for pods that are gone; rankfall attach follows those that are there",
+        )
+    from rankfall.observe.loki.settings import loki_settings  # noqa: PLC0415 - only here
+
+    return loki_settings(url, os.environ)
+
+
+def _from_loki(directory: RunDir, settings: LokiSettings, *, attempt: int | Literal["all"] | None) -> None:
+    """Take in what Loki has. Where that fails the record is shown as it is, and why is said."""
+    from rankfall.supervise.from_loki import take_from_loki  # noqa: PLC0415 - loads the HTTP client
+
+    with directory.reader() as reader:
+        newest = reader.newest_attempt()
+    number = newest if attempt is None else attempt
+    wanted = frozenset({number}) if isinstance(number, int) else None
+    try:
+        take_from_loki(directory, settings, attempts=wanted, say=lambda text: emit.say(f"rankfall: {text}"))
+    except LockHeld:
+        emit.say("rankfall: Loki is not asked: somebody records the run now, and takes its lines from the API")
+    except EvidenceLost as error:
+        emit.say(f"rankfall: {error.message}")
+    except InfrastructureError as error:
+        emit.say(f"rankfall: Loki could not be asked for all; what is shown may lack lines: {error.message}")
 
 
 def follow_lines(

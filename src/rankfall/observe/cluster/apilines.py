@@ -36,6 +36,20 @@ class StampParser:
         return _slow(line)
 
 
+def stamp_text(ns: int, *, east_s: int = 0) -> str:
+    """A stamp as the API writes it.
+
+    Args:
+        ns: nanoseconds since the epoch.
+        east_s: seconds east of UTC of the node's zone; 0 is written as ``Z``.
+    """
+    zone = timezone(timedelta(seconds=east_s))
+    moment = datetime.fromtimestamp(ns // _NS, zone).strftime("%Y-%m-%dT%H:%M:%S")
+    sign, minutes = ("-" if east_s < 0 else "+"), abs(east_s) // 60
+    offset = f"{sign}{minutes // 60:02d}:{minutes % 60:02d}" if east_s else "Z"
+    return f"{moment}.{ns % _NS:09d}{offset}"
+
+
 def _slow(line: bytes) -> tuple[int | None, int]:
     """Any other fraction and zone that RFC 3339 allows."""
     blank = line.find(b" ", 0, _LONGEST + 1)

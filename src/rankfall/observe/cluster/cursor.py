@@ -123,6 +123,11 @@ class Cursor:
         """Whether this line may come again."""
         return zlib.crc32(line) in self._expected
 
+    def holds(self, line: bytes) -> bool:
+        """Whether a line as the API gives it is among those that were taken last; asked for few lines only."""
+        sum_of_it = zlib.crc32(line)
+        return any(found == sum_of_it for _, found in self._taken)
+
     def repeats(self, line: bytes) -> bool:
         """Whether this line of the reopened log was taken before. Asked once for each line, in order, while ``expecting``.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime
 from typing import Final
 
 from rankfall.model import Record
+from rankfall.observe.cluster.apilines import stamp_text
 
-_NS: Final = 1_000_000_000
 # Any constant: the same gap has the same id, however often it is written down.
 _SPACE: Final = uuid.UUID("5d0c5b8e-7a4f-4b0c-9d5e-52616e6b6661")
 
@@ -28,8 +27,8 @@ def gap_record(
         after: stamp of the line before it, nanoseconds since the epoch by the node's clock; None = the beginning.
         before: stamp of the line after it; None = the end.
     """
-    since = "its beginning" if after is None else _time(after)
-    until = "its end" if before is None else _time(before)
+    since = "its beginning" if after is None else stamp_text(after)
+    until = "its end" if before is None else stamp_text(before)
     which = f", restart {number}" if number else ""
     return Record(
         id=uuid.uuid5(_SPACE, f"{run} {attempt} {uid} {number} {after} {before}").hex,
@@ -43,8 +42,3 @@ def gap_record(
         at_ns=after,
         notes=(f"lines of slot {slot}{which} may be missing: between {since} and {until} of its log",),
     )
-
-
-def _time(ns: int) -> str:
-    moment = datetime.fromtimestamp(ns // _NS, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{moment}.{ns % _NS:09d}Z"

@@ -120,7 +120,7 @@ class Cursor:
         self._seen: dict[bytes, int] = {}
         self._order: deque[tuple[int, bytes]] = deque()
         self._next: int | None = None
-        self._end = 0
+        self._end = self._settled = 0
         self._wide = False
         self._began = state.mark
         self._remember(state.seen)
@@ -139,16 +139,18 @@ class Cursor:
         """To be kept."""
         return State(mark=self._mark, forgotten=self._forgotten, seen=tuple(self._order), late=self._late)
 
-    def begin(self, end: int, *, overlap_ns: int | None = None) -> None:
+    def begin(self, end: int, *, overlap_ns: int | None = None, settled: int | None = None) -> None:
         """Begin a pass over all that is there now.
 
         Args:
             end: stamps from here on are left for later passes.
+            settled: the mark does not go beyond this stamp, where ``end`` lies ahead of the clock: what is stored up to it may still come late.
             overlap_ns: less than the cursor's own for a quick look between the thorough ones.
         """
         overlap = self._overlap if overlap_ns is None else min(overlap_ns, self._overlap)
         self._next = max(0, self._mark - overlap, self._forgotten + 1)
         self._end = end
+        self._settled = end if settled is None else settled
         self._wide = False
         self._began = self._mark
 
@@ -187,7 +189,7 @@ class Cursor:
             self.stuck_at = window.start
         else:
             self._wide = True
-        self._mark = max(self._mark, self._next or 0)
+        self._mark = max(self._mark, min(self._next or 0, self._settled))
         self._remember((entry.at, found) for found, entry in new.items())
         return list(new.values())
 
@@ -195,7 +197,7 @@ class Cursor:
         """Go on behind the nanosecond that is stuck; what more it holds is lost, and to be said."""
         if self.stuck_at is not None:
             self._next = self.stuck_at + 1
-            self._mark = max(self._mark, self._next)
+            self._mark = max(self._mark, min(self._next, self._settled))
             self.stuck_at = None
             self._wide = False
 
@@ -206,8 +208,9 @@ class Cursor:
 
     def _remember(self, ids: Iterable[tuple[int, bytes]]) -> None:
         for at, found in ids:
-            self._seen[found] = at
-            self._order.append((at, found))
+            if found not in self._seen:
+                self._seen[found] = at
+                self._order.append((at, found))
         horizon = self._mark - self._overlap
         # In the order of reading: late lines stand behind older ones and are forgotten a little later.
         while self._order and (self._order[0][0] < horizon or len(self._order) > self._max_seen):

@@ -59,18 +59,21 @@ class Reader:
         self._on_stuck = on_stuck
         self._patience_s = patience_s
 
-    async def read(self, end: int, *, overlap_ns: int | None = None) -> AsyncIterator[list[Entry]]:
+    async def read(
+        self, end: int, *, overlap_ns: int | None = None, settled: int | None = None
+    ) -> AsyncIterator[list[Entry]]:
         """One pass: what is new, a page at a time. The cursor's state is that after the page that was given.
 
         Args:
             end: stamps from here on are left for later passes, nanoseconds since the epoch.
             overlap_ns: as :meth:`Cursor.begin`.
+            settled: as there.
 
         Raises:
             LokiError: it does not pass, or lasted too long. The cursor stands where it stood.
         """
         cursor = self.cursor
-        cursor.begin(end, overlap_ns=overlap_ns)
+        cursor.begin(end, overlap_ns=overlap_ns, settled=settled)
         while (window := cursor.window()) is not None or cursor.stuck_at is not None:
             if window is None:
                 if cursor.stuck_at is not None:

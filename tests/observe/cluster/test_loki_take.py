@@ -1,0 +1,320 @@
+"""Lines of pods that the API no longer has, out of Loki: each once, under its own instance, joined only where the join is proved."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from observe.cluster.feeding import CHANNEL, record_line
+from rankfall.model import JobSpec, Record
+from rankfall.observe.cluster.apilines import StampParser, stamp_text
+from rankfall.observe.cluster.instances import Instances
+from rankfall.observe.cluster.journal import JournalWriter, journal_path
+from rankfall.observe.cluster.loki_labels import Origin, origin
+from rankfall.observe.cluster.loki_state import LokiState
+from rankfall.observe.cluster.loki_take import LokiTake
+from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
+from rankfall.observe.cluster.source import PodSource
+from rankfall.observe.loki.cursor import SECOND, Entry
+from rankfall.observe.loki.errors import LokiError
+from rankfall.observe.loki.settings import LABELS, LokiSettings
+from rankfall.store import RunDir
+
+BEGAN = 1_800_000_000 * SECOND
+SETTINGS = LokiSettings(url="http://loki")
+UID = "0a-uid"
+
+
+class FakeLoki:
+    """Gives what a real one would (tests/cluster/test_loki.py); ``dies`` after so many pages."""
+
+    def __init__(self) -> None:
+        self.rows: list[Entry] = []
+        self.asked: list[str] = []
+        self.dies: int | None = None
+
+    def add(self, at: int, text: str, *, pod: str = "job-0-abcde", **labels: str) -> None:
+        labels = {"namespace": "here", "container": "main", "pod": pod} | labels
+        self.rows.append(Entry(at=at, key=tuple(labels.values()), text=text, labels=labels))
+
+    async def query_range(self, query: str, *, start: int, end: int, limit: int) -> list[Entry]:
+        if self.dies is not None:
+            self.dies -= 1
+            if self.dies < 0:
+                raise LokiError("killed")
+        self.asked.append(query)
+        rows = [one for one in self.rows if f'pod="{one.labels["pod"]}"' in query or "|=" in query]
+        rows = [one for one in rows if "|=" not in query or f"rankfall/1 {CHANNEL} " in one.text]
+        return sorted((one for one in rows if start <= one.at < end), key=lambda one: one.at)[:limit]
+
+
+class World:
+    def __init__(self, home: Path) -> None:
+        self.run = RunDir.create(JobSpec(name="job", command=("train.py",), nnodes=2), home=home)
+        self.loki = FakeLoki()
+        self.said: list[str] = []
+        self.until = at(60)
+        self.source = PodSource(
+            context="c", namespace="here", selector="a=b", container="main", token=CHANNEL, bases={"worker": 0}
+        )
+
+    def pod(self, *, slot: int = 0, log: str = "lost", restarts: int = 0, gone: bool = True, uid: str = UID) -> None:
+        writer = JournalWriter(journal_path(self.run.path, 1))
+        main = ContainerFact(state="terminated", restarts=restarts, id="c1")
+        last = ContainerFact(state="terminated", restarts=restarts - 1, id="c0") if restarts else None
+        fact = PodFact(
+            seen_ns=1, name=f"job-{slot}-abcde", uid=uid, slot=slot, gone=gone, log=log, main=main, last=last
+        )
+        writer.add(fact)
+        writer.close()
+
+    def instances(self) -> Instances:
+        return Instances(self.run, attempt=1, role_of=lambda _: "worker", token=CHANNEL)
+
+    def followed(self, text: bytes) -> None:
+        """What the API gave before the pod vanished."""
+        instances = self.instances()
+        log = instances.open(0, uid=UID, number=0)
+        log.opened()
+        log.feed(text)
+        log.lose()
+        log.cursor.closed = "lost"
+        log.cursor.commit({})
+        instances.close()
+
+    def take(self, *, over: bool = False) -> int:
+        one = LokiTake(
+            self.run, attempt=1, source=self.source, loki=self.loki, settings=SETTINGS, over=over,
+            since=BEGAN, until=self.until, say=self.said.append,
+        )  # fmt: skip
+        return asyncio.run(one.take())
+
+    def stream(self, name: str, *, slot: int = 0, instance: int = 0) -> bytes:
+        path = self.run.stream_dir(1, "worker", slot, instance) / f"{name}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def gaps(self) -> list[str]:
+        found = [msgspec.json.decode(path.read_bytes(), type=Record) for path in self.run.records_dir.glob("gap-*")]
+        return [note for one in found for note in one.notes]
+
+    def record(self, number: int, kind: str, **fields: object) -> str:
+        return record_line(self.run.id, fields.pop("slot", 0), number, kind=kind, writer="wrapper", **fields).decode()
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def at(second: float) -> int:
+    return BEGAN + int(second * SECOND)
+
+
+def test_a_pod_that_was_never_followed_comes_with_its_ranks_and_records_and_only_once(world):
+    world.pod(log="open")
+    world.loki.add(at(1), world.record(1, "slot_start"))
+    world.loki.add(at(2), "[rank 0] a")
+    world.loki.add(at(3), "[rank 1] b")
+    world.loki.add(at(4), "two\nlines")
+    world.loki.add(at(9), world.record(2, "slot_end"))
+    assert world.take() == 6
+    assert (world.stream("r0.out"), world.stream("r1.out"), world.stream("slot.out")) == (
+        b"a\n",
+        b"b\n",
+        b"two\nlines\n",
+    )
+    assert len(list(world.run.records_dir.glob("slot_end-*"))) == 1
+    assert world.gaps() == []
+    # All of it is there: nothing more is asked of this pod.
+    assert world.take() == 0
+    assert world.stream("r0.out") == b"a\n"
+
+
+def test_a_log_that_ended_when_its_pod_vanished_is_continued_where_it_ended(world):
+    world.pod()
+    world.followed(f"{stamp_text(at(1))} [rank 0] one\n{stamp_text(at(2))} [rank 0] two\n".encode())
+    assert len(world.gaps()) == 1
+    for second, text in ((1, "one"), (2, "two"), (3, "three")):
+        world.loki.add(at(second), f"[rank 0] {text}")
+    # Of the very nanosecond where it ended.
+    world.loki.add(at(2), "[rank 0] also two")
+    assert world.take() == 2
+    assert world.stream("r0.out") == b"one\ntwo\nalso two\nthree\n"
+    # Without the wrapper's last word nobody knows whether that was all.
+    assert len(world.gaps()) == 1
+    world.loki.add(at(4), world.record(2, "slot_end"))
+    world.loki.add(at(2.5), "[rank 0] late")
+    assert world.take() == 2
+    assert world.stream("r0.out") == b"one\ntwo\nalso two\nthree\nlate\n"
+    assert world.gaps() == []
+
+
+def test_stamps_of_a_node_in_another_zone_are_known_again(world):
+    world.pod()
+    zone = 5 * 3600 + 1800
+    world.followed(f"{stamp_text(at(1), east_s=zone)} [rank 0] one\n".encode())
+    world.loki.add(at(1), "[rank 0] one")
+    world.loki.add(at(2), "[rank 0] two")
+    assert world.take() == 1
+    assert world.stream("r0.out") == b"one\ntwo\n"
+
+
+def test_a_collector_with_stamps_of_its_own_is_not_joined_and_that_is_said(world):
+    world.pod()
+    world.followed(f"{stamp_text(at(1))} [rank 0] one\n{stamp_text(at(2))} [rank 0] two\n".encode())
+    for second, text in ((1.1, "one"), (2.1, "two"), (3.1, "three")):
+        world.loki.add(at(second), f"[rank 0] {text}")
+    assert world.take() == 0
+    assert world.stream("r0.out") == b"one\ntwo\n"
+    assert any("cannot be joined" in text for text in world.said)
+    assert len(world.gaps()) == 1
+    world.said.clear()
+    assert world.take() == 0
+    assert world.stream("r0.out") == b"one\ntwo\n"
+
+
+def test_pods_that_nobody_saw_are_found_by_the_token_of_their_records(world):
+    for slot, uid in ((0, "0b-uid"), (1, "0c-uid")):
+        pod = f"job-{slot}-zzzzz"
+        world.loki.add(at(1), world.record(slot + 1, "slot_start", slot=slot, pod_uid=uid), pod=pod)
+        world.loki.add(at(2), f"[rank {slot}] hello", pod=pod)
+    # Text of a job that looks like a record, and a record of another run.
+    world.loki.add(at(1), f"\x1erankfall/1 {CHANNEL} nonsense", pod="liar")
+    world.loki.add(at(1), record_line("other-000000", 1, 9, kind="slot_start", writer="wrapper").decode(), pod="liar")
+    world.loki.add(at(2), "[rank 0] lie", pod="liar")
+    assert world.take() == 4
+    assert (world.stream("r0.out"), world.stream("r1.out", slot=1)) == (b"hello\n", b"hello\n")
+    assert len(world.gaps()) == 2
+
+
+def test_pods_of_an_unattended_run_that_cannot_be_told_apart_are_left_out(world):
+    world.run = RunDir.create(
+        JobSpec(name="two", command=("x",), backend="jobset", unattended=True), home=world.run.path.parents[1]
+    )
+    for pod in ("a", "b"):
+        world.loki.add(at(1), world.record(ord(pod), "slot_start", pod_uid=f"uid-{pod}"), pod=pod)
+    assert world.take() == 0
+    assert any("2 pods of it that nobody saw (a, b)" in text for text in world.said)
+
+
+def test_lines_of_a_restarted_container_go_where_their_labels_say_or_nowhere(world):
+    world.pod(restarts=1)
+    path = f"/var/log/pods/here_job-0-abcde_{UID}/main/"
+    world.loki.add(at(1), "first", filename=f"{path}0.log")
+    world.loki.add(at(2), "second", filename=f"{path}1.log")
+    world.loki.add(at(3), "of whom?")
+    world.loki.add(at(3), "of another pod of this name", k8s_pod_uid="other")
+    assert world.take() == 2
+    assert (world.stream("slot.out"), world.stream("slot.out", instance=1)) == (b"first\n", b"second\n")
+    assert any("was restarted" in text for text in world.said)
+
+
+def test_a_pod_that_the_api_may_still_have_is_left_to_it(world):
+    world.pod(gone=False, log="open")
+    world.loki.add(at(1), "here")
+    assert world.take() == 0
+    assert world.take(over=True) == 1
+
+
+def test_a_loki_that_does_not_answer_leaves_what_came_before_and_the_next_time_goes_on(world):
+    world.pod(log="open")
+    rows = list(range(2500))
+    for number in rows:
+        world.loki.add(at(number / 100), f"[rank 0] {number}")
+    world.loki.dies = 2
+    with pytest.raises(LokiError):
+        world.take()
+    assert 0 < world.stream("r0.out").count(b"\n") < 2500
+    world.loki.dies = None
+    world.take()
+    assert world.stream("r0.out") == b"".join(b"%d\n" % number for number in rows)
+
+
+class KilledError(Exception):
+    pass
+
+
+@given(st.lists(st.sampled_from(["intend", "feed", "done"]), max_size=6), st.integers(0, 1000))
+def test_a_process_killed_between_any_two_steps_neither_loses_nor_repeats(tmp_path_factory, kills, seed):
+    """launch-logs S12: each line once, however often the client dies while it takes them in."""
+    world = World(tmp_path_factory.mktemp("kill"))
+    world.pod(log="open")
+    dice = random.Random(seed)
+    texts = [f"[rank 0] {number}" for number in range(40)]
+    for number, text in enumerate(texts):
+        world.loki.add(at(number // 3), text)
+    dice.shuffle(world.loki.rows)
+
+    def attempt(kill: str | None) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            real, count = LokiState.intend, dice.randrange(4)
+
+            def intend(self, state, parts):
+                nonlocal count
+                count -= 1
+                if count < 0 and kill == "intend":
+                    raise KilledError
+                real(self, state, parts)
+                if count < 0 and kill == "feed":
+                    raise KilledError
+
+            patch.setattr(LokiState, "intend", intend)
+            patch.setattr("rankfall.observe.cluster.loki_pod.PAGE", 7)
+            world.take()
+
+    for kill in kills:
+        try:
+            attempt(kill)
+        except KilledError:
+            continue
+    attempt(None)
+    assert sorted(world.stream("r0.out").splitlines()) == sorted(text[9:].encode() for text in texts)
+
+
+def test_the_state_stays_small_and_survives_a_torn_row(world, monkeypatch):
+    monkeypatch.setattr("rankfall.observe.cluster.loki_state.COMPACT", 2000)
+    monkeypatch.setattr("rankfall.observe.cluster.loki_pod.PAGE", 50)
+    world.pod(log="open")
+    world.until = at(15000)
+    for number in range(3000):
+        world.loki.add(at(5 * number), f"[rank 0] {number}")
+    world.take()
+    (path,) = (world.run.path / "kube" / "attempt-1" / "loki").iterdir()
+    assert path.stat().st_size < 100_000
+    with path.open("ab") as file:
+        file.write(b'{"mark": 1')
+    world.loki.add(at(14990.5), "[rank 0] late")
+    assert world.take() == 1
+    world.loki.add(at(14990.6), "[rank 0] later")
+    assert world.take() == 1
+    assert world.stream("r0.out").count(b"\n") == 3002
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ({}, Origin(None, None)),
+        ({"filename": "/var/log/pods/ns_pod_u-1/main/3.log"}, Origin("u-1", 3)),
+        ({"log_file_path": "/var/log/pods/ns_pod_u-1/main/0.log.20260101-101010"}, Origin("u-1", 0)),
+        ({"k8s_pod_uid": "u-2", "k8s_container_restart_count": "1"}, Origin("u-2", 1)),
+        ({"k8s_container_restart_count": "many", "filename": "/tmp/x"}, Origin(None, None)),
+    ],
+)
+def test_what_labels_tell(labels, found):
+    assert origin(labels) == found
+
+
+@given(st.integers(0, 2**62), st.integers(-48, 56))
+def test_a_stamp_is_read_as_it_was_written(ns, quarter):
+    text = stamp_text(ns, east_s=quarter * 900)
+    assert StampParser().split(f"{text} x".encode()) == (ns, len(text) + 1)
+
+
+def test_the_labels_of_the_default_are_promtails():
+    assert LABELS == {"namespace": "namespace", "pod": "pod", "container": "container"}
