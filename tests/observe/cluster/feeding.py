@@ -13,7 +13,7 @@ import pytest
 from observe.cluster.kubemodel import Pod, World
 from rankfall.kube.client import Kube
 from rankfall.model import JobSpec
-from rankfall.observe.cluster import follower, session
+from rankfall.observe.cluster import follower, session, silence
 from rankfall.observe.cluster.feed import PodFeed
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import PodFact
@@ -28,8 +28,9 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_S", "_MOST_S", "_SELDOM_S", "SETTLE_S"):
         monkeypatch.setattr(follower, name, 0.002)
     # Not so short that a busy machine takes a server that thinks for one that is gone.
-    for name, seconds in (("SILENCE_S", 0.3), ("READING_S", 3.0), ("DRAIN_S", 0.05), ("DENIED_S", 0.05)):
+    for name, seconds in (("READING_S", 3.0), ("DRAIN_S", 0.05), ("DENIED_S", 0.05)):
         monkeypatch.setattr(follower, name, seconds)
+    monkeypatch.setattr(silence, "SILENCE_S", 0.3)
     for name in ("AGAIN_S", "KEEP_S"):
         monkeypatch.setattr(session, name, 0.01)
     monkeypatch.setattr("rankfall.observe.cluster.feed.AGAIN_S", 0.01)

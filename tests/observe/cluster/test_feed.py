@@ -18,7 +18,7 @@ from observe.cluster.kubemodel import NS, Pod, World, world
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.retry import Retry
-from rankfall.observe.cluster import follower, session
+from rankfall.observe.cluster import follower, session, silence
 from rankfall.observe.cluster.session import Session
 from rankfall.store import append
 
@@ -142,7 +142,7 @@ def test_any_schedule_every_line_once_and_an_end(schedule, tmp_path_factory):
 
 
 def test_over_tls_lines_records_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "SILENCE_S", 60.0)
+    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
     monkeypatch.setattr(follower, "SETTLE_S", 10.0)
 
     async def story(made: World, fed: Fed) -> None:
@@ -162,7 +162,7 @@ def test_over_tls_lines_records_and_the_end(tmp_path, monkeypatch):
 
 
 def test_launch_s28_a_late_pod_is_followed_from_its_first_line_and_the_others_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "SILENCE_S", 60.0)
+    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         first, late = made.add(0), made.add(1, start=False)
@@ -228,9 +228,88 @@ def test_two_restarts_between_two_looks_lose_an_instance_and_say_so(tmp_path):
     play(tmp_path, story)
 
 
+def test_logs_s26_starts_of_a_container_that_nobody_saw_are_said_to_be_missing(tmp_path):
+    """Before anybody looked for the first time, and between two looks."""
+
+    def started(made: World, pod: Pod, *texts: bytes) -> None:
+        for text in texts:
+            made.end(pod, 1, told=False)
+            made.start(pod)
+            made.write(pod, text)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        made.write(pod, b"zero")
+        started(made, pod, b"one", b"two")
+        fed.start()
+        await fed.holds(pod, b"two\n", instance=2)
+        await until(lambda: len(fed.records("gap-*.json")) == 1, "the gap of the first one")
+        await fed.stop()
+        started(made, pod, b"three", b"four", b"five")
+        fed.start()
+        await fed.holds(pod, b"five\n", instance=5)
+        made.end(pod)
+        assert (await fed.closed(pod)).log == "lost"
+        found = {number: fed.streams(pod, instance=number) for number in range(6)}
+        # Of the second one nothing was missing, as far as anybody read.
+        assert found == {
+            0: {},
+            1: {"slot.out": b"one\n"},
+            2: {"slot.out": b"two\n"},
+            3: {},
+            4: {"slot.out": b"four\n"},
+            5: {"slot.out": b"five\n"},
+        }
+        notes = sorted(
+            json.loads((fed.run.records_dir / name).read_text())["notes"][0].partition(" may be")[0]
+            for name in fed.records("gap-*.json")
+        )
+        assert notes == ["lines of slot 0", "lines of slot 0, restart 2", "lines of slot 0, restart 3"]
+
+    play(tmp_path, story)
+
+
+def test_a_container_that_was_restarted_very_often_costs_few_records(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        for number in range(50):
+            made.write(pod, b"start %d" % number)
+            made.end(pod, 1, told=False)
+            made.start(pod)
+        made.write(pod, b"now")
+        fed.start()
+        # Folders are numbered in the order in which instances were seen: twenty of those that are gone, the one before, and this one.
+        await fed.holds(pod, b"start 49\n", instance=20)
+        await fed.holds(pod, b"now\n", instance=21)
+        await until(lambda: len(fed.records("gap-*.json")) == 20, "a gap for each of the newest")
+        assert any("most of them unseen" in text for text in fed.troubles)
+
+    play(tmp_path, story)
+
+
+def test_a_dead_connection_is_found_soon_where_the_log_had_spoken_until_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
+    monkeypatch.setattr(silence, "KNOWN_S", 0.2)
+    monkeypatch.setattr(silence, "QUIET_S", 0.2)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        for number in range(30):
+            made.write(pod, b"line %d" % number)
+            await fed.holds(pod, b"line %d\n" % number)
+            await asyncio.sleep(0.01)
+        made.freeze(pod)
+        made.write(pod, b"while it was dead")
+        await fed.holds(pod, b"while it was dead\n")
+        assert fed.stream(pod).count(b"\n") == 31
+
+    play(tmp_path, story)
+
+
 def test_launch_s27_a_pod_that_is_deleted_at_once_keeps_what_came_and_its_gap_is_recorded(tmp_path, monkeypatch):
     # Its stream stays open and silent: the deletion alone tells that nothing more comes.
-    monkeypatch.setattr(follower, "SILENCE_S", 60.0)
+    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.observe.cluster.followed import Followed, InstanceFollowed, instance_state, instances_of
+from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
 from rankfall.observe.cluster.podfacts import ContainerFact, ContainerState, PodFact
 
 
@@ -59,3 +59,27 @@ def test_state_of_a_pods_log(fact, ends, state):
     followed = Followed(fact)
     followed.logs = {number: InstanceFollowed(end) for number, end in enumerate(ends)}
     assert followed.log_state == state
+
+
+@pytest.mark.parametrize(
+    ("fact", "known", "unseen"),
+    [
+        (pod(phase="Pending"), (), ()),
+        (pod(one("running")), (), ()),
+        (pod(one("running", 1), one("terminated", 0)), (), ()),
+        (pod(one("running", 2), one("terminated", 1)), (), (0,)),
+        (pod(one("running", 3), one("terminated", 2)), (0,), (1,)),
+        (pod(one("running", 3), one("terminated", 2)), (0, 1), ()),
+        # The kubelet has forgotten the one before.
+        (pod(one("running", 2)), (0,), (1,)),
+        (pod(one("waiting", 2), one("terminated", 2)), (), (0, 1)),
+    ],
+)
+def test_instances_that_nobody_saw(fact, known, unseen):
+    assert missed(fact, known) == unseen
+
+
+def test_an_instance_that_ended_without_having_run_has_no_lines_to_miss():
+    never = ContainerFact(state="terminated", reason="StartError", restarts=1)
+    assert idle_of(pod(one("waiting", 2), never)) == {1}
+    assert idle_of(pod(one("terminated", 1), one("terminated", 0))) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Final
 
 from rankfall.observe.cluster.follower import End, Follower, State
@@ -29,11 +30,13 @@ class Followed:
         fact: as an earlier session or process wrote it down, or the first look.
     """
 
-    __slots__ = ("fact", "logs")
+    __slots__ = ("fact", "idle", "logs")
 
     def __init__(self, fact: PodFact) -> None:
         self.fact = fact
         self.logs: dict[int, InstanceFollowed] = {}
+        # Instances that were seen and never ran: they have no log.
+        self.idle: set[int] = set()
         end = _CLOSED.get(fact.log)
         if end is not None:
             self.logs = {number: InstanceFollowed(end) for number in instances_of(fact)}
@@ -67,6 +70,25 @@ def instance_state(fact: PodFact, number: int) -> State:
 def instances_of(fact: PodFact) -> tuple[int, ...]:
     """Instances that have a log, by this look."""
     return tuple(sorted({one.restarts for one in (fact.last, fact.main) if one is not None and _ran(one)}))
+
+
+def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
+    """Instances that came and went while nobody looked, in order: their logs can hardly be had any more.
+
+    Args:
+        fact: the newest look.
+        known: instances that were seen before.
+    """
+    if fact.main is None:
+        return ()
+    shown = fact.last.restarts if fact.last is not None else None
+    return tuple(number for number in range(fact.main.restarts) if number != shown and number not in known)
+
+
+def idle_of(fact: PodFact) -> set[int]:
+    """Instances that have ended without having run, by this look."""
+    shown = (one for one in (fact.last, fact.main) if one is not None and one.state == "terminated")
+    return {one.restarts for one in shown if not _ran(one)}
 
 
 def _ran(container: ContainerFact) -> bool:

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, CredentialsError, Forbidden, KubeError, ObjectNotFound
 from rankfall.kube.podlogs import not_started, open_log
+from rankfall.observe.cluster import silence
 from rankfall.observe.cluster.instance import InstanceLog
 
 State = Literal["waiting", "running", "ended", "replaced", "gone"]
@@ -31,11 +32,12 @@ _ASKED_S: Final = 60.0
 # A stream that ended in order most often did so because its container ended: that long the pod is given to say so, seconds. Opened at once, the
 # log might be that of the container that takes its place.
 SETTLE_S: Final = 1.0
-# A silent stream is opened anew after this long: a connection that lost its other side looks the same, seconds.
-SILENCE_S: Final = 240.0
-# The same where nothing is waited for but what is there already, seconds; and where a container has ended and its stream has not.
+# A stream is opened anew when nothing more comes where nothing is waited for but what is there already, seconds; and where a container has ended
+# and its stream has not. One that waits for what a container will say has ``silence``.
 READING_S: Final = 20.0
 DRAIN_S: Final = 5.0
+# Limits of silence are spread over so much to both sides.
+_SPREAD: Final = 1.25
 # What a followed log holds already comes within this time after it was opened, seconds. A stream that lived that long was a good one.
 LIVE_S: Final = 5.0
 # How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
@@ -79,6 +81,9 @@ class Follower:
         self._trouble = trouble
         self._news = asyncio.Event()
         self._drain: asyncio.Timeout | None = None
+        self._silence = silence.Silence()
+        # When something came last, or the stream was opened.
+        self._heard = 0.0
         self._again = False
         self._failures = 0
         self._asked = 0.0
@@ -168,8 +173,8 @@ class Follower:
             follow=follow,
             previous=state == "replaced",
             since_second=self._log.cursor.since,
-            # Spread, so that streams that began together do not end together.
-            read_timeout=SILENCE_S * random.uniform(0.75, 1.25) if follow else READING_S,  # noqa: S311 - guards nothing
+            # Of a follow the silence decides, which is watched beside it; its head may take as long.
+            read_timeout=silence.SILENCE_S * _SPREAD if follow else READING_S,
         ) as chunks:
             self._log.opened()
             self._denied_since = None
@@ -189,8 +194,9 @@ class Follower:
         return False
 
     async def _followed(self, chunks: AsyncIterator[bytes]) -> bool:
-        """Take a followed stream; False also when its container has ended and nothing comes, not even the stream's end."""
+        """Take a followed stream; False also when nothing comes, not even its end: its container has ended, or the silence is too long."""
         scope = asyncio.timeout(None)
+        watch = asyncio.create_task(self._doubt(scope))
         try:
             async with scope:
                 self._drain = scope
@@ -203,6 +209,19 @@ class Follower:
             return False
         finally:
             self._drain = None
+            watch.cancel()
+
+    async def _doubt(self, scope: asyncio.Timeout) -> None:
+        """End a stream that is silent for too long. It looks now and then, and not at every chunk."""
+        # Spread, so that streams that began together do not end together.
+        share = random.uniform(2 - _SPREAD, _SPREAD)  # noqa: S311 - guards nothing
+        self._heard = _clock()
+        while (left := self._heard + share * self._silence.limit() - _clock()) > 0:  # noqa: ASYNC110 - of a clock nobody tells
+            # The limit changes with what is heard meanwhile.
+            await asyncio.sleep(min(left, silence.QUIET_S))
+        self._silence.doubted()
+        if not scope.expired():
+            scope.reschedule(_clock())
 
     async def _taken(self, chunks: AsyncIterator[bytes], state: State) -> bool:
         """Take a stream; False when it may be the log of the container that took this one's place."""
@@ -216,8 +235,12 @@ class Follower:
                     if self._state() != state:
                         return False
                 unsure = known is None
-            self._log.live = state == "running" and _clock() - opened > LIVE_S
+            now, lines = _clock(), self._log.cursor.lines
+            self._log.live = state == "running" and now - opened > LIVE_S
             self._log.feed(chunk)
+            self._heard = now
+            if self._log.cursor.lines > lines:
+                self._silence.heard(now)
             self._limit()
         return True
 

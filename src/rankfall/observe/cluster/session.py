@@ -18,7 +18,7 @@ from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
 from rankfall.observe.cluster.clocks import ClockFile
-from rankfall.observe.cluster.followed import Followed, InstanceFollowed, instance_state, instances_of
+from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
 from rankfall.observe.cluster.follower import Follower
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
@@ -36,6 +36,8 @@ OVERDUE_S: Final = 60.0
 _GRACE_S: Final = 30
 # A connection that breaks and stands again at once is no difficulty.
 _WORTH_TELLING: Final = 3
+# Of a container that was restarted in vain for days there is no use in a record for each time.
+_MAX_MISSED: Final = 20
 
 
 class Session:
@@ -139,14 +141,28 @@ class Session:
             grace = _GRACE_S if pod.fact.grace_s is None else pod.fact.grace_s
             self._due.setdefault(fact.uid, time.monotonic() + grace + OVERDUE_S)
         if pod.fact.slot is not None:
-            for number in instances_of(pod.fact):
-                if number not in pod.logs:
-                    log = pod.logs[number] = InstanceFollowed()
-                    log.task = asyncio.create_task(self._follow(pod, log, pod.fact.slot, number))
+            self._follow_all(pod, pod.fact.slot)
         self._write(pod)
         for one in pod.logs.values():
             if one.follower is not None:
                 one.follower.look()
+
+    def _follow_all(self, pod: Followed, slot: int) -> None:
+        """Follow each instance that is not followed yet, those that are gone too: it is written down that their lines are missing."""
+        pod.idle |= idle_of(pod.fact)
+        gone = missed(pod.fact, pod.logs.keys() | pod.idle)
+        if len(gone) > _MAX_MISSED:
+            self._troubles.say(
+                f"starts of {pod.fact.name}",
+                f"{pod.fact.name} was started again {pod.fact.main.restarts if pod.fact.main else 0} times, most of them unseen: "
+                f"only of the newest {_MAX_MISSED} it is written down that their lines are missing",
+            )
+        for number in (*gone[-_MAX_MISSED:], *instances_of(pod.fact)):
+            if number not in pod.logs:
+                log = pod.logs[number] = InstanceFollowed()
+                log.task = asyncio.create_task(self._follow(pod, log, slot, number))
+        # The rest is not asked about again.
+        pod.idle.update(gone[:-_MAX_MISSED])
 
     def _write(self, pod: Followed) -> None:
         fact = msgspec.structs.replace(pod.fact, log=pod.log_state)

@@ -1,0 +1,224 @@
+"""Every number of every rank once, whatever breaks between the ranks and the record: connections, servers, kubelets, the recorder itself."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import awkward_text
+from cluster.logs_world import COUNT, Recording, counting, marked, recording, stamps
+from cluster.programs import pod
+from helpers import wait_until
+from rankfall.observe.cluster.clocks import read_clocks
+from rankfall.observe.cluster.podfacts import stamp_ns
+from testbed import clock, faults
+from testbed.bed import Bed
+from testbed.client import Kubectl
+from testbed.proxy import Answer, Cut, EndStream, HalfOpen, Match, Place, Proxy, When, before
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+FULL = pytest.mark.full
+NS = 1_000_000_000
+
+
+@pytest.fixture
+def proxy(bed: Bed) -> Iterator[Proxy]:
+    with Proxy(before.settings(bed.layout)) as made:
+        yield made
+
+
+@pytest.fixture
+def record(bed: Bed, kubectl: Kubectl, proxy: Proxy, namespace: str, tmp_path: Path) -> Iterator[Recording]:
+    with recording(bed, kubectl, proxy, home=tmp_path / "home", namespace=namespace, slots=4) as made:
+        yield made
+
+
+@pytest.mark.parametrize("seconds", [25, pytest.param(300, marks=[FULL, pytest.mark.timeout(600)])])
+def test_logs_s20_s32_every_number_once_while_all_breaks(bed, record, seconds):
+    """Connections are cut at random and some die without a word; credentials change; API server, kubelet and recorder are killed in between."""
+    lines = 200 * seconds
+    proxy, space = record.proxy, record.namespace
+    proxy.add("cut", Cut(at=When(mean_life_s=1.0 if seconds < 100 else 3.0)), Match(follow=True))
+    torn = EndStream(at=When(random_bytes=(1000, 60000)), place=Place.INSIDE)
+    proxy.add("torn", torn, Match(follow=True, probability=0.2))
+    proxy.add("dead", HalfOpen(at=When(after_bytes=2000)), Match(follow=True, path="/numbers-3/log", nth=4))
+    record.kubectl.apply([counting(slot, space, lines=lines, nodeName=f"n{slot % 2 + 1}") for slot in range(4)])
+    record.start()
+    for slot in range(4):
+        record.hears(slot, 20)
+    record.kill()
+    record.start()
+    record.log_in()
+    with faults.part_down(bed, "kube-apiserver"):
+        pass
+    with faults.kubelet_down(bed, 1):
+        record.kill()
+        record.start()
+    for slot in range(4):
+        assert record.closed(slot, timeout=seconds + 90).log == "complete"
+        record.whole(slot, lines=lines)
+    assert record.gaps() == []
+    struck = proxy.counters().by_rule
+    assert {"cut", "torn", "dead"} <= struck.keys()
+    assert struck["cut"] >= seconds
+
+
+# Fails once, and counts to the end again when it is started anew in place.
+AGAIN = """
+import os, sys
+
+again = os.path.exists("/kept/failed")
+if not again:
+    open("/kept/failed", "w").close()
+sys.argv[4] = "0" if again else "3"
+"""
+# "2026-11-21T10:37:44.119843665Z " and "[rank N] number 000000" with its line feed, twice.
+LINE_BYTES = 2 * (31 + 23)
+
+
+def test_logs_s22_s26_s27_ends_at_the_moment_of_a_cut_lose_nothing(record):
+    """One ends 50 ms after its last line, one is started again in place, one is deleted by force: each just when its connection breaks."""
+    lines = 300
+    proxy, space = record.proxy, record.namespace
+    # The last five bytes of what it says never come by the first stream.
+    last = Cut(at=When(after_bytes=lines * LINE_BYTES - 5))
+    proxy.add("last", last, Match(path="/numbers-0/log", follow=True, times=1))
+    # The first stream dies some lines before the container does, and the next ones are refused until another container runs.
+    proxy.add("early", Cut(at=When(after_bytes=(lines - 60) * LINE_BYTES)), Match(path="/numbers-1/log", times=1))
+    proxy.add("refused", Answer(status=503), Match(path="/numbers-1/log", nth=2))
+    volume = {"volumes": [{"name": "kept", "emptyDir": {}}]}
+    again = counting(1, space, lines=lines, program=AGAIN + COUNT, restartPolicy="OnFailure", **volume)
+    again["spec"]["containers"][0]["volumeMounts"] = [{"name": "kept", "mountPath": "/kept"}]
+    record.kubectl.apply([counting(0, space, lines=lines), again, counting(2, space, lines=100_000)])
+    record.start()
+    record.hears(2, 50)
+    record.kubectl("delete", "pod", "numbers-2", "-n", space, "--force", "--grace-period=0")
+    gone = record.closed(2)
+    assert (gone.gone, gone.node is not None) == (True, True)
+    for rank in (4, 5):
+        found = record.numbers(2, rank)
+        assert found == list(range(len(found)))
+        assert len(found) > 50
+    assert [gap.slot for gap in record.gaps()] == [2] * (gone.log == "lost")
+    assert record.closed(0).log == "complete"
+    record.whole(0, lines=lines)
+    record.hears(1, lines - 1, instance=1)
+    fact = record.closed(1)
+    assert fact.main is not None
+    assert (fact.log, fact.main.restarts, fact.main.exit_code) == ("complete", 1, 0)
+    for instance in (0, 1):
+        record.whole(1, lines=lines, instance=instance)
+    assert {"last", "early", "refused"} <= proxy.counters().by_rule.keys()
+
+
+def test_logs_s28_s29_a_late_pod_and_one_that_never_starts_disturb_nobody(record):
+    lines = 1000
+    space = record.namespace
+    never = marked(1, pod("numbers-1", space, "true", image="rankfall.test/nothing:1"))
+    record.kubectl.apply([counting(0, space, lines=lines), never])
+    record.start()
+    record.hears(0, 20)
+    record.kubectl.apply([counting(2, space, lines=lines)])
+    record.hears(2, 20)
+    fact = record.fact(2)
+    assert fact is not None
+    assert fact.main is not None
+    began = stamp_ns(fact.main.started)
+    assert began is not None
+    # The kubelet gives the beginning in whole seconds.
+    assert time.time_ns() - began < (5 + 1) * NS
+    for slot in (0, 2):
+        assert record.closed(slot).log == "complete"
+        record.whole(slot, lines=lines)
+    waiting = record.fact(1)
+    assert waiting is not None
+    assert waiting.main is not None
+    assert (waiting.main.state, waiting.main.reason, waiting.log) == ("waiting", "ErrImageNeverPull", "open")
+    # One stream from the first line to the last, and a look for what came after it; none for the pod that has no container.
+    asked = Counter(one.path.split("/")[-2] for one in record.proxy.log() if one.path.endswith("/log"))
+    assert asked["numbers-0"] <= 2
+    assert asked["numbers-2"] <= 2
+    assert asked["numbers-1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "lines"), [("100Ki", 800, 8_000), pytest.param("10Mi", 20_000, 800_000, marks=FULL)]
+)
+def test_logs_s24_what_is_rotated_away_during_a_cut_is_a_gap_with_its_exact_bounds(bed, record, size, rate, lines):
+    """The log that is open all the time loses nothing of the same rotations."""
+    proxy, space = record.proxy, record.namespace
+    logs = bed.node(1).folder / "pod-logs"
+
+    def rotated() -> int:
+        return len(list(logs.glob(f"{space}_numbers-0_*/main/0.log.*")))
+
+    with faults.kubelet_config(bed, 1, containerLogMaxSize=size, containerLogMonitorInterval="3s"):
+        record.kubectl.apply([counting(slot, space, lines=lines, rate=rate, nodeName="n1") for slot in (0, 1)])
+        proxy.add("cut", Cut(at=When(called=True)), Match(path="/numbers-0/log"))
+        record.start()
+        record.hears(0, 200)
+        control = record.run.path / "control"
+        command = record.kubectl.command("logs", "-f", "--timestamps", "-n", space, "numbers-0")
+        with control.open("wb") as file, subprocess.Popen(command, stdout=file) as follow:
+            proxy.add("away", Answer(status=503), Match(path="/numbers-0/log"))
+            proxy.fire("cut")
+            wait_until(lambda: rotated() >= 2, timeout=60, what="two rotations")
+            proxy.remove("away")
+            proxy.remove("cut")
+            for slot in (0, 1):
+                assert record.closed(slot).log == "complete"
+            follow.wait(60)
+    record.whole(1, lines=lines)
+    found = [record.numbers(0, rank) for rank in (0, 1)]
+    kept = {(rank, number) for rank, numbers in enumerate(found) for number in numbers}
+    said = [(rank, number) for number in range(lines) for rank in (0, 1)]
+    lost = [line for line in said if line not in kept]
+    assert len(kept) == sum(map(len, found))
+    assert lost
+    # One piece is missing, and the record of it names the lines on both sides of it.
+    first, last = said.index(lost[0]), said.index(lost[-1])
+    assert lost == said[first : last + 1]
+    (gap,) = record.gaps()
+    when = stamps(control.read_text())
+    beside = (said[first - 1], said[last + 1])
+    one, other = (when[f"[rank {rank}] number {number:06d}"] for rank, number in beside)
+    assert (gap.slot, gap.notes) == (0, (f"lines of slot 0 may be missing: between {one} and {other} of its log",))
+
+
+@pytest.mark.parametrize("seconds", [90.0, pytest.param(-90.0, marks=FULL)])
+def test_logs_s39_node_clocks_90_s_apart_lose_and_repeat_nothing(bed, kubectl, namespace, tmp_path, seconds):
+    lines = 1500
+    with clock.shifted(bed, 1, seconds=seconds) as wrong:
+        wrong.proxy.add("cut", Cut(at=When(mean_life_s=1.0)), Match(follow=True))
+        pods = [counting(slot, namespace, lines=lines, nodeName=f"n{slot + 1}") for slot in (0, 1)]
+        pods[0]["spec"] = wrong.wear(pods[0]["spec"])
+        home = tmp_path / "home"
+        with recording(bed, kubectl, wrong.proxy, home=home, namespace=namespace, slots=2) as record:
+            kubectl.apply(pods)
+            record.start()
+            for slot in (0, 1):
+                assert record.closed(slot).log == "complete"
+                record.whole(slot, lines=lines)
+            assert record.gaps() == []
+            ahead = read_clocks(record.run.path, 1).get(0, 0)
+            assert abs(ahead + 90 * NS) < 5 * NS if seconds > 0 else ahead >= 0
+        assert wrong.proxy.counters().by_rule["cut"] >= 4
+
+
+@pytest.mark.parametrize("cut", [pytest.param(False, marks=FULL), True], ids=["calm", "cut"])
+def test_logs_s34_s35_s36_s37_bytes_of_a_real_kubelet_are_kept_as_they_were_written(record, cut):
+    if cut:
+        # Again and again, most of the time inside a line of a mebibyte.
+        proxy_cut = Cut(at=When(random_bytes=(100_000, 6_000_000)))
+        record.proxy.add("cut", proxy_cut, Match(path="/log", times=8))
+    program = Path(awkward_text.__file__).read_text()
+    record.kubectl.apply([marked(0, pod("text-0", record.namespace, "python3", "-c", program))])
+    record.start()
+    assert record.closed(0).log == "complete"
+    assert record.text(0, "slot") == awkward_text.awkward()
+    assert record.gaps() == []
