@@ -42,12 +42,13 @@ class StreamAppender:
             self.index_size = os.write(self._idx, MAGIC)
         self._lines, self._at_line_start = _count(self._log, self.size)
 
-    def write(self, data: bytes, stamp: int | None) -> None:
+    def write(self, data: bytes, stamp: int | None, *, lines: int | None = None) -> None:
         """Append one chunk.
 
         Args:
             data: not empty.
             stamp: when it was written, nanoseconds since the epoch by the node's clock; None = not known, the chunk gets no row.
+            lines: newlines in ``data``, where they were counted already.
 
         Raises:
             OSError: it was not stored as a whole; the files are as before.
@@ -64,7 +65,7 @@ class StreamAppender:
             os.ftruncate(self._idx, index_size)
             raise
         self.size += len(data)
-        self._lines += data.count(b"\n")
+        self._lines += data.count(b"\n") if lines is None else lines
         self._at_line_start = data.endswith(b"\n")
 
     def cut(self, size: int, index_size: int) -> None:

@@ -82,7 +82,18 @@ def logs(draw: st.DrawFn) -> list[tuple[int, bytes]]:
     return found
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(params=["lines", "chunks"])
+def way(request, monkeypatch):
+    """How lines are taken: one by one, as a few at once are, or by the chunk; then few are remembered, so that much is forgotten."""
+    if request.param == "chunks":
+        monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", 1)
+        monkeypatch.setattr("rankfall.observe.cluster.overlap.SEGMENT", 100)
+        monkeypatch.setattr("rankfall.observe.cluster.overlap.KEEP", 5)
+    return request.param
+
+
+@pytest.mark.usefixtures("way")
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=logs(), data=st.data())
 def test_every_line_once_through_cuts_and_kills(lines, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
@@ -302,3 +313,108 @@ def test_launch_s33_zones_of_one_job_are_one_time():
     texts = [b"2026-11-21T12:00:00.5Z x", b"2026-11-21T15:00:00.500000000+03:00 x", b"2026-11-21T12:00:00.50+00:00 x"]
     random.shuffle(texts)
     assert len({StampParser().split(text)[0] for text in texts}) == 1
+
+
+def many(count: int, *, prefix: bytes = b"[rank 0] ") -> list[tuple[int, bytes]]:
+    return [(START * NS + number * 1_000_000, prefix + b"line %06d" % number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"[rank 007] leading zeros are the same rank",
+        b"[rank 12345678] too long for a rank",
+        b"\x1erankfall/1 none of ours",
+        b"[rank ?] [rank 1] a stranger",
+        b"",
+        b"[rank 7] carriage\rreturn",
+    ],
+)
+def test_a_chunk_is_stored_as_its_lines_would_be(odd, tmp_path, monkeypatch):
+    lines = many(100, prefix=b"[rank 7] ")
+    lines[50:50] = [(lines[50][0], odd)]
+    body = Server(lines).body(None)
+    by_chunk = opened(tmp_path / "chunk")
+    by_chunk.feed(body)
+    monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", 1 << 30)
+    by_line = opened(tmp_path / "line")
+    by_line.feed(body)
+    for log in (by_chunk, by_line):
+        log.close()
+        assert log.cursor.lines == 101
+    assert stored(tmp_path / "chunk") == stored(tmp_path / "line")
+
+
+@pytest.mark.parametrize("torn", [b"no stamp at all\n", b"2026-13-01T00:00:00.000000000Z no such month\n"])
+def test_a_chunk_with_a_line_without_stamp_is_gone_through_line_by_line(torn, tmp_path):
+    body = Server(many(100)).body(None)
+    log = opened(tmp_path)
+    log.feed(body + torn + body)
+    log.close()
+    assert stored(tmp_path)["slot.out"] == torn
+    assert not list(tmp_path.glob("taken-*"))
+
+
+def test_ranks_of_a_chunk_come_apart_in_order_with_the_stamp_of_their_own_first_line(tmp_path):
+    lines = [
+        (START * NS + number, (b"[rank %d] " % (number % 3) if number % 3 else b"") + b"line %06d" % number)
+        for number in range(300)
+    ]
+    log = opened(tmp_path)
+    log.feed(Server(lines).body(None))
+    log.close()
+    assert stored(tmp_path) == expected(lines)
+    (row,) = IndexReader(tmp_path / "r2.out.log").rows(0)
+    assert row.stamp == START * NS + 2
+
+
+def test_chunks_are_known_again_after_a_kill_and_their_files_go_with_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("rankfall.observe.cluster.overlap.SEGMENT", 4_000)
+    monkeypatch.setattr("rankfall.observe.cluster.overlap.KEEP", 300)
+    lines = many(2_000)
+    server = Server(lines)
+    log = opened(tmp_path)
+    body = server.body(None)
+    for begin in range(0, len(body) // 2, 5_000):
+        log.feed(body[begin : begin + 5_000])
+    log.close()
+    assert log.cursor.lines > 900
+    assert len(list(tmp_path.glob("taken-*.raw"))) > 1
+    again = opened(tmp_path)
+    again.opened()
+    assert again.cursor.expecting
+    again.feed(server.body(again.cursor.since))
+    assert again.cursor.gaps == 0
+    again.cursor.closed = "complete"
+    again.cursor.commit({})
+    again.close()
+    assert stored(tmp_path) == expected(lines)
+    assert not list(tmp_path.glob("taken-*.raw"))
+
+
+def test_a_chunk_whose_file_is_gone_is_forgotten_and_not_asked_for_again(tmp_path):
+    log = opened(tmp_path)
+    log.feed(Server(many(3_000)).body(None))
+    log.close()
+    for path in tmp_path.glob("taken-*.raw"):
+        path.unlink()
+    again = opened(tmp_path)
+    again.opened()
+    assert not again.cursor.expecting
+    assert again.cursor.since == START + 2
+    again.close()
+
+
+def test_a_chunk_that_the_disk_does_not_take_comes_again(tmp_path, monkeypatch):
+    log = opened(tmp_path)
+    body = Server(many(100)).body(None)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", lambda *_: 0)
+        with pytest.raises(OSError, match="No space"):
+            log.feed(body)
+    log.close()
+    again = opened(tmp_path)
+    again.opened()
+    again.feed(body)
+    again.close()
+    assert stored(tmp_path) == expected(many(100))

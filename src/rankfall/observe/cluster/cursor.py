@@ -24,15 +24,12 @@ from typing import Final
 
 import msgspec
 
+from rankfall.observe.cluster.overlap import Chunk, Line, Overlap, kinds
+
 NAME: Final = "cursor.jsonl"
-_NS: Final = 1_000_000_000
 # A row is small; the file is written anew when it has grown to this, bytes.
 _COMPACT: Final = 4 << 20
-# Lines remembered at most: a container that prints more in one second repeats the excess when its log is resumed inside that second.
-MAX_OVERLAP: Final = 1 << 20
-# Lines remembered at least, whatever their second.
-KEEP: Final = 4096
-# How far a node's clock may be set back while its log is not open, seconds; less where that many seconds hold more than KEEP lines.
+# How far a node's clock may be set back while its log is not open, seconds; less where that many seconds hold more lines than are remembered.
 MARGIN_S: Final = 30
 
 
@@ -44,6 +41,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         forgotten: newest second of which not all lines are remembered.
         seconds: of the lines taken, as (second, how many in a row).
         sums: their checksums, 4 bytes each, base64.
+        chunks: taken as they came, in place of lines; a row has lines or chunks.
         sizes: length of each stream that this row changed.
         last: stamp of the newest line, nanoseconds.
         closed: why nothing more will come.
@@ -54,6 +52,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     forgotten: int | None = None
     seconds: tuple[tuple[int, int], ...] = ()
     sums: str = ""
+    chunks: tuple[Chunk, ...] = ()
     sizes: dict[str, int] = {}
     last: int | None = None
     closed: str | None = None
@@ -87,12 +86,10 @@ class Cursor:
         self.closed: str | None = None
         self.lines = self.repeated = self.gaps = 0
         self._second: int | None = None
-        self._taken: deque[tuple[int, int]] = deque(maxlen=MAX_OVERLAP)
-        self._unwritten: list[tuple[int, int]] = []
+        self._overlap = Overlap(folder)
+        self._unwritten: list[Line | Chunk] = []
         self.lost_track = False
         self._expected: deque[int] = deque()
-        # The newest second of which not all lines are remembered.
-        self._forgotten: int | None = None
         self._size = self._load()
         _cut(folder, self.sizes)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -105,14 +102,15 @@ class Cursor:
         """The second from which the log is to be asked for, seconds since the epoch; None = from the beginning."""
         if self._second is None:
             return None
-        known = self._forgotten + 1 if self._forgotten is not None else 0
+        forgotten = self._overlap.forgotten
+        known = forgotten + 1 if forgotten is not None else 0
         return max(0, min(self._second, max(self._second - MARGIN_S, known)))
 
     def expect_overlap(self) -> None:
         """The log was opened anew from ``since``: what was taken of that second comes again, in the same order."""
         self.lost_track = False
         since = self.since or 0
-        self._expected = deque(found for second, found in self._taken if second >= since)
+        self._expected = self._overlap.since(since)
 
     @property
     def expecting(self) -> bool:
@@ -152,14 +150,25 @@ class Cursor:
         if not lines:
             return
         self._second = lines[-1][0]
-        self._taken.extend(lines)
-        self._forget()
-        self._unwritten.extend(lines[-len(self._taken) :])
+        self._overlap.add_lines(lines)
+        self._overlap.forget(self._second)
+        self._unwritten.extend(lines)
 
-    def _forget(self) -> None:
-        while len(self._taken) > KEEP and self._taken[0][0] < (self._second or 0):
-            second = self._taken.popleft()[0]
-            self._forgotten = max(second, self._forgotten or 0)
+    def take_chunk(self, data: bytes, *, lines: int, second: int, high: int) -> None:
+        """Remember a chunk of whole lines as it came, each with a stamp.
+
+        Args:
+            data: the bytes.
+            lines: how many.
+            second: whole second of the last one.
+            high: newest second of all.
+
+        Raises:
+            OSError: it could not be kept.
+        """
+        self._unwritten.append(self._overlap.store(data, lines=lines, high=high))
+        self._second = second
+        self._overlap.forget(second)
 
     def commit(self, sizes: Mapping[str, int]) -> None:
         """Write down that the streams have these lengths now and hold all that was taken.
@@ -167,9 +176,11 @@ class Cursor:
         Raises:
             OSError: the disk is full or the like; the same rows are written with the next commit.
         """
-        self._append(self._row(self._unwritten, sizes))
+        self._append(self._rows(self._unwritten, sizes))
         self.sizes.update(sizes)
         self._unwritten.clear()
+        if self.closed is not None:
+            self._overlap.clear()
         if self._size > _COMPACT:
             self._compact()
 
@@ -179,13 +190,21 @@ class Cursor:
             os.close(self._fd)
             self._fd = -1
 
-    def _row(self, lines: Iterable[tuple[int, int]], sizes: Mapping[str, int]) -> _Row:
-        lines = list(lines)
+    def _rows(self, taken: Iterable[Line | Chunk], sizes: Mapping[str, int]) -> bytes:
+        """Rows of what was taken, at least one."""
+        groups = [(chunks, tuple(group)) for chunks, group in kinds(taken)] or [(False, ())]
+        return b"".join(
+            msgspec.json.encode(self._row(() if chunks else group, group if chunks else (), sizes)) + b"\n"  # type: ignore[arg-type]
+            for chunks, group in groups
+        )
+
+    def _row(self, lines: Sequence[Line], chunks: tuple[Chunk, ...], sizes: Mapping[str, int]) -> _Row:
         return _Row(
             second=self._second,
-            forgotten=self._forgotten,
+            forgotten=self._overlap.forgotten,
             seconds=tuple((second, sum(1 for _ in run)) for second, run in groupby(second for second, _ in lines)),
-            sums=base64.b64encode(array("I", (found for _, found in lines)).tobytes()).decode(),
+            sums=base64.b64encode(array("I", (found for _, found in lines)).tobytes()).decode() if lines else "",
+            chunks=chunks,
             sizes=dict(sizes),
             last=self.last,
             closed=self.closed,
@@ -194,8 +213,7 @@ class Cursor:
             gaps=self.gaps,
         )
 
-    def _append(self, row: _Row) -> None:
-        data = msgspec.json.encode(row) + b"\n"
+    def _append(self, data: bytes) -> None:
         written = os.write(self._fd, data)
         if written < len(data):
             os.ftruncate(self._fd, self._size)
@@ -203,9 +221,9 @@ class Cursor:
         self._size += written
 
     def _compact(self) -> None:
-        """One row that says it all, in place of many."""
+        """As few rows as say it all, in place of many."""
         temporary = self._path.with_suffix(".new")
-        data = msgspec.json.encode(self._row(self._taken, self.sizes)) + b"\n"
+        data = self._rows(self._overlap.held(), self.sizes)
         with contextlib.suppress(OSError):
             temporary.write_bytes(data)
             temporary.replace(self._path)
@@ -228,12 +246,15 @@ class Cursor:
                 break
             good += len(line)
             seconds = chain.from_iterable(repeat(second, count) for second, count in row.seconds)
-            self._taken.extend(zip(seconds, sums, strict=False))
-            self._forgotten = row.forgotten
+            self._overlap.add_lines(zip(seconds, sums, strict=False))
+            for chunk in row.chunks:
+                self._overlap.add(chunk)
+            self._overlap.forgotten = row.forgotten
             self._second, self.last, self.closed = row.second, row.last, row.closed
             self.sizes.update(row.sizes)
             self.lines, self.repeated, self.gaps = row.lines, row.repeated, row.gaps
-            self._forget()
+            self._overlap.forget(self._second or 0)
+        self._overlap.check()
         return good
 
 

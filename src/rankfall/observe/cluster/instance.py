@@ -13,6 +13,7 @@ from typing import Final
 
 from rankfall.kube.podlogs import Complaint, complaint
 from rankfall.observe.cluster.apilines import StampParser
+from rankfall.observe.cluster.chunks import LEAST, Splitter, Taken, rank_of
 from rankfall.observe.cluster.cursor import Cursor
 from rankfall.store import StreamAppender
 
@@ -70,6 +71,7 @@ class InstanceLog:
         self._ended = ended
         self._files: dict[str, StreamAppender] = {}
         self._stamps = StampParser()
+        self._splitter = Splitter(self._stamps)
         self._rest = b""
         self._part: _Part | None = None
         # Of the newest stream no whole line has come yet.
@@ -98,7 +100,12 @@ class InstanceLog:
         end = data.rfind(b"\n") + 1
         self._rest = data[end:]
         if end:
-            self._lines(data[: end - 1].split(b"\n"))
+            whole = data[:end] if self._rest else data
+            taken = self._splitter.split(whole) if self._plain(whole) else None
+            if taken is not None:
+                self._chunk(whole, taken)
+            else:
+                self._lines(whole[:-1].split(b"\n"))
         if len(self._rest) > MAX_PART and not self.cursor.expecting:
             self._store_part(self._rest)
             self._rest = b""
@@ -158,6 +165,26 @@ class InstanceLog:
         self.cursor.close()
 
     # -- lines
+
+    def _plain(self, data: bytes) -> bool:
+        """Whether this is a chunk of new lines that may be stored as one."""
+        return len(data) >= LEAST and self._part is None and not self.cursor.expecting
+
+    def _chunk(self, data: bytes, taken: Taken) -> None:
+        """Store a chunk that was taken apart, and commit."""
+        self._fresh = False
+        cursor = self.cursor
+        self._measure(taken.last)
+        cursor.take_chunk(data, lines=taken.lines, second=taken.last // _NS, high=taken.high)
+        cursor.lines += taken.lines
+        sizes: dict[str, int] = {}
+        for digits, piece in taken.pieces.items():
+            rank = rank_of(digits)
+            sizes |= self._append(
+                SLOT_STREAM if rank is None else f"r{rank}.out", piece, taken.first[digits], lines=taken.counts[digits]
+            )
+        cursor.last = taken.last
+        cursor.commit(sizes)
 
     def _lines(self, lines: list[bytes], *, whole: bool = True) -> None:
         """Store lines and commit. ``whole``: the last one ended with a newline."""
@@ -256,10 +283,10 @@ class InstanceLog:
             if (self.live or delay < 0) and (self.delay_ns is None or delay < self.delay_ns):
                 self.delay_ns = delay
 
-    def _append(self, name: str, data: bytes, stamp: int | None) -> dict[str, int]:
+    def _append(self, name: str, data: bytes, stamp: int | None, *, lines: int | None = None) -> dict[str, int]:
         file = self._file(name)
         if data:
-            file.write(data, stamp)
+            file.write(data, stamp, lines=lines)
         return {f"{name}.log": file.size, f"{name}.idx": file.index_size}
 
     def _file(self, name: str) -> StreamAppender:
