@@ -17,6 +17,7 @@ import yaml
 
 from helpers import wait_until
 from rankfall.model.schemas import schema_of
+from rankfall.store.content import content_size, read_bytes
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]
@@ -35,7 +36,8 @@ def runs(home: Path) -> list[str]:
 
 
 def logged(home: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(home.glob("runs/*/logs/**/*.log")))
+    found = {str(path).removesuffix(".zst") for path in home.glob("runs/*/logs/**/*.log*")}
+    return b"".join(read_bytes(Path(path), 0, content_size(Path(path))) for path in sorted(found))
 
 
 def all_ranks_run(home: Path, ranks: int = 3) -> bool:
@@ -391,14 +393,14 @@ def test_logs_s44_a_console_that_does_not_read_keeps_nothing_from_the_record(
     assert logged(home).count(b"\n") == 3 * 20000
 
 
-def test_logs_s45_past_the_console_limit_the_job_the_record_and_the_report_go_on(
+def test_logs_s45_past_the_limit_of_bytes_the_job_the_record_and_the_report_go_on(
     rankfall: Runner, folder: Path, home: Path
 ) -> None:
     (folder / "loud.py").write_text(LOUD + "if os.environ['RANK'] == '1': raise KeyError('vocab')\n")
-    done = rankfall("run", *GANG, "--all", "--console-limit", "10K", "loud.py")
+    done = rankfall("run", *GANG, "--all", "--max-bytes", "10K", "loud.py")
     assert done.returncode == 1
     assert len(re.sub(r"(?m)^\[(rank|slot) \d\] ", "", done.stdout)) < 10 * 1024 + 200
-    assert "console limit is reached" in done.stderr
+    assert "--max-bytes is reached" in done.stderr
     kept = re.search(r"rankfall logs (\S+), (\S+)", done.stderr)
     assert kept
     assert Path(kept[2]).stat().st_size > 3 * 20000 * 80
@@ -407,8 +409,8 @@ def test_logs_s45_past_the_console_limit_the_job_the_record_and_the_report_go_on
     assert logged(home).count(b" step ") == 3 * 20000
 
 
-def test_a_console_limit_that_is_no_size_is_refused(rankfall: Runner, home: Path) -> None:
-    done = rankfall("run", *GANG, "--console-limit", "much", "train.py")
+def test_a_limit_of_bytes_that_is_no_size_is_refused(rankfall: Runner, home: Path) -> None:
+    done = rankfall("run", *GANG, "--max-bytes", "much", "train.py")
     assert done.returncode == 2
-    assert "--console-limit 'much' is no size" in done.stderr
+    assert "--max-bytes 'much' is no size" in done.stderr
     assert runs(home) == []

@@ -111,13 +111,13 @@ def test_a_mistyped_cause_is_answered_with_the_near_one() -> None:
     [("0", 0), ("4096", 4096), ("64K", 65536), ("10M", 10 << 20), ("1.5G", 3 << 29), ("2 MiB", 2 << 20), ("7kb", 7168)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert values.parse_size(text, flag="--console-limit") == size
+    assert values.parse_size(text, flag="--max-bytes") == size
 
 
 @pytest.mark.parametrize("text", ["", "M", "-1", "1T", "1,5M", "ten", "1e3"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no size"):
-        values.parse_size(text, flag="--console-limit")
+        values.parse_size(text, flag="--max-bytes")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from rankfall.cli import emit
-from rankfall.cli.options import run_argument
+from rankfall.cli.options import max_bytes, run_argument
 from rankfall.cli.target import run_as_it_is
 from rankfall.cli.values import Ranks, parse_ranks, parse_since
-from rankfall.cli.view import LineWriter
+from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery, read_lines
@@ -38,6 +38,7 @@ _BATCH: Final = 1000
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only one of the two.")
 @click.option("--timestamps", is_flag=True, help="When each line came (UTC).")
 @click.option("--prefix/--no-prefix", default=None, help="[rank N] before each line; default: unless one rank.")
+@max_bytes
 @click.option(
     "--log-source",
     type=click.Choice(["record", "loki"]),
@@ -70,6 +71,7 @@ def logs(
     prefix: bool | None,
     log_source: str,
     loki_url: str | None,
+    max_bytes: int | None,
     output: str,
 ) -> None:
     """Show what the ranks printed, merged by time.
@@ -95,7 +97,10 @@ def logs(
     )
     single = len(ranks.numbers) + ranks.last == 1 and not ranks.failed
     writer = LineWriter(
-        prefix=(not single) if prefix is None else prefix, timestamps=timestamps, as_json=output == "json"
+        prefix=(not single) if prefix is None else prefix,
+        timestamps=timestamps,
+        as_json=output == "json",
+        limit=max_bytes,
     )
     if follow:
         follow_lines(directory, query, writer)
@@ -104,7 +109,9 @@ def logs(
     count = writer.write(read_lines(directory, query, problems=problems))
     for problem in problems:
         emit.say(f"rankfall: {problem}")
-    if not count:
+    if writer.spent:
+        emit.say(f"rankfall: {spent_text(directory)}")
+    elif not count:
         _say_why_empty(directory, ranks)
 
 
@@ -156,14 +163,17 @@ def follow_lines(
     while True:
         ended = over()
         count = writer.write(follower.poll())
-        if ended:
+        if ended or writer.spent:
             break
         if not told and not count and directory.lease_holder() is None and state_of(directory) != "queued":
             told = True
             emit.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
         if not count:
             time.sleep(_TICK_S)
-    writer.write(follower.drain())
+    if not writer.spent:
+        writer.write(follower.drain())
+    if writer.spent:
+        emit.say(f"rankfall: {spent_text(directory)}")
     for problem in follower.problems:
         emit.say(f"rankfall: {problem}")
 

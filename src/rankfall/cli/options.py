@@ -33,13 +33,18 @@ def run_argument(function: F) -> F:
     return click.argument("run", required=False, metavar="[RUN]")(function)
 
 
-def shown_ranks(function: F) -> F:
-    """``--rank``, ``--all`` and ``--console-limit`` of the verbs that show a live run."""
-    function = click.option(
-        "--console-limit",
+def max_bytes(function: F) -> F:
+    """``--max-bytes SIZE``, given to the verb as a number of bytes."""
+    return click.option(
+        "--max-bytes",
         metavar="SIZE",
-        callback=lambda ctx, param, value: parse_size(value, flag="--console-limit") if value else None,  # noqa: ARG005 - click's signature
+        callback=lambda ctx, param, value: parse_size(value, flag="--max-bytes") if value else None,  # noqa: ARG005 - click's signature
         help="Show at most so much output, as 10M; all of it is kept.",
     )(function)
+
+
+def shown_ranks(function: F) -> F:
+    """``--rank``, ``--all`` and ``--max-bytes`` of the verbs that show a live run."""
+    function = max_bytes(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)
     return click.option("--rank", multiple=True, metavar=_RANKS, help="Show the output of these.")(function)

@@ -56,7 +56,7 @@ def run(
     detach: bool,
     rank: tuple[str, ...],
     everything: bool,
-    console_limit: int | None,
+    max_bytes: int | None,
     dry_run: bool,
     output: Output,
     quiet: bool,
@@ -73,7 +73,7 @@ def run(
         _start_alone(directory, output, quiet=quiet)
         return 0
     emit.say(f"rankfall: run {directory.id}", quiet=quiet)
-    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=console_limit)
+    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=max_bytes)
     outcome = Session(directory, viewer, own=True).stay()
     return 0 if outcome is None else tell_exit(outcome)
 

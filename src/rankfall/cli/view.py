@@ -14,6 +14,8 @@ from typing import Final
 
 from rankfall.report.escape import clean_line
 from rankfall.report.paint import Paint, wants_color
+from rankfall.store import RunDir
+from rankfall.store.derived import ALL_RANKS
 from rankfall.store.lines import Line
 
 _NS: Final = 1_000_000_000
@@ -36,45 +38,55 @@ class LineWriter:
         prefix: ``[rank N] `` before each (``[slot S] `` where no rank is known).
         timestamps: when the line came, RFC 3339 with nanoseconds.
         as_json: one JSON object a line instead.
-        limit: of bytes of lines; the line that reaches it is the last one. None = no limit.
+        limit: of bytes in all; the first line that does not fit is not written, and none after it. None = no limit.
+
+    Attributes:
+        spent: whether a line was left out because of the limit.
     """
 
     def __init__(
         self, *, prefix: bool = True, timestamps: bool = False, as_json: bool = False, limit: int | None = None
     ) -> None:
         self._left = limit
+        self.spent = False
         self._prefix = prefix
         self._timestamps = timestamps
         self._json = as_json
         self._terminal = sys.stdout.isatty()
         self._paint = Paint(color=wants_color(sys.stdout))
 
-    @property
-    def spent(self) -> bool:
-        """Whether the limit is reached: nothing more is written."""
-        return self._left is not None and self._left <= 0
-
     def write(self, lines: Iterable[Line]) -> int:
         """Write them and flush; how many they were."""
         count = 0
         buffer = getattr(sys.stdout, "buffer", None)
         for line in lines:
-            if self.spent:
+            text = self._text(line, raw=buffer is not None)
+            if self.spent or not self._fits(text):
+                self.spent = True
                 break
             count += 1
-            if self._left is not None:
-                self._left -= len(line.data) + 1
-            if self._json:
-                sys.stdout.write(json.dumps(as_data(line)) + "\n")
-            elif self._terminal or buffer is None:
-                sys.stdout.write(self._head(line) + clean_line(line.data) + "\n")
+            if isinstance(text, str):
+                sys.stdout.write(text)
             else:
                 # Text written before must stay before.
                 sys.stdout.flush()
-                buffer.write(self._head(line).encode() + line.data + b"\n")
+                buffer.write(text)  # type: ignore[union-attr] # bytes are made only where there is one
         if count:
             sys.stdout.flush()
         return count
+
+    def _text(self, line: Line, *, raw: bool) -> str | bytes:
+        """What is written: bytes of the job into a pipe, harmless text to a terminal."""
+        if self._json:
+            return json.dumps(as_data(line)) + "\n"
+        if self._terminal or not raw:
+            return self._head(line) + clean_line(line.data) + "\n"
+        return self._head(line).encode() + line.data + b"\n"
+
+    def _fits(self, text: str | bytes) -> bool:
+        if self._left is not None:
+            self._left -= len(text if isinstance(text, bytes) else text.encode(errors="replace"))
+        return self._left is None or self._left >= 0
 
     def _head(self, line: Line) -> str:
         time = f"{stamp(line.at)} " if self._timestamps else ""
@@ -123,6 +135,12 @@ class Interesting:
             self._blocks[line.stream] = 0
             return True
         return _FAILURE.search(text) is not None
+
+
+def spent_text(directory: RunDir) -> str:
+    """What is said when ``--max-bytes`` is reached."""
+    kept = directory.path / ALL_RANKS
+    return f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {directory.id}, {kept} (at the run's end)"
 
 
 def as_data(line: Line) -> dict[str, object]:

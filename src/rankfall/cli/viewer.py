@@ -6,12 +6,13 @@ It works the same beside a supervisor of this process, of another one, and of no
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Final
 
 from rankfall.cli import emit
 from rankfall.cli.frames import raised_at
 from rankfall.cli.values import Ranks
-from rankfall.cli.view import Interesting, LineWriter
+from rankfall.cli.view import Interesting, LineWriter, spent_text
 from rankfall.model import Outcome, StoreError, Verdict
 from rankfall.model.sizes import sized
 from rankfall.report import words
@@ -19,7 +20,7 @@ from rankfall.report.escape import one_line
 from rankfall.report.paint import Paint
 from rankfall.report.terminal import render_brief, render_verdict
 from rankfall.store import RunDir
-from rankfall.store.lines import Follower, LineQuery
+from rankfall.store.lines import Follower, Line, LineQuery
 from rankfall.store.resizes import wished_sizes
 from rankfall.supervise.events import Event, read_events
 
@@ -57,7 +58,7 @@ class Viewer:
         tail: of what is there already, only the last so many lines; None = all.
         history: tell the news from before this moment too.
         final_words: tell how it ended.
-        limit: of bytes of lines on stdout; past it the news, the verdict and the record go on. None = no limit.
+        limit: of bytes on stdout; past it the news, the verdict and the record go on. None = no limit.
     """
 
     def __init__(
@@ -126,22 +127,21 @@ class Viewer:
         if self._follower is None or self._muted:
             return 0
         count = 0
-        while True:
-            lines = self._follower.poll()
+        while lines := self._follower.poll():
             count += len(lines)
-            self._writer.write(line for line in lines if self._choose is None or self._choose(line))
-            if self._writer.spent:
-                self._muted = True
-                kept = self._directory.path / "log-allranks_0.out"
-                self._say(
-                    f"the console limit is reached; what follows is kept: rankfall logs {self._directory.id}, {kept}"
-                )
+            if not self._write(lines) or not final:
                 return count
-            if not lines or not final:
-                break
         if final:
-            self._writer.write(line for line in self._follower.drain() if self._choose is None or self._choose(line))
+            self._write(self._follower.drain())
         return count
+
+    def _write(self, lines: Iterable[Line]) -> bool:
+        """Whether more may follow."""
+        self._writer.write(line for line in lines if self._choose is None or self._choose(line))
+        if self._writer.spent:
+            self._muted = True
+            self._say(spent_text(self._directory))
+        return not self._muted
 
     def _begin(self) -> Follower | None:
         """Follow once there is an attempt; before, the record has nothing that could be read."""

@@ -41,7 +41,7 @@ _CANCELLED: Final = 130
 )
 @click.option("-q", "--quiet", is_flag=True, help="Only how it ended.")
 def attach(
-    *, run: str | None, rank: tuple[str, ...], everything: bool, console_limit: int | None, tail: int, quiet: bool
+    *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
 ) -> int:
     """Go on watching a run, as if it had been started here.
 
@@ -57,7 +57,7 @@ def attach(
         quiet=quiet,
         tail=tail,
         history=False,
-        limit=console_limit,
+        limit=max_bytes,
     )
     outcome = Session(directory, viewer, own=False, standby=True).stay()
     return 0 if outcome is None else tell_exit(outcome)
