@@ -20,6 +20,11 @@ def refusal(data: dict[str, object]) -> SpecError:
     return caught.value
 
 
+@pytest.mark.parametrize("folder", ["", "a\0b"])
+def test_a_log_dir_that_is_no_path_is_refused(folder: str) -> None:
+    assert "$.log_dir: is empty or holds NUL" in str(refusal({"command": ["a"], "log_dir": folder}))
+
+
 @pytest.mark.parametrize(
     ("data", "path", "word"),
     [

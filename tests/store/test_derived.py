@@ -33,8 +33,12 @@ def test_logs_s42_the_file_of_all_ranks_has_every_line_of_every_rank(run_dir: Ru
     assert write_derived(run_dir) == []
     (found,) = run_dir.path.glob("log*.out")
     lines = found.read_bytes().splitlines()
-    assert lines[0] in {b"[slot 1] launcher", b"[rank 0] 1:0:0"}
-    assert len(lines) == 4 * 2 * 2 * 100 + 2
+    assert lines[0] == b"[attempt 1]"
+    assert lines[1] in {b"[slot 1] launcher", b"[rank 0] 1:0:0"}
+    assert len(lines) == 4 * 2 * 2 * 100 + 2 + 2
+    second = lines.index(b"[attempt 2]")
+    assert all(line.split()[-1].startswith((b"1:", b"launcher", b"second", b"err")) for line in lines[1:second])
+    assert len(lines) - second - 1 == 4 * 2 * 100
     for rank in range(4):
         mine = [line for line in lines if line.startswith(b"[rank %d] " % rank)]
         expected = [
@@ -56,7 +60,10 @@ def test_unfinished_and_odd_lines_stay_whole_and_are_not_glued(run_dir: RunDir, 
     two.write(b"\nb\n", at=2)
     later.write(b"again", at=1)
     assert write_derived(run_dir) == []
-    assert read(run_dir, ALL_RANKS) == b"[rank 0] a\r\0\xff\x0c\n[rank 0] half\n[rank 1] \n[rank 1] b\n[rank 0] again\n"
+    assert (
+        read(run_dir, ALL_RANKS)
+        == b"[attempt 1]\n[rank 0] a\r\0\xff\x0c\n[rank 0] half\n[rank 1] \n[rank 1] b\n[attempt 2]\n[rank 0] again\n"
+    )
     assert read(run_dir, rank_log(0)) == b"a\r\0\xff\x0c\nhalf\nagain\n"
     assert read(run_dir, rank_log(1)) == b"\nb\n"
 
@@ -68,7 +75,7 @@ def test_a_stream_of_several_ranks_is_divided(run_dir: RunDir, writer: Writer) -
     write_derived(run_dir)
     assert read(run_dir, rank_log(0)) == b"zero\nzero\n"
     assert read(run_dir, rank_log(1)) == b"one\n"
-    assert read(run_dir, ALL_RANKS) == b"[slot 0] none\n[rank 0] zero\n[rank 0] zero\n[rank 1] one\n"
+    assert read(run_dir, ALL_RANKS) == b"[attempt 1]\n[slot 0] none\n[rank 0] zero\n[rank 0] zero\n[rank 1] one\n"
 
 
 def test_a_line_of_40_mib_is_whole_and_memory_is_bounded(run_dir: RunDir, writer: Writer) -> None:
@@ -87,7 +94,10 @@ def test_a_line_of_40_mib_is_whole_and_memory_is_bounded(run_dir: RunDir, writer
     finally:
         tracemalloc.stop()
     assert read(run_dir, rank_log(0)) == found.path.read_bytes()
-    assert read(run_dir, ALL_RANKS) == b"[rank 1] between\n[rank 0] " + b"y" * (40 << 20) + b"\n[rank 0] end\n"
+    assert (
+        read(run_dir, ALL_RANKS)
+        == b"[attempt 1]\n[rank 1] between\n[rank 0] " + b"y" * (40 << 20) + b"\n[rank 0] end\n"
+    )
 
 
 def test_many_ranks_need_few_open_files(run_dir: RunDir, writer: Writer) -> None:
@@ -106,7 +116,7 @@ def test_they_replace_earlier_ones_whole_and_leave_nothing_beside(run_dir: RunDi
     stream(run_dir, "slot").write(b"x\n", at=1)
     write_derived(run_dir)
     write_derived(run_dir)
-    assert read(run_dir, ALL_RANKS) == b"[slot 0] x\n"
+    assert read(run_dir, ALL_RANKS) == b"[attempt 1]\n[slot 0] x\n"
     assert not list(run_dir.path.glob(".*"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankfall.client import create_run
 from rankfall.explain import explain_run
 from rankfall.store import RunDir
 from rankfall.store.compress import MARK
@@ -60,3 +61,30 @@ def test_why_a_stream_stays_raw_is_kept_with_the_run(bench: Bench) -> None:
         tidy(run)
     event = read_events(run.path)[0][-1]
     assert (event.kind, event.text.partition(": ")[2]) == ("raw", "a process still has it open for writing")
+
+
+def test_a_log_dir_has_the_files_of_a_run_that_is_over(bench: Bench) -> None:
+    folder = bench.folder / "logs"
+    spec = bench.spec("print('hello')", nnodes=1, log_dir=str(folder))
+    run = create_run(spec, home=bench.home)
+    bench.made.append(run)
+    assert bench.supervise(run).state == "succeeded"
+    assert [path.read_text() for path in folder.glob("log*.out")] == ["[attempt 1]\n[rank 0] hello\n"]
+    assert bench.texts("gap") == []
+
+
+def test_a_log_dir_that_is_gone_costs_the_run_nothing_and_is_told_once(bench: Bench) -> None:
+    folder = bench.folder / "logs"
+    run = create_run(
+        bench.spec(f"import shutil; shutil.rmtree({str(folder)!r})", nnodes=1, log_dir=str(folder)), home=bench.home
+    )
+    bench.made.append(run)
+    outcome = bench.supervise(run)
+    assert (outcome.state, outcome.code) == ("succeeded", 0)
+    (told,) = bench.texts("gap")
+    assert told.endswith(
+        f"log_dir: {folder} cannot be written: No such file or directory; the same files are in {run.path}"
+    )
+    with run.reader() as reader:
+        assert reader.run().incomplete == (told[told.index("log_dir") :],)
+    assert (run.path / "log-allranks_0.out").exists()

@@ -66,6 +66,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     suspend: bool = False
     ttl: str | None = None
     unattended: bool = False
+    log_dir: str | None = None
 
 
 def make_spec(flags: Flags) -> JobSpec:
@@ -138,7 +139,7 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
                 "--nnodes contradicts the file's roles: each has its own", hint="change nnodes of a role in the file"
             )
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
-    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy", "backend"):
+    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy", "backend", "log_dir"):
         value = getattr(flags, field)
         if value is not None:
             data[field] = value

@@ -191,7 +191,7 @@ class Client:
 
 
 def complete(spec: JobSpec) -> JobSpec:
-    """The same spec with what only this process knows: folder and Python, both absolute. In a cluster they would say nothing.
+    """The same spec with what only this process knows: folder and Python, and its other folders, all absolute. In a cluster they would say nothing.
 
     Raises:
         SpecError: fields contradict each other.
@@ -200,6 +200,8 @@ def complete(spec: JobSpec) -> JobSpec:
     folders = tuple(str(Path(folder).expanduser().absolute()) for folder in spec.code_folders)
     if folders:
         spec = msgspec.structs.replace(spec, code=folders)
+    if spec.log_dir is not None:
+        spec = msgspec.structs.replace(spec, log_dir=str(Path(spec.log_dir).expanduser().absolute()))
     if spec.backend != "local":
         from rankfall.backends.cluster.place import pinned  # noqa: PLC0415 - a job on this machine needs no client of Kubernetes
 
@@ -220,9 +222,20 @@ def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, r
         replace: likewise.
 
     Raises:
-        UsageError: the code cannot be copied; nothing was created.
+        UsageError: the code cannot be copied, or ``log_dir`` belongs to another run; nothing was created.
         StoreError: home cannot be written.
     """
+    if spec.log_dir is None:
+        return _created(spec, home=home, request_token=request_token, replace=replace)
+    from rankfall.store.log_dir import claimed  # noqa: PLC0415 - most jobs name none
+
+    with claimed(Path(spec.log_dir), request_token=request_token) as claim:
+        made = _created(spec, home=home, request_token=request_token, replace=replace)
+        claim.give_to(made)
+        return made
+
+
+def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: bool) -> RunDir:
     if not spec.code_folders:
         return RunDir.create(spec, home=home, request_token=request_token, replace=replace)
     from rankfall.backends.code import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code

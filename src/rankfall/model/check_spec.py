@@ -103,6 +103,8 @@ def _check_env(spec: JobSpec) -> None:
 
 
 def _check_code(spec: JobSpec) -> None:
+    if spec.log_dir is not None and (not spec.log_dir or "\0" in spec.log_dir):
+        raise SpecError("$.log_dir", "is empty or holds NUL", hint="give a folder, as: log_dir: logs/train")
     for text in (*spec.code_folders, *spec.code_exclude):
         if not text or "\0" in text:
             raise SpecError(

@@ -43,6 +43,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         unattended: let the platform's own policies run the job, so that it needs no supervisor; what they cannot do is refused.
         strategy: how the root is chosen from what all ranks said: ``causal``, ``earliest``, ``first-listed`` or one that a
             package declares; null = the backend's own, which is ``causal``.
+        log_dir: a folder of this machine into which the files for reading go when the run is over; it belongs to one run.
         restart_scope: what is started again after a fall: the whole ``gang`` as a new attempt, or inside the attempt the one
             ``replica`` that fell, while the others run on; for independent workers (launcher ``exec``) only.
         kubernetes: its pods, on the backends that make some.
@@ -74,6 +75,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ttl_s: Count | None = None
     unattended: bool = False
     strategy: str | None = None
+    log_dir: str | None = None
     restart_scope: RestartScope = "gang"
     kubernetes: Kubernetes = Kubernetes()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
 
 ALL_RANKS: Final = "log-allranks_0.out"
+_RANK_LOG: Final = re.compile(r"rank-[0-9]{5,9}\.log")
 _MEMORY: Final = 64 << 20
 _OPEN_FILES: Final = 100
 
@@ -27,8 +29,8 @@ _OPEN_FILES: Final = 100
 def write_derived(run_dir: RunDir) -> list[str]:
     """Write a file for each rank and one for all ranks, over earlier ones.
 
-    The lines of a rank are those of all attempts, merged by stamp within each attempt. In the common file each line begins with
-    ``[rank N] ``, or ``[slot S] `` where it is of no rank.
+    The lines of a rank are those of all attempts, merged by stamp within each attempt. In the common file each attempt begins with the
+    line ``[attempt A]``, and each line of it with ``[rank N] ``, or ``[slot S] `` where it is of no rank.
 
     Returns:
         What could not be read, in words.
@@ -41,6 +43,7 @@ def write_derived(run_dir: RunDir) -> list[str]:
     try:
         with _Outputs(run_dir.path) as outputs:
             for attempt in sorted({view.name.attempt for view in views}):
+                outputs.begin(attempt)
                 _one_attempt([view for view in views if view.name.attempt == attempt], outputs, problems)
             outputs.publish()
     except OSError as error:
@@ -49,6 +52,12 @@ def write_derived(run_dir: RunDir) -> list[str]:
             hint=f"free space, or read the raw streams in {run_dir.logs_dir}",
         ) from error
     return problems
+
+
+def derived_files(run_dir: RunDir) -> list[Path]:
+    """Those that are there, the one of all ranks last."""
+    found = sorted(path for path in run_dir.path.glob("rank-*.log") if _RANK_LOG.fullmatch(path.name))
+    return [*found, *(path for path in (run_dir.path / ALL_RANKS,) if path.exists())]
 
 
 def rank_log(rank: int) -> str:
@@ -104,6 +113,10 @@ class _Outputs:
         for name in self._inside:
             with contextlib.suppress(OSError):
                 self._temporary(name).unlink(missing_ok=True)
+
+    def begin(self, attempt: int) -> None:
+        """Say in the file of all ranks that the lines of this attempt follow."""
+        self._append(ALL_RANKS, b"[attempt %d]\n" % attempt, "", ends=True)
 
     def write(self, rank: int | None, slot: int, data: bytes, *, source: str) -> None:
         prefix = b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rankfall.model import Diagnosis, Outcome, RunState, StoreError
 from rankfall.store import RunDir
 from rankfall.supervise.events import EventLog
@@ -38,3 +40,12 @@ def _derive(run_dir: RunDir, ledger: Ledger) -> None:
         write_derived(run_dir)
     except (OSError, StoreError) as error:
         ledger.note(f"the files per rank could not be written: {error}"[:500])
+        return
+    folder = run_dir.spec.log_dir
+    if folder is None:
+        return
+    from rankfall.store.log_dir import place  # noqa: PLC0415 - as above
+
+    problem = place(run_dir, Path(folder))
+    if problem is not None:
+        ledger.note(f"log_dir: {problem}; the same files are in {run_dir.path}"[:500])

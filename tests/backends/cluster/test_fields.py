@@ -21,6 +21,7 @@ BY_THE_CLIENT = {
     "backend": "chooses the compiler",
     "code": "the submission, which gives the compiler the files",
     "code_exclude": "the submission, as code",
+    "log_dir": "whoever supervises or records the run",
     "kubernetes.context": "the connection",
     "kubernetes.kubeconfig": "the connection",
 }
@@ -98,6 +99,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"launcher": "exec", "policies": {"max_restarts": 2}, "restart_scope": "replica"},
     ),
     "strategy": ({}, {"strategy": "earliest"}),
+    "log_dir": ({}, {"log_dir": "/logs"}),
 }
 SECTION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image": ({}, {"image": "other:2"}),

@@ -1,0 +1,167 @@
+"""A folder of the user's in which a run leaves its files for reading (``--log-dir``), so that a tool that looks for ``log*.out`` finds them.
+
+A folder belongs to one run, by a mark in it: what reads ``log*.out`` would take the lines of two runs for those of one. Another run is
+refused before anything of it exists. Nothing else in the folder is read or changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from rankfall.model import UsageError
+from rankfall.store.derived import derived_files
+
+if TYPE_CHECKING:
+    from rankfall.store.rundir import RunDir
+
+MARK: Final = ".rankfall-run"
+_MAX_MARK: Final = 4096
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """What the mark says.
+
+    Attributes:
+        run: whose the folder is; empty while that run is being made.
+        request_token: of the request that makes it.
+    """
+
+    run: str = ""
+    request_token: str | None = None
+
+
+class Claim:
+    """A folder that is kept for a run that is being made.
+
+    Args:
+        folder: the user's.
+        owner: what its mark says.
+    """
+
+    def __init__(self, folder: Path, owner: Owner) -> None:
+        self._folder = folder
+        self._owner = owner
+
+    def give_to(self, run_dir: RunDir) -> None:
+        """Write down whose it is.
+
+        Raises:
+            UsageError: the same request made another run for it before, or it cannot be written.
+        """
+        if self._owner.run not in {"", run_dir.id}:
+            raise _taken(self._folder, self._owner)
+        try:
+            _write_mark(self._folder, msgspec.structs.replace(self._owner, run=run_dir.id))
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, *, request_token: str | None) -> Iterator[Claim]:
+    """Keep a folder for the run that is made in the context; it is free again when making it fails.
+
+    Args:
+        folder: made when it is not there.
+        request_token: of the request that makes the run: made again, it finds its folder and its run.
+
+    Raises:
+        UsageError: it belongs to another run, or cannot be written; nothing was changed.
+    """
+    owner = Owner(request_token=request_token)
+    mark = folder / MARK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = _take(mark, owner)
+        if not fresh:
+            owner = _read_mark(mark)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if not fresh and (request_token is None or owner.request_token != request_token):
+        raise _taken(folder, owner)
+    try:
+        yield Claim(folder, owner)
+    except BaseException:
+        if fresh:
+            with contextlib.suppress(OSError):
+                mark.unlink()
+        raise
+
+
+def place(run_dir: RunDir, folder: Path) -> str | None:
+    """Put a run's derived files into its folder, over its earlier ones, each as a whole.
+
+    Returns:
+        Why they are not there, in words; None when they are.
+    """
+    try:
+        if _read_mark(folder / MARK).run != run_dir.id:
+            return f"{folder} belongs to another run now: nothing was written there"
+        for path in derived_files(run_dir):
+            _bring(path, folder / path.name)
+    except OSError as error:
+        return f"{folder} cannot be written: {error.strerror or error}"
+    return None
+
+
+def _bring(source: Path, target: Path) -> None:
+    """The same file by another name where that can be, else a copy; half of one never has the name."""
+    half = target.with_name(f".{target.name}.half")
+    try:
+        half.unlink(missing_ok=True)
+        try:
+            os.link(source, half)
+        except OSError:
+            # Another file system, or one without links.
+            shutil.copyfile(source, half)
+        half.replace(target)
+    finally:
+        # Where both were one file already, replacing does nothing and leaves the other name.
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
+
+
+def _take(mark: Path, owner: Owner) -> bool:
+    """Make the mark; whether there was none."""
+    try:
+        with mark.open("xb") as file:
+            file.write(msgspec.json.encode(owner) + b"\n")
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write_mark(folder: Path, owner: Owner) -> None:
+    half = folder / f"{MARK}.half"
+    half.write_bytes(msgspec.json.encode(owner) + b"\n")
+    half.replace(folder / MARK)
+
+
+def _read_mark(mark: Path) -> Owner:
+    """What a mark says; one that nobody can read is somebody's all the same."""
+    with mark.open("rb") as file:
+        data = file.read(_MAX_MARK)
+    try:
+        return msgspec.json.decode(data, type=Owner)
+    except msgspec.MsgspecError:
+        return Owner()
+
+
+def _taken(folder: Path, owner: Owner) -> UsageError:
+    whose = f"has the files of run {owner.run}" if owner.run else "is kept for a run that was being made"
+    return UsageError(
+        f"$.log_dir: {folder} {whose}",
+        hint=f"name a folder for each run, or remove {MARK} there when its files are no longer needed",
+    )
+
+
+def _unusable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"$.log_dir: {folder} cannot be used: {error.strerror or error}", hint="name a folder that you can write"
+    )
