@@ -163,6 +163,22 @@ def test_a_hostile_dump_is_a_problem_and_runs_nothing(data, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_errors_s15_a_maze_of_references_is_looked_at_in_part_only():
+    maze: list[object] = [1]
+    for _ in range(200):
+        maze = [maze] * 50
+    entry = {"profiling_name": maze, "process_group": (maze, "x"), "input_sizes": maze, "collective_seq_id": 1}
+    found = read_dump(pickle.dumps({"entries": [entry]}), rank=0, name="d")
+    assert len(found.calls[0].shape) <= 200
+    assert isinstance(read_dump(pickle.dumps({"entries": [entry] * 200_001}), rank=0, name="d"), str)
+    assert isinstance(read_dump(pickle.dumps({"entries": [maze]}), rank=0, name="d"), str)
+
+
+def test_members_may_be_numbers_or_torchs_text_of_them():
+    found = [dump(n, [("0", 1, "nccl:all_reduce", "scheduled")], members=[0, 1, 2]) for n in (0, 1)]
+    assert [(e.rank, e.slug) for e in flight_evidence(found)] == [(2, "rank_stuck")]
+
+
 def test_dumps_are_known_by_torchs_names():
     assert dump_rank("nccl_trace_rank_12") == 12
     assert dump_rank("train.log") is None

@@ -1,24 +1,29 @@
 """torch's flight-recorder dumps: who never entered a collective, and who entered another one.
 
-A dump is a pickle, and a pickle from a job is hostile: only plain containers, numbers and text are allowed through; anything else is refused
-before it can do something. The JSON form is read as well. A rank that left no dump while others did is itself a suspect (errors.md, step 9).
+A dump is a pickle, and a pickle from a job is hostile: it is read by ``plain_pickle``, which knows containers, numbers and text and never
+Python's own loader; what it makes may still be a maze of references, so of every field a bounded part is looked at. The JSON form is read as
+well. A rank that left no dump while others did is itself a suspect (errors.md, step 9).
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 
 from rankfall.model import Evidence
+from rankfall.observe import plain_pickle
 from rankfall.observe.text import digest
 
-MAX_DUMP: Final = 256 << 20
+# torch keeps 2,000 calls unless told otherwise, some megabytes with their stacks.
+MAX_DUMP: Final = 64 << 20
+_MAX_CALLS: Final = 200_000
+_MAX_MEMBERS: Final = 100_000
+# How deep a field is looked into, and how much of it is kept: shapes are lists of lists of numbers.
+_MAX_DEPTH, _MAX_TEXT = 4, 100
 _NAME: Final = re.compile(
     r"(?:nccl_trace_rank_|fr_trace_rank_|flight[\w.-]*?rank[_-]?|comm_lib_trace_rank_)(\d{1,6})(?:\.(?:json|pkl))?$"
 )
@@ -54,38 +59,59 @@ def read_dump(data: bytes, *, rank: int, name: str) -> Dump | str:
     if len(data) > MAX_DUMP:
         return f"{name} is larger than {MAX_DUMP >> 20} MiB and was not used"
     try:
-        document = msgspec.json.decode(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
-        calls = tuple(_call(entry) for entry in document["entries"] if not entry.get("is_p2p"))
-        members = {
-            str(key): tuple(int(n) for n in re.findall(r"\d+", str(value["ranks"])))
-            for key, value in dict(document.get("pg_config") or {}).items()
-        }
-    except (pickle.UnpicklingError, msgspec.DecodeError) as error:
+        document = msgspec.json.decode(data) if data[:1] == b"{" else plain_pickle.load(data)
+        entries = document["entries"]
+        if len(entries) > _MAX_CALLS:
+            return f"{name} holds {len(entries)} calls and was not used"
+        calls = tuple(_call(entry) for entry in entries if not entry.get("is_p2p"))
+        groups = dict(document.get("pg_config") or {}).items()
+        members = {str(key)[:_MAX_TEXT]: _members(value["ranks"]) for key, value in groups}
+    except (plain_pickle.NotPlain, msgspec.DecodeError) as error:
         return f"{name} is no flight-recorder dump: {str(error)[:200]}"
-    except Exception as error:  # noqa: BLE001 - a hostile pickle or a foreign layout may fail in any way
+    except Exception as error:  # noqa: BLE001 - a foreign layout may be anything
         return f"{name} is no flight-recorder dump: {type(error).__name__}"
     return Dump(rank=rank, name=name, calls=calls, members=members)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Loads containers, numbers and text; every class is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no plain data")
-
-    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - the name is pickle's
-        raise pickle.UnpicklingError("it asks for an outside object")
+def _members(ranks: Any) -> tuple[int, ...]:
+    """The members of a group: numbers, or as torch writes them the text of a list."""
+    if isinstance(ranks, str):
+        return tuple(int(word) for word in re.findall(r"\d{1,7}", ranks[: 8 * _MAX_MEMBERS]))
+    return tuple(int(rank) for rank in ranks[:_MAX_MEMBERS])
 
 
 def _call(entry: dict[str, Any]) -> Call:
     group = entry.get("process_group") or (entry.get("pg_name", ""),)
     return Call(
-        group=str(group[0]) if isinstance(group, (list, tuple)) else str(group),
+        group=_brief(group[0] if isinstance(group, (list, tuple)) else group),
         seq=int(entry.get("collective_seq_id", entry.get("seq_id", 0))),
-        op=str(entry.get("profiling_name", ""))[:100],
-        shape=f"{entry.get('input_sizes')}{entry.get('input_dtypes', '')}"[:200],
+        op=_brief(entry.get("profiling_name", "")),
+        shape=f"{_brief(entry.get('input_sizes'))}{_brief(entry.get('input_dtypes', ''))}"[: 2 * _MAX_TEXT],
         pending=entry.get("state") != "completed" and not entry.get("retired"),
     )
+
+
+def _brief(value: Any) -> str:
+    """A field as text, however deep or wide it is."""
+    parts: list[str] = []
+    _spell(value, parts, depth=0)
+    return "".join(parts)[:_MAX_TEXT]
+
+
+def _spell(value: Any, parts: list[str], *, depth: int) -> None:
+    if isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
+        parts.append("[")
+        for item in value[:_MAX_TEXT]:
+            # Each part has a character at least, so that many are enough.
+            if len(parts) > _MAX_TEXT:
+                return
+            _spell(item, parts, depth=depth + 1)
+            parts.append(",")
+        parts.append("]")
+    elif isinstance(value, (str, int, float)) or value is None:
+        parts.append(str(value)[:_MAX_TEXT])
+    else:
+        parts.append("...")
 
 
 def flight_evidence(dumps: Sequence[Dump], *, attempt: int | None = None) -> list[Evidence]:
