@@ -22,6 +22,8 @@ from rankfall.observe import evidence as make
 from rankfall.observe.container_error import container_error_evidence, is_container_error
 from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
 from rankfall.observe.scan import ChunkScanner, Finding
+from rankfall.observe.stack_text import MAX_JSON, NewestDump, text_of_json
+from rankfall.observe.stacks import Standing, stand, told_apart
 from rankfall.observe.streams import KEEP_FIRST
 from rankfall.observe.text import digest
 from rankfall.observe.torchrun import Reported
@@ -49,6 +51,7 @@ class _Source(msgspec.Struct, kw_only=True):
     reported: list[tuple[Reported, int]] = msgspec.field(default_factory=list)
     kept: dict[tuple[str, int | None], int] = msgspec.field(default_factory=dict)
     prefixed: set[int] = msgspec.field(default_factory=set)
+    stacks: str | None = None
 
 
 def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) -> Case:
@@ -75,6 +78,8 @@ def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None) 
                     continue
                 if file.name == "error.json" or is_container_error(file.name):
                     _error_file(file, source, catalogue, problems)
+                elif source.rank is not None and file.suffix == ".json" and (text := _stacks_of_json(file)):
+                    source.stacks = text
                 else:
                     _read(_chunks(file), source, catalogue)
             except OSError as error:
@@ -142,11 +147,14 @@ def _chunks(file: Path) -> Iterator[bytes]:
 
 def _read(chunks: Iterable[bytes], source: _Source, catalogue: Catalogue) -> None:
     scanner = ChunkScanner(catalogue)
+    dump = NewestDump()
     for data in chain(chunks, [b""]):
+        dump.feed(data)
         findings, statements = scanner.feed(data, final=not data)
         for finding, byte, line in findings:
             _keep(source, finding, byte=byte, line=line)
         source.reported += [(reported, line) for reported, _, line in statements]
+    source.stacks = dump.text()
 
 
 def _keep(source: _Source, finding: Finding, *, byte: int, line: int) -> None:
@@ -186,6 +194,12 @@ def _error_file(file: Path, source: _Source, catalogue: Catalogue, problems: lis
         source.found.append(msgspec.structs.replace(piece, attempt=source.attempt, local_rank=source.local_rank))
 
 
+def _stacks_of_json(file: Path) -> str | None:
+    with file.open("rb") as opened:
+        data = opened.read(MAX_JSON + 1)
+    return text_of_json(data) if len(data) <= MAX_JSON else None
+
+
 def _dump(file: Path, rank: int, dumps: list[Dump], problems: list[str]) -> None:
     with file.open("rb") as opened:
         dump = read_dump(opened.read(MAX_DUMP + 1), rank=rank, name=str(file))
@@ -202,6 +216,7 @@ def _case(sources: list[_Source], problems: list[str]) -> Case:
         groups.setdefault(source.group, set()).update(source.prefixed)
     found: list[Evidence] = []
     facts: dict[int, RankFacts] = {}
+    standings: dict[int, tuple[Standing, str]] = {}
     for source in sources:
         if attempt is not None and source.attempt not in {None, attempt}:
             continue
@@ -220,7 +235,27 @@ def _case(sources: list[_Source], problems: list[str]) -> Case:
             found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
         for sheet in _reported_facts(source):
             facts[sheet.rank] = sheet
+        if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
+            standings[owner] = where, source.name
+    found += _stack_evidence(standings)
     return Case(ended=True, ranks=tuple(facts.values()), evidence=tuple(found), missing=tuple(dict.fromkeys(problems)))
+
+
+def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evidence]:
+    for where, slug, role, line in told_apart({rank: row[0] for rank, row in standings.items()}):
+        name = standings[where.rank][1]
+        yield Evidence(
+            id=digest("stacks", where.rank, name, line),
+            source="log",
+            slug=slug,
+            role=role,
+            trust="job",
+            rank=where.rank,
+            where=name,
+            line=line[:2000],
+            specificity=60,
+            fingerprint=f"{slug}:{where.place or where.top}",
+        )
 
 
 def _reported_facts(source: _Source) -> Iterator[RankFacts]:

@@ -14,12 +14,9 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Evidence, EvidenceRole, RankFacts, Record
+from rankfall.observe.stack_text import main_frames
 from rankfall.observe.text import digest
 
-_THREAD: Final = re.compile(
-    r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?:", re.MULTILINE
-)
-_FRAME: Final = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+?)\s*$', re.MULTILINE)
 _COLLECTIVES: Final = re.compile(
     r"^(?:all_reduce|_?all_gather\w*|_?reduce_scatter\w*|broadcast\w*|barrier|monitored_barrier|all_to_all\w*|reduce|gather\w*"
     r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$"
@@ -27,6 +24,8 @@ _COLLECTIVES: Final = re.compile(
 _COMM_FILE: Final = re.compile(
     r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/"
 )
+# py-spy leaves out the folder of installed packages, so torch's own begin with its name.
+_LIBRARY: Final = re.compile(r"site-packages|^<frozen|^torch/")
 # The kernel's line of a process's main thread, as rankfall_inside.stacks writes it; of the system call only the number counts.
 _KERNEL_THREAD: Final = re.compile(
     r"^  thread (?P<tid>\d+) \(.*\) state=(?P<state>\S) .*wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)", re.MULTILINE
@@ -55,11 +54,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stand(rank: int, text: str) -> Standing | None:
-    """Where a rank's main thread stands, from faulthandler's text; None when there is no stack in it."""
-    blocks = _THREAD.split(text)
-    main = blocks[-1] if len(blocks) > 1 else ""
-    current = re.search(r"^Current thread[^\n]*\n((?:\s+File [^\n]*\n?)+)", text, re.MULTILINE)
-    frames = _FRAME.findall(current.group(1) if current else main)
+    """Where a rank's main thread stands, from the text of faulthandler or py-spy; None when there is no stack in it."""
+    frames = main_frames(text)
     if not frames:
         return None
     collective = None
@@ -68,7 +64,7 @@ def stand(rank: int, text: str) -> Standing | None:
         in_comm = bool(_COMM_FILE.search(file))
         if in_comm and _COLLECTIVES.match(function):
             collective = function
-        if not in_comm and not place and "site-packages" not in file and not file.startswith("<frozen"):
+        if not in_comm and not place and not _LIBRARY.search(file):
             place = f"{file.rpartition('/')[2]}:{function}:{line}"
     file, line, function = frames[0]
     return Standing(rank=rank, collective=collective, place=place, top=f"{file.rpartition('/')[2]}:{function}")
@@ -91,19 +87,24 @@ def stack_evidence(
     standings = {rank: s for rank, row in newest.items() if (s := stand(rank, row[2].stacks or "")) is not None}
     if not standings:
         return _kernel_evidence(newest, attempt=attempt)
+    return [
+        _piece(newest[where.rank], where, slug=slug, role=role, line=line, attempt=attempt)
+        for where, slug, role, line in told_apart(standings)
+    ]
+
+
+def told_apart(standings: dict[int, Standing]) -> list[tuple[Standing, str, EvidenceRole, str]]:
+    """What the stacks of at least two ranks say of each: where it stands, cause, role, words. The odd ones first."""
     if len(standings) < 2:  # noqa: PLR2004 - one stack alone has nobody to differ from
         return []
     odd, slug, words = _odd_ones(standings)
-    found = [
-        _piece(newest[rank], standings[rank], slug=slug, role="primary", line=words(standings[rank]), attempt=attempt)
-        for rank in odd
+    found: list[tuple[Standing, str, EvidenceRole, str]] = [
+        (standings[rank], slug, "primary", words(standings[rank])) for rank in odd
     ]
-    others = [rank for rank in sorted(standings) if rank not in odd]
-    for rank in others[:MAX_SHOWN]:
+    for rank in [rank for rank in sorted(standings) if rank not in odd][:MAX_SHOWN]:
         where = standings[rank]
         inside = f"waits in {where.collective}" if where.collective else "stands"
-        line = f"rank {rank} {inside} at {where.place or where.top}"
-        found.append(_piece(newest[rank], where, slug="rank_stuck", role="context", line=line, attempt=attempt))
+        found.append((where, "rank_stuck", "context", f"rank {rank} {inside} at {where.place or where.top}"))
     return found
 
 
