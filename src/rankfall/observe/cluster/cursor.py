@@ -121,10 +121,9 @@ class Cursor:
         """Whether this line may come again."""
         return zlib.crc32(line) in self._expected
 
-    def holds(self, line: bytes) -> bool:
-        """Whether a line as the API gives it is among those that were taken last; asked for few lines only."""
-        sum_of_it = zlib.crc32(line)
-        return any(found == sum_of_it for _, found in self._taken)
+    def taken_last(self) -> frozenset[int]:
+        """Checksums of the lines that were taken last, as the API gave them; none of a log that is complete."""
+        return frozenset(self._overlap.since(0))
 
     def repeats(self, line: bytes) -> bool:
         """Whether this line of the reopened log was taken before. Asked once for each line, in order, while ``expecting``.
@@ -179,7 +178,8 @@ class Cursor:
         self._append(self._rows(self._unwritten, sizes))
         self.sizes.update(sizes)
         self._unwritten.clear()
-        if self.closed is not None:
+        if self.closed == "complete":
+            # One whose end was lost may be continued from elsewhere, which these lines then prove.
             self._overlap.clear()
         if self._size > _COMPACT:
             self._compact()

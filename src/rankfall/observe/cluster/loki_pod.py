@@ -7,6 +7,7 @@ a container that was restarted go to their instance where their labels name it, 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -78,6 +79,7 @@ class PodTake:
         # Of each instance: until when its lines were stored before Loki was asked; and the zone of its stamps, once that is proved.
         self._before: dict[int, int | None] = {}
         self._zones: dict[int, int] = {}
+        self._last: dict[int, frozenset[int]] = {}
         for number in pod.numbers or (0,):
             self._log(number)
         wanted = min([beginning, *(last - PROOF_NS for last in self._before.values() if last is not None)])
@@ -156,6 +158,7 @@ class PodTake:
         if log is None:
             log = self._logs[number] = self._open(number)
             self._before[number] = log.cursor.last
+            self._last[number] = log.cursor.taken_last()
         return log
 
     # -- joining
@@ -165,9 +168,8 @@ class PodTake:
         last = self._before[number]
         if last is None:
             return rows
-        log = self._log(number)
         if number not in self._zones:
-            zone = _zone_of([one for one in rows if one.at <= last], log)
+            zone = _zone_of([one for one in rows if one.at <= last], self._last[number])
             if zone is None:
                 if rows[-1].at <= last:
                     # Of a time that is stored; the proof may come yet.
@@ -182,8 +184,7 @@ class PodTake:
         return [
             one
             for one in rows
-            if one.at > last
-            or (one.at == last and not any(log.cursor.holds(row[:-1]) for row in _lines([one], east_s=east_s)))
+            if one.at > last or (one.at == last and not _among(self._last[number], one, east_s=east_s))
         ]
 
     def _say(self, text: str) -> None:
@@ -191,13 +192,17 @@ class PodTake:
             self.problems.append(text)
 
 
-def _zone_of(rows: Iterable[Entry], log: InstanceLog) -> int | None:
-    """The zone in which the stored log has one of these lines with its stamp; None = in none."""
+def _zone_of(rows: Iterable[Entry], known: frozenset[int]) -> int | None:
+    """The zone in which one of these lines with its stamp is among the known ones; None = in none."""
     for one in rows:
         for zone in _ZONES:
-            if all(log.cursor.holds(row[:-1]) for row in _lines([one], east_s=zone)):
+            if _among(known, one, east_s=zone):
                 return zone
     return None
+
+
+def _among(known: frozenset[int], one: Entry, *, east_s: int) -> bool:
+    return all(zlib.crc32(row[:-1]) in known for row in _lines([one], east_s=east_s))
 
 
 def _lines(entries: Iterable[Entry], *, east_s: int) -> list[bytes]:
