@@ -1,0 +1,156 @@
+"""From a record, a condition or a verdict to a :class:`NodeFault`: who saw it, when, and how far it may be believed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from rankfall.health.nvidia import Line
+from rankfall.health.recognise import Recogniser
+from rankfall.health.rules import bad_conditions
+from rankfall.model import Verdict
+from rankfall.model.health import FaultSource, FaultTrust, NodeFault, shown
+from rankfall.observe.kmsg import KmsgRecord
+
+#: The kernel's own clock is not that of the epoch and drifts from it; nothing tells by how much, so a second on each side is allowed.
+STAMP_UNCERTAINTY_S: Final = 1.0
+
+
+def of_record(
+    record: KmsgRecord, *, node: str, boot: str, boot_at: int, reader: Recogniser, job: str | None = None
+) -> NodeFault | None:
+    """What a record of the ring says about the node; None = nothing.
+
+    Args:
+        record: of the ring of ``node``.
+        node: whose ring it is, as its reader knows it.
+        boot: boot id that goes with the ring.
+        boot_at: when the kernel's clock began, in nanoseconds since the epoch.
+        reader: of this boot of this node.
+        job: the pod whose process the line names, when that is known.
+
+    Returns:
+        A fault of trust ``kernel``; of trust ``injected`` when a process wrote the record.
+    """
+    at = boot_at + record.stamp_us * 1_000
+    # What a process wrote never mixes with the kernel's own lines: neither as a part of one nor as its repetition.
+    line = (reader if record.by_kernel else reader.fresh()).read(record.text, at=at)
+    if line is None:
+        return None
+    fault = NodeFault(
+        id=f"kmsg:{boot}:{record.seq}",
+        node=node,
+        source="kmsg",
+        trust="kernel" if record.by_kernel else "injected",
+        code=line.code,
+        boot=boot,
+        seq=record.seq,
+        at=at,
+        uncertainty=STAMP_UNCERTAINTY_S,
+        job=job,
+    )
+    return _said(fault, line, record.text)
+
+
+def of_line(
+    text: bytes,
+    *,
+    node: str,
+    source: FaultSource,
+    trust: FaultTrust,
+    reader: Recogniser,
+    identity: str,
+    at: int | None,
+    uncertainty: float = 0.0,
+    job: str | None = None,
+) -> NodeFault | None:
+    """What a collected line says about the node; None = nothing.
+
+    Args:
+        text: as it was collected.
+        node: from the collector's metadata.
+        source: where it was collected.
+        trust: what its stream is worth: ``collector`` for the log of a DaemonSet that an administrator named, else ``pod_text``.
+        reader: of this node.
+        identity: what tells this line from any other, as the collector's stream and stamp.
+        at: nanoseconds since the epoch; None = unknown.
+        uncertainty: seconds on each side of it.
+        job: the pod that printed it or that the line names.
+    """
+    line = reader.read(text, at=at)
+    if line is None:
+        return None
+    fault = NodeFault(
+        id=f"{source}:{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}",
+        node=node,
+        source=source,
+        trust=trust,
+        code=line.code,
+        at=at,
+        uncertainty=uncertainty,
+        job=job,
+    )
+    return _said(fault, line, text)
+
+
+def of_condition(*, node: str, type_: str, status: str, since: int, message: str) -> NodeFault | None:
+    """A condition that others set on the node; None = it is not bad, or nothing is known of its type.
+
+    Args:
+        node: its name.
+        type_: type of the condition.
+        status: ``True``, ``False`` or ``Unknown``.
+        since: its transition, in nanoseconds since the epoch; the same condition since the same moment is one observation.
+        message: as it stands there.
+    """
+    if bad_conditions().get(type_) != status:
+        return None
+    return NodeFault(
+        id=f"condition:{type_}:{since}",
+        node=node,
+        source="condition",
+        trust="condition",
+        code=f"condition/{type_}",
+        at=since,
+        uncertainty=1.0,
+        text=shown(message),
+    )
+
+
+def of_verdict(verdict: Verdict, *, at: int) -> NodeFault | None:
+    """What the verdict of a run says about a node; None = it blames none, or is not proven.
+
+    An unknown cause, and one that is only likely, tells nothing about a node.
+    """
+    cause = verdict.cause
+    if verdict.node is None or cause.confidence != "proven" or verdict.node_action == "none":
+        return None
+    return NodeFault(
+        id=f"verdict:{shown(verdict.run or '', 80)}:{verdict.attempt}",
+        node=verdict.node,
+        source="verdict",
+        trust="verdict",
+        code=f"verdict/{cause.slug}",
+        slug=cause.slug,
+        device=None if verdict.gpu is None else shown(f"gpu {verdict.gpu}", 128),
+        at=at,
+        uncertainty=verdict.time.uncertainty_s or 0.0,
+        job=verdict.run,
+        text=shown(cause.title),
+    )
+
+
+def _said(fault: NodeFault, line: Line, text: bytes) -> NodeFault:
+    return msgspec.structs.replace(
+        fault,
+        code=line.code,
+        slug=line.slug,
+        device=None if line.device is None else shown(line.device, 128),
+        instance=line.instance,
+        pid=line.pid,
+        process=line.process,
+        detail=line.detail,
+        text=shown(text.decode("utf-8", "replace")),
+    )

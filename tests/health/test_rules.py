@@ -1,0 +1,136 @@
+"""The tables of codes: complete, and of one mind with the tables of signatures and causes; an operator's file changes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankfall.health.overrides import RulesFile, parse_rules
+from rankfall.health.rules import Rules, packaged
+from rankfall.model.errors import SpecError
+from rankfall.signatures.catalogue import default_catalogue
+
+RULES = packaged()
+# Taint at once (node-health facts, 2.1); 154 only by its new value, 94 by its second job.
+AT_ONCE = {
+    46,
+    48,
+    54,
+    62,
+    64,
+    74,
+    79,
+    95,
+    109,
+    110,
+    119,
+    120,
+    136,
+    140,
+    143,
+    151,
+    155,
+    156,
+    158,
+    166,
+    167,
+    169,
+    171,
+    172,
+    173,
+}
+
+
+def test_every_xid_of_the_catalogue_has_a_rule_and_those_that_act_at_once_are_the_listed_ones():
+    assert all(RULES.find(f"xid/{number}") is not None for number in range(1, 177))
+    acting = {n for n in range(1, 177) if (rule := RULES.find(f"xid/{n}")) and rule.action == "quarantine"}
+    assert acting == AT_ONCE | {94}
+
+
+def test_each_rule_is_whole():
+    for rule in RULES:
+        assert rule.count == 1 or rule.window_s > 0, rule.code
+        assert rule.recovers is None or (rule.action == "none" and RULES.find(rule.recovers) is not None), rule.code
+
+
+def test_every_signature_of_kernel_lines_has_a_rule_and_every_rule_its_signature():
+    kernel = {each.id for each in default_catalogue().signatures if "kernel" in each.where and "line" not in each.where}
+    assert {rule.code.partition("/")[2] for rule in RULES if rule.code.startswith("kernel/")} == kernel
+
+
+def test_health_s33_an_unknown_number_has_no_rule_until_an_operator_gives_it_one():
+    for code in ("xid/999", "sxid/99999/fatal", "kernel/none.such", "verdict/none_such"):
+        assert RULES.find(code) is None
+        assert RULES.action(code) == "none"
+    rules = Rules(parse_rules('[[rule]]\ncode = "xid/999"\naction = "quarantine"\n', origin="own"))
+    assert rules.action("xid/999") == "quarantine"
+
+
+def test_health_s04_s03_the_word_of_the_line_counts_more_than_the_table():
+    assert RULES.action("sxid/20034/fatal") == "quarantine"
+    assert RULES.action("sxid/20034/nonfatal") == "watch"
+    assert RULES.action("sxid/19049/nonfatal") == "none"
+    assert RULES.action("sxid/22003") == "quarantine"
+
+
+def test_causes_of_verdicts_have_the_rule_of_the_causes():
+    assert [RULES.action(f"verdict/{slug}") for slug in ("gpu_ecc", "nccl_ib_error", "unknown", "host_oom")] == [
+        "quarantine",
+        "suspect",
+        "none",
+        "none",
+    ]
+
+
+def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
+    text = '[[rule]]\ncode = "sxid/20034"\naction = "watch"\n[[rule]]\ncode = "xid/31"\ncount = 9\n'
+    rules = Rules(parse_rules(text, origin="own"))
+    assert rules.action("sxid/20034/fatal") == "watch"
+    before, after = RULES.find("xid/31"), rules.find("xid/31")
+    assert before is not None
+    assert after is not None
+    assert (after.count, after.action, after.window_s, after.name) == (9, before.action, before.window_s, before.name)
+    word = Rules(parse_rules(text + '[[rule]]\ncode = "sxid/20034/fatal"\naction = "suspect"\n', origin="own"))
+    assert (word.action("sxid/20034/fatal"), word.action("sxid/20034/nonfatal")) == ("suspect", "watch")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[[rule", "not TOML"),
+        ("rules = []", "unknown key"),
+        ("rule = 3", "list of tables"),
+        ("[[rule]]\naction = 'none'", "code"),
+        ("[[rule]]\ncode = 'Xid 79'\naction = 'none'", "code"),
+        ("[[rule]]\ncode = 'xid/79'\naction = 'explode'", "action"),
+        ("[[rule]]\ncode = 'xid/999'", "action"),
+        ("[[rule]]\ncode = 'xid/79'\ncount = 0", "count"),
+        ("[[rule]]\ncode = 'xid/79'\ncount = 4", "window_s"),
+        ("[[rule]]\ncode = 'xid/79'\ntaint = true", "taint"),
+        ("[[rule]]\ncode = 'xid/79'\n[[rule]]\ncode = 'xid/79'", "already"),
+        ("[[rule]]\ncode = 'xid/162'\naction = 'quarantine'", "action is none"),
+        ("#" * (1 << 20) + "##", "larger"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_place(text, word):
+    with pytest.raises(SpecError, match=word):
+        parse_rules(text, origin="own.toml")
+
+
+def test_health_s34_a_file_is_used_without_restart_and_a_bad_one_keeps_the_old_rules(tmp_path):
+    path = tmp_path / "rules.toml"
+    file = RulesFile(path)
+    assert not file.reload()
+    assert "No such file" in (file.problem or "")
+    path.write_text('[[rule]]\ncode = "xid/109"\naction = "none"\n')
+    assert file.reload()
+    assert (file.rules.action("xid/109"), file.problem) == ("none", None)
+    assert not file.reload()
+    for bad in (b"[[rule]]\ncode = 109", b"\xff\xfe"):
+        path.write_bytes(bad)
+        assert not file.reload()
+        assert file.rules.action("xid/109") == "none"
+        assert "stay in force" in (file.problem or "")
+    path.write_text('[[rule]]\ncode = "xid/109"\naction = "none"\n')
+    file.reload()
+    assert file.problem is None
+    assert not RulesFile(None).reload()
