@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from rankfall.model import JobSpec, Refused
+from rankfall.model.foreign import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "job": ("rankfall.backends.cluster.backend", "ClusterBackend"),
         "jobset": ("rankfall.backends.cluster.backend", "ClusterBackend"),
         "trainjob": ("rankfall.backends.cluster.backend", "ClusterBackend"),
+        FOREIGN: ("rankfall.backends.foreign.backend", "ForeignBackend"),
     }
 )
 
@@ -39,7 +41,7 @@ def backend_for(spec: JobSpec) -> Backend:
     if found is None:
         raise Refused(
             f"$.backend: {spec.backend} is not available in this version of Rankfall",
-            hint=f"allowed: {', '.join(BACKENDS)}; as --backend local",
+            hint=f"allowed: {', '.join(name for name in BACKENDS if name != FOREIGN)}; as --backend local",
         )
     module, name = found
     backend: Backend = getattr(importlib.import_module(module), name)()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from rankfall.cli import emit
-from rankfall.cli.options import max_bytes, run_argument
-from rankfall.cli.target import run_as_it_is
+from rankfall.cli.options import max_bytes, target_argument
+from rankfall.cli.target import Where, as_it_is, run_to_look_at
 from rankfall.cli.values import Ranks, parse_ranks, parse_since
 from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError
@@ -26,7 +26,7 @@ _BATCH: Final = 1000
 
 
 @click.command("logs")
-@run_argument
+@target_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
 @click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
 @click.option("--all", "everything", is_flag=True, help="All ranks and lines of no rank (the default).")
@@ -58,6 +58,7 @@ _BATCH: Final = 1000
 def logs(
     *,
     run: str | None,
+    where: Where,
     follow: bool,
     rank: tuple[str, ...],
     everything: bool,
@@ -76,13 +77,18 @@ def logs(
 ) -> None:
     """Show what the ranks printed, merged by time.
 
+    KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
     On a terminal control characters are made visible; into a pipe go the job's own bytes.
     """
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     ranks = parse_ranks(rank)
     settings = _loki(log_source, loki_url, follow=follow)
-    directory = run_as_it_is(run)
+    directory = run_to_look_at(run, where=where)
+    recorded = follow and directory.foreign is not None
+    if not recorded:
+        as_it_is(directory)
+        _say_whether_ranks_are_known(directory)
     if settings is not None:
         _from_loki(directory, settings, attempt=chosen_attempt(directory, attempt=attempt, previous=previous))
     query = LineQuery(
@@ -102,6 +108,16 @@ def logs(
         as_json=output == "json",
         limit=max_bytes,
     )
+    if recorded:
+        from rankfall.cli.recording import Recording  # noqa: PLC0415 - loads the supervisor
+
+        recording = Recording(directory)
+        try:
+            follow_lines(directory, query, writer, over=recording.over)
+        finally:
+            recording.stop()
+        _say_whether_ranks_are_known(directory)
+        return
     if follow:
         follow_lines(directory, query, writer)
         return
@@ -165,7 +181,13 @@ def follow_lines(
         count = writer.write(follower.poll())
         if ended or writer.spent:
             break
-        if not told and not count and directory.lease_holder() is None and state_of(directory) != "queued":
+        if (
+            not told
+            and not count
+            and directory.foreign is None
+            and directory.lease_holder() is None
+            and state_of(directory) != "queued"
+        ):
             told = True
             emit.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
         if not count:
@@ -207,6 +229,18 @@ def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) ->
         wanted = f"attempt {number}" if attempt is not None else "previous attempt"
         raise NotFound(f"run {directory.id} has no {wanted}", hint=known)
     return number
+
+
+def _say_whether_ranks_are_known(directory: RunDir) -> None:
+    """Of a job that Rankfall did not start nobody may know the ranks: said, because a pod's number looks like one."""
+    if directory.foreign is None:
+        return
+    with directory.reader() as reader:
+        attempt = reader.newest_attempt()
+        known = attempt is not None and any(row.rank is not None for row in reader.streams(attempt))
+    if not known:
+        shown = directory.foreign.target.shown
+        emit.say(f"rankfall: which rank runs in which pod of {shown} is not known: lines stand under their pod's slot")
 
 
 def _say_why_empty(directory: RunDir, ranks: Ranks) -> None:

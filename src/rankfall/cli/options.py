@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from rankfall.cli.emit import Output
+from rankfall.cli.target import Where
 from rankfall.cli.values import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,6 +33,27 @@ def output_option(text: str = "Format.") -> Callable[[F], F]:
 def run_argument(function: F) -> F:
     """A run's id, or its beginning, or none for the newest run."""
     return click.argument("run", required=False, metavar="[RUN]")(function)
+
+
+def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A run, or a job of a cluster that Rankfall did not start, with where that is; given to the verb as ``run`` and ``where``."""
+
+    @functools.wraps(function)
+    def with_where(*, namespace: str | None, context: str | None, kubeconfig: str | None, **rest: Any) -> Any:
+        return function(where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig), **rest)
+
+    return click.argument("run", required=False, metavar="[RUN | KIND/NAME]")(place_options(with_where))
+
+
+def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``-n``, ``--context`` and ``--kubeconfig``: where a job is that Rankfall did not start."""
+    function = click.option("--kubeconfig", metavar="FILE", help="Of KIND/NAME; default: as kubectl finds it.")(
+        function
+    )
+    function = click.option("--context", metavar="NAME", help="Of KIND/NAME; default: the current one.")(function)
+    return click.option("-n", "--namespace", metavar="NAME", help="Of KIND/NAME; default: that of the context.")(
+        function
+    )
 
 
 def max_bytes(function: F) -> F:

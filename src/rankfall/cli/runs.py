@@ -10,8 +10,8 @@ import click
 
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
-from rankfall.cli.options import output_option, run_argument
-from rankfall.cli.target import read_home, run_as_it_is
+from rankfall.cli.options import output_option, target_argument
+from rankfall.cli.target import Where, read_home, run_as_it_is
 from rankfall.model import FINAL_STATES, RunsDocument, RunSummary
 from rankfall.report.tables import render_runs, render_status
 from rankfall.store import list_runs
@@ -38,11 +38,14 @@ def ps(*, everything: bool, output: Output) -> None:
 
 
 @click.command("status")
-@run_argument
+@target_argument
 @output_option()
-def status(*, run: str | None, output: Output) -> None:
-    """Show a run: its state, its slots, its ranks."""
-    with run_as_it_is(run).reader() as reader:
+def status(*, run: str | None, where: Where, output: Output) -> None:
+    """Show a run: its state, its slots, its ranks.
+
+    KIND/NAME is a job of a cluster that Rankfall did not start.
+    """
+    with run_as_it_is(run, where=where).reader() as reader:
         document = reader.status(time.time_ns())
     if output is Output.TABLE:
         emit.out(render_status(document, now=datetime.now(UTC), color=emit.color_on()))

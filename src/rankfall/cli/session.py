@@ -9,6 +9,7 @@ import contextlib
 import select
 import sys
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from rankfall.cli import emit
@@ -17,6 +18,7 @@ from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, LockHeld, Outcome
 from rankfall.store import RunDir
 from rankfall.supervise import Control, request_cancel, spawn_detached
+from rankfall.supervise.events import Event
 from rankfall.supervise.loop import supervise
 from rankfall.supervise.outcome import outcome_of
 
@@ -31,10 +33,14 @@ class Supervision:
     Args:
         directory: the run.
         standby: wait for as long as another machine supervises it.
+        on_event: called with each piece of news, in its thread.
     """
 
-    def __init__(self, directory: RunDir, *, standby: bool = False) -> None:
+    def __init__(
+        self, directory: RunDir, *, standby: bool = False, on_event: Callable[[Event], None] | None = None
+    ) -> None:
         self.control = Control()
+        self._on_event = on_event
         self._standby = standby
         self._directory = directory
         self._outcome: Outcome | None = None
@@ -68,7 +74,9 @@ class Supervision:
 
     def _run(self) -> None:
         try:
-            self._outcome = supervise(self._directory, control=self.control, standby=self._standby)
+            self._outcome = supervise(
+                self._directory, control=self.control, standby=self._standby, on_event=self._on_event
+            )
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
             self._error = error
         finally:

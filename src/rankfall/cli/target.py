@@ -1,12 +1,55 @@
-"""Which run is meant: an id, the beginning of one, or the newest when none is given."""
+"""Which run is meant: an id, the beginning of one, the newest when none is given, or a job of a cluster that Rankfall did not start.
+
+Such a job is written ``KIND/NAME``, as kubectl writes it. It gets a record of its own, and is never changed.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from rankfall.cli import emit
-from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError
+from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError, Refused, UsageError
+from rankfall.model.foreign import FOREIGN_KINDS, Target
 from rankfall.store import RunDir, default_home, home, list_runs
+
+if TYPE_CHECKING:
+    from rankfall.supervise.events import Event
+
+# As kubectl has them: "job", "jobs", "jobs.batch", "trainjob.trainer.kubeflow.org", "po".
+_TARGET: Final = re.compile(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)")
+_SHORT: Final = {"po": "pod"}
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a target is looked for; None = as kubectl would choose."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether anything was said."""
+        return any((self.namespace, self.context, self.kubeconfig))
+
+
+NOWHERE: Final = Where()
+
+
+def parse_target(text: str) -> Target | None:
+    """A job of a cluster, from ``KIND/NAME``; None where it is something else: a run's id, a path, a kind that nobody here knows."""
+    found = _TARGET.fullmatch(text)
+    if found is None:
+        return None
+    kind = found[1].lower()
+    for name in (kind, kind.removesuffix("s"), _SHORT.get(kind, "")):
+        if name in FOREIGN_KINDS:
+            return Target(name, found[2])
+    return None
 
 
 def read_home() -> Path:
@@ -19,13 +62,55 @@ def read_home() -> Path:
     return home() if path.exists() else path
 
 
-def run_as_it_is(name: str | None) -> RunDir:
+def run_to_look_at(name: str | None, *, where: Where = NOWHERE) -> RunDir:
+    """The run that ``name`` stands for, which may be a job that Rankfall did not start.
+
+    Args:
+        name: a run's id, the beginning of it, None for the newest, or ``KIND/NAME``.
+        where: of the latter.
+
+    Raises:
+        NotFound: there is none.
+        UsageError: several begin so, or ``where`` was said of a run.
+        KubeError: the cluster cannot be asked, and there is no record either.
+    """
+    target = parse_target(name) if name is not None else None
+    if target is None:
+        if where.given:
+            raise UsageError(
+                "-n, --context and --kubeconfig say where a job is that Rankfall did not start",
+                hint=f"a run knows its cluster; of another job give KIND/NAME: {', '.join(FOREIGN_KINDS)}",
+            )
+        if name is not None and _TARGET.fullmatch(name):
+            raise UsageError(
+                f"{name[:200]!r} is of no kind that is known here", hint=f"known: {', '.join(FOREIGN_KINDS)}"
+            )
+        return one_run(name)
+    from rankfall.backends.foreign.open import open_target  # noqa: PLC0415 - loads the client of Kubernetes
+
+    opened = open_target(
+        target,
+        home=home(),
+        namespace=where.namespace,
+        context=where.context,
+        kubeconfig=where.kubeconfig,
+    )
+    if opened.note:
+        emit.say(f"rankfall: {opened.note}")
+    return opened.run
+
+
+def run_as_it_is(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     """The run that ``name`` stands for. One that nobody supervises or records is looked at first; where that fails it is said.
 
     Raises:
-        NotFound, UsageError: as :func:`one_run`.
+        NotFound, UsageError, KubeError: as :func:`run_to_look_at`.
     """
-    directory = one_run(name)
+    return as_it_is(run_to_look_at(name, where=where))
+
+
+def as_it_is(directory: RunDir) -> RunDir:
+    """The same run, looked at where nobody supervises or records it; where that fails it is said."""
     try:
         if not directory.spec.unattended or directory.lease_holder() is not None:
             return directory
@@ -34,7 +119,9 @@ def run_as_it_is(name: str | None) -> RunDir:
                 return directory
         from rankfall.supervise.unattended import take_in  # noqa: PLC0415 - loads the client of Kubernetes
 
-        take_in(directory)
+        # Of a job of another tool nobody may ever record anything: what is there now is taken.
+        foreign = directory.foreign is not None
+        take_in(directory, lines=foreign, on_event=_tell if foreign else None)
     except LockHeld:
         pass
     except RankfallError as error:
@@ -55,9 +142,19 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
     """
     folder = read_home()
     if name is not None:
+        if (target := parse_target(name)) is not None:
+            raise Refused(
+                f"{target.shown} is no run of Rankfall's, and is only looked at",
+                hint=f"rankfall logs, status and why {target.shown} do; kubectl, or the tool that made it, changes it",
+            )
         return RunDir.open(folder, name)
     found = list_runs(folder)
     if not found:
         raise NotFound("there is no run yet", hint="rankfall run train.py")
     emit.say(f"newest run: {found[0].id}", quiet=quiet)
     return found[0]
+
+
+def _tell(event: Event) -> None:
+    if event.kind == "gap":
+        emit.say(f"rankfall: {event.text}")

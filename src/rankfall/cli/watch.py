@@ -19,6 +19,7 @@ from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
 from rankfall.store import RunDir
 from rankfall.supervise import request_cancel
+from rankfall.supervise.ours import only_ours
 from rankfall.supervise.outcome import outcome_of
 
 _TICK_S: Final = 0.1
@@ -50,6 +51,7 @@ def attach(
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     directory = one_run(run)
+    only_ours(directory, "attach")
     viewer = Viewer(
         directory,
         ranks=parse_ranks(rank),
@@ -88,6 +90,7 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
 def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
     """Stop a run and everything it started; returns when nothing of it runs any more."""
     directory = one_run(run)
+    only_ours(directory, "cancel")
     if run is None and not yes:
         _ask(directory)
     with directory.reader() as reader:

@@ -10,8 +10,8 @@ import click
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
 from rankfall.cli.frames import raised_at
-from rankfall.cli.options import output_option
-from rankfall.cli.target import one_run, read_home, run_as_it_is
+from rankfall.cli.options import output_option, place_options
+from rankfall.cli.target import Where, as_it_is, one_run, parse_target, read_home, run_to_look_at
 from rankfall.explain import explain_fall, explain_files, explain_run, explain_stream
 from rankfall.model import NotFound, UsageError, Verdict
 from rankfall.observe.strategies import find_strategy
@@ -20,7 +20,7 @@ from rankfall.store import RunDir
 
 
 @click.command("why")
-@click.argument("target", nargs=-1, metavar="[RUN | PATH... | -]")
+@click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH... | -]")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of a run: this attempt; default the newest.")
 @click.option(
     "--slot",
@@ -41,6 +41,7 @@ from rankfall.store import RunDir
     callback=lambda ctx, param, value: value and find_strategy(value, field="--strategy").name,  # noqa: ARG005 - click's signature
     help="Choose the root by this rule instead: causal, earliest, first-listed, or a plug-in's.",
 )
+@place_options
 @output_option("Format; json is rankfall.verdict/1.")
 def why(
     *,
@@ -50,9 +51,14 @@ def why(
     fresh: bool,
     signatures: tuple[str, ...],
     strategy: str | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
     output: Output,
 ) -> None:
     """Say which rank fell first, why, and where.
+
+    KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
 
     Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
     """
@@ -63,6 +69,7 @@ def why(
         fresh=fresh,
         own=[Path(text) for text in signatures],
         strategy=strategy,
+        where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig),
     )
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))
@@ -79,10 +86,11 @@ def _explained(
     fresh: bool,
     own: list[Path],
     strategy: str | None,
+    where: Where,
 ) -> tuple[Verdict, str, RunDir | None]:
-    run = one_run(None) if not targets else _as_run(targets)
+    run = one_run(None) if not targets else _as_run(targets, where)
     if run is not None:
-        run = run_as_it_is(run.id)
+        run = as_it_is(run)
     if run is not None and own:
         raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
     if run is not None and slot is not None:
@@ -108,8 +116,10 @@ def _explained(
     )
 
 
-def _as_run(targets: list[str]) -> RunDir | None:
+def _as_run(targets: list[str], where: Where) -> RunDir | None:
     """The run that is meant; None when these are files. A run beats a file of the same name, ``./NAME`` is always the file."""
+    if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
+        return run_to_look_at(targets[0], where=where)
     if len(targets) != 1 or targets == ["-"]:
         return None
     name = targets[0]

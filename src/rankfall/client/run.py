@@ -23,6 +23,7 @@ from rankfall.model import (
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
 from rankfall.supervise import read_suspension, request_cancel, request_hold, spawn_detached
+from rankfall.supervise.ours import only_ours
 
 _POLL_S: Final = 0.1
 _FOLLOW_S: Final = 0.05
@@ -183,6 +184,7 @@ class Run:
 
         A run that has ended already stays as it is.
         """
+        only_ours(self.directory, "cancel")
         if (ended := await asyncio.to_thread(self.outcome)) is not None:
             return ended
         if self.directory.spec.unattended:
@@ -201,6 +203,7 @@ class Run:
         Returns:
             Whether the run is suspended now; false when it had ended before it could be.
         """
+        only_ours(self.directory, "suspend")
         if self.directory.spec.unattended:
             return await self._suspend_unattended(reason)
         if not await asyncio.to_thread(self._hold, "suspend", reason):
@@ -218,6 +221,7 @@ class Run:
         Returns:
             Whether either was needed; false too when the run has ended.
         """
+        only_ours(self.directory, "resume")
         if await asyncio.to_thread(self.outcome) is not None:
             return False
         held = await asyncio.to_thread(self._held)
@@ -242,6 +246,7 @@ class Run:
             UsageError: the job cannot have this size; nothing was changed.
             InfrastructureError: the cluster, which would have to say so, does not answer.
         """
+        only_ours(self.directory, "resize")
         asked = await asyncio.to_thread(resizing.ask, self.directory, nodes=nodes, role=role, reason=reason)
         if asked.over or asked.how == "nothing":
             return asked

@@ -28,6 +28,7 @@ class Subject(msgspec.Struct, kw_only=True):
     Attributes:
         by_elimination: ids of evidence whose rank was found by elimination.
         ranks_seen: of a slot: whether any of its ranks was seen to start.
+        seen_in: of a rank of which only lines tell: the pod that they came from.
         neighbours_complain: of a rank: victims' words stand in its slot's own stream, and which rank spoke them is not known.
     """
 
@@ -38,6 +39,7 @@ class Subject(msgspec.Struct, kw_only=True):
     by_elimination: set[str] = msgspec.field(default_factory=set)
     ranks_seen: bool = False
     neighbours_complain: bool = False
+    seen_in: str | None = None
 
     @property
     def rank_number(self) -> int | None:
@@ -67,7 +69,7 @@ class Subject(msgspec.Struct, kw_only=True):
         for facts in (self.rank, self.slot):
             if facts and facts.pod:
                 return facts.pod
-        return next((e.pod for e in self.evidence if e.pod), None)
+        return next((e.pod for e in self.evidence if e.pod), self.seen_in)
 
 
 def own_failure(facts: RankFacts) -> bool:
@@ -158,6 +160,8 @@ class Subjects:
             key = ("job", "")
         subject = self._subject(key)
         subject.evidence.append(piece)
+        place = self.slots.get(piece.slot) if piece.slot is not None else None
+        subject.seen_in = subject.seen_in or (place.pod if place is not None else None)
         if eliminated:
             subject.by_elimination.add(piece.id)
 

@@ -16,6 +16,7 @@ from rankfall.model.check_kubernetes import check_kubernetes
 from rankfall.model.check_roles import ROLE_NAME, ROLE_RULE, check_roles
 from rankfall.model.check_rules import check_rules
 from rankfall.model.errors import SpecError
+from rankfall.model.foreign import FOREIGN
 from rankfall.model.spec import JobSpec
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -30,6 +31,12 @@ def check_spec(spec: JobSpec) -> JobSpec:
     Raises:
         SpecError: with the path of the field, what is wrong, and the allowed values.
     """
+    if spec.backend == FOREIGN:
+        raise SpecError(
+            "$.backend",
+            "foreign is of the records of jobs that Rankfall did not start",
+            hint="allowed values of $.backend: local, job, jobset, trainjob",
+        )
     _check_names(spec)
     _check_members(spec)
     _check_env(spec)

@@ -14,7 +14,8 @@ FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run as ``ps`` lists it; times RFC 3339; ``cause``, ``rank`` and ``node`` of the newest verdict.
 
-    ``supervised``: somebody decides about it, here; ``unattended``: nobody has to.
+    ``supervised``: somebody decides about it, here; ``unattended``: nobody has to; ``foreign``: the job as ``KIND/NAME``, where Rankfall did
+    not start it and only looks.
     """
 
     run: str
@@ -29,6 +30,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None = None
     supervised: bool = False
     unattended: bool = False
+    foreign: str | None = None
 
 
 class RunsDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         state: the phase.
         supervised: somebody decides about it.
         unattended: nobody has to: its platform restarts and ends it by itself.
+        foreign: the job as ``KIND/NAME``, where Rankfall did not start it and only looks.
         recorded: somebody follows its lines and writes them down; of a supervised run its supervisor does.
         ready: active slots that run, whose pod is Ready, and whose ranks have all started; where no rank can be seen (``inside: off``, an image
             without Python) the pod's word is enough.
@@ -128,6 +131,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     supervised: bool = False
     unattended: bool = False
+    foreign: str | None = None
     recorded: bool = False
     ready: int = 0
     active: int = 0

@@ -12,7 +12,7 @@ from rankfall.model.roles import LauncherName, Part, RestartScope, Role, parts_o
 
 SCHEMA = "rankfall.job/1"
 
-BackendName = Literal["local", "job", "jobset", "trainjob"]
+BackendName = Literal["local", "job", "jobset", "trainjob", "foreign"]
 Inside = Literal["auto", "require", "off"]
 
 
@@ -21,7 +21,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         name: lower-case letters, digits and dashes; the run's id begins with it.
-        backend: ``local`` processes, an Indexed ``job``, a ``jobset``, or a ``trainjob`` of Kubeflow Trainer.
+        backend: ``local`` processes, an Indexed ``job``, a ``jobset``, or a ``trainjob`` of Kubeflow Trainer. ``foreign`` stands in the
+            records of jobs that Rankfall did not start, and is refused in every job.
         command: program and arguments. With launcher ``torchrun`` a script (or ``-m module``) and its arguments. May be left out
             when every role has one.
         launcher: ``auto`` picks torchrun when the job's Python has torch, else the plain launcher; ``exec`` starts the

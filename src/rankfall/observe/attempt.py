@@ -17,6 +17,7 @@ import msgspec
 
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
+from rankfall.model.foreign import FOREIGN
 from rankfall.observe import evidence as make
 from rankfall.observe.catalogues import tolerant_catalogue
 from rankfall.observe.cluster.clocks import ClockView
@@ -273,7 +274,8 @@ class AttemptObserver:
         )
 
     def _world_size(self, ranks: tuple[RankFacts, ...]) -> int | None:
-        if self.spec.elastic or not any(part.in_world for part in self.spec.parts):
+        # Of a job that Rankfall did not start only its ranks themselves say how many they are.
+        if self.spec.backend == FOREIGN or self.spec.elastic or not any(part.in_world for part in self.spec.parts):
             sizes = [s.world_size for r in ranks if (s := self._facts.start_of(r.slot, r.pid)) and s.world_size]
             return max(sizes, default=None)
         return self.spec.world_size

@@ -110,11 +110,20 @@ def _alone(run: RunSummary) -> str:
     """What stands behind the state of a run that goes on without a supervisor; one that is suspended needs none before it is resumed."""
     if run.state in FINAL_STATES or run.state == "suspended" or run.supervised:
         return ""
+    if run.foreign is not None:
+        return ", foreign"
     return ", unattended" if run.unattended else ", unsupervised"
 
 
 def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
     """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
+    if status.foreign is not None:
+        words = (
+            "somebody records it"
+            if status.recorded
+            else f"nobody records it now; rankfall logs -f {status.foreign} does"
+        )
+        return [f"  {status.foreign}: Rankfall did not start it, and only looks; {words}"]
     if status.unattended:
         words = (
             "somebody records it" if status.recorded else f"nobody records it now; rankfall attach {status.run} does"

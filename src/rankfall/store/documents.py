@@ -53,6 +53,7 @@ def summary(run_dir: RunDir, tables: Queries) -> RunSummary:
         node=verdict.node if verdict else None,
         supervised=not unattended and run_dir.lease_holder() is not None,
         unattended=unattended,
+        foreign=_foreign(run_dir),
     )
 
 
@@ -95,6 +96,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
         reason=row.reason,
         supervised=short.supervised,
         unattended=short.unattended,
+        foreign=short.foreign,
         recorded=run_dir.lease_holder() is not None,
         ready=sum(ready.values()),
         active=standings["active"],
@@ -171,6 +173,13 @@ def _unattended(run_dir: RunDir) -> bool:
         return run_dir.spec.unattended
     except StoreError:
         return False
+
+
+def _foreign(run_dir: RunDir) -> str | None:
+    try:
+        return run_dir.foreign.target.shown if run_dir.foreign is not None else None
+    except StoreError:
+        return None
 
 
 def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import JobSpec, NotFound, StoreError, UsageError
+from rankfall.model.foreign import Foreign
 from rankfall.store import lease as leases
 from rankfall.store.fs import file_system
 from rankfall.store.home import prepare
@@ -30,6 +31,7 @@ from rankfall.store.writer import Writer
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
 _MAX_SPEC: Final = 16 << 20
 _SHOWN: Final = 5
+FOREIGN_FILE: Final = "foreign.json"
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,14 +81,8 @@ class RunDir:
         Raises:
             StoreError: home cannot be written.
         """
-        prepare(home)
         meta = Meta(created=time.time_ns(), request_token=request_token, replace=replace)
-        fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
-        try:
-            for folder in ("logs", "records", "slots"):
-                (fresh / folder).mkdir(parents=True)
-            _write_synced(fresh / "meta.json", msgspec.json.encode(meta))
-            _write_synced(fresh / "spec.json", msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+        with _fresh(spec, home=home, meta=meta) as fresh:
             if fill is not None:
                 fill(fresh)
             for number in range(1000):
@@ -96,13 +92,31 @@ class RunDir:
                 if request_token is not None and _meta(path).request_token == request_token:
                     return cls(path)
             raise StoreError(f"no free id for {spec.name} in {home}/runs", hint="remove old runs or use another name")
-        except OSError as error:
+
+    @classmethod
+    def of_foreign(cls, spec: JobSpec, foreign: Foreign, *, home: Path) -> RunDir:
+        """The directory of a job that Rankfall did not start: the one that there is, or a new one.
+
+        Args:
+            spec: what is known of the job, in the words of a job of ours.
+            foreign: the object; names the directory.
+            home: Rankfall's home.
+
+        Raises:
+            StoreError: home cannot be written, or the name is another object's.
+        """
+        path = home / "runs" / foreign.directory
+        if not path.exists():
+            with _fresh(spec, home=home, meta=Meta(created=time.time_ns())) as fresh:
+                _write_synced(fresh / FOREIGN_FILE, msgspec.json.format(msgspec.json.encode(foreign)) + b"\n")
+                _take_name(fresh, path)
+        found = cls(path)
+        if found.foreign is None or found.foreign.uid != foreign.uid:
             raise StoreError(
-                f"cannot make a run directory in {home}/runs: {error.strerror or error}",
-                hint="free space there, or set RANKFALL_HOME to a folder that you can write",
-            ) from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+                f"{path} is the record of another object than {foreign.target.shown} (UID {foreign.uid})",
+                hint="move that directory away, or set RANKFALL_HOME to another folder",
+            )
+        return found
 
     @classmethod
     def open(cls, home: Path, run: str) -> RunDir:
@@ -135,6 +149,23 @@ class RunDir:
         try:
             with path.open("rb") as file:
                 return msgspec.json.decode(file.read(_MAX_SPEC), type=JobSpec)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(
+                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
+            ) from error
+
+    @cached_property
+    def foreign(self) -> Foreign | None:
+        """The object that this is the record of, where Rankfall did not start the job.
+
+        Raises:
+            StoreError: it should be written there, and cannot be read.
+        """
+        path = self.path / FOREIGN_FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Foreign)
+        except FileNotFoundError:
+            return None
         except (OSError, msgspec.MsgspecError) as error:
             raise StoreError(
                 f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
@@ -209,6 +240,26 @@ class RunDir:
         """Read the run, whether or not somebody writes it; what is damaged stands in ``Reader.problems``."""
         with contextlib.closing(Reader(self)) as reader:
             yield reader
+
+
+@contextlib.contextmanager
+def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
+    """A run directory that has no name yet; what was not given one is removed."""
+    prepare(home)
+    fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
+    try:
+        for folder in ("logs", "records", "slots"):
+            (fresh / folder).mkdir(parents=True)
+        _write_synced(fresh / "meta.json", msgspec.json.encode(meta))
+        _write_synced(fresh / "spec.json", msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+        yield fresh
+    except OSError as error:
+        raise StoreError(
+            f"cannot make a run directory in {home}/runs: {error.strerror or error}",
+            hint="free space there, or set RANKFALL_HOME to a folder that you can write",
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def list_runs(home: Path) -> list[RunDir]:

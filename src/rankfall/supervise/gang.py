@@ -18,7 +18,7 @@ from rankfall.backends.protocol import Backend
 from rankfall.kube.errors import KubeError
 from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError
 from rankfall.model.exit_codes import CAUSE_CODES
-from rankfall.observe.attempt import AttemptObserver
+from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.native_state import NativeState, dated, same_start
 from rankfall.observe.cluster.open import Feed
@@ -107,6 +107,9 @@ class GangWatch:
         self._plan = plan
         self._restarts = plan.cluster.restart if plan.cluster else 0
         self._workload = workload
+        foreign = run_dir.foreign
+        # Kubernetes ends the others of a gang of ours when one has failed; those of others do as their manifests say.
+        self._together = foreign is None or foreign.ends_together
         self._ledger = ledger
         self._events = events
         self._control = control
@@ -136,7 +139,7 @@ class GangWatch:
         }
         self._file = pods_folder(run_dir.path, plan.attempt) / "start.json"
         self._started = _read(self._file)
-        self._feeding = False
+        self._feeding: Literal["no", "once", "yes"] = "no"
         # When the workload, and after the end its pods, are asked for next, by the monotonic clock.
         self._due = 0.0
         self._listed = 0.0
@@ -147,11 +150,12 @@ class GangWatch:
         self._shown: tuple[RunState, str | None] | None = None
         self._unanswered = ""
 
-    def run(self, *, stay: bool) -> Ended | None:
+    def run(self, *, stay: bool, lines: bool = False) -> Ended | None:
         """Record the start to its end.
 
         Args:
             stay: until then; false = only what has come to pass by now: a start that goes on is left to itself.
+            lines: with ``stay`` false, of a start that goes on take pods and lines as they are now.
 
         Returns:
             How it ended; None when it goes on without us.
@@ -162,10 +166,16 @@ class GangWatch:
             while True:
                 if self._how is None and time.monotonic() >= self._due:
                     self._ask()
+                if lines and self._how is None:
+                    self._follow(once=True)
                 self._look()
                 if self._how is not None and self._stored():
                     return self._conclude(self._how)
-                if self._control.wish is not None or (not stay and self._how is None):
+                over = not stay and self._how is None and self._feed.done
+                if over and lines:
+                    # What came between the last look and the feed's end.
+                    self._read_up()
+                if self._control.wish is not None or over:
                     self._keeper.store(force=True)
                     return None
                 self._control.wait(_STEP_S)
@@ -227,7 +237,14 @@ class GangWatch:
 
     # -- what is seen of the gang
 
-    def _look(self) -> None:
+    def _read_up(self) -> None:
+        """Take in all that is stored."""
+        for _ in range(_MAX_LAST_LOOKS):
+            delta = self._look()
+            if not delta.bytes and not delta.changed:
+                return
+
+    def _look(self) -> Delta:
         now = time.time_ns()
         for text in self._feed.troubles():
             self._say(text)
@@ -244,10 +261,11 @@ class GangWatch:
             self._events.say("signal", f"signal {number}", at=now, signal=number)
         if self._how is None and self._seen is not None:
             self._show(self._seen, slots, ranks, now=now)
+        return delta
 
     def _mark_their_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
         """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause."""
-        if self._spec.alone or read_stop(self._run_dir.path, self._plan.attempt) is not None:
+        if self._spec.alone or not self._together or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return
         fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
         ends = [facts.ended_at for facts in slots if facts.slot in fell and facts.ended_at is not None]
@@ -277,7 +295,7 @@ class GangWatch:
         restarted = f"attempt {state.restarts + 1} of {most + 1}" if state.restarts else None
         if ranks or any(facts.state in {"running", "ended"} for facts in slots):
             return "running", restarted
-        if not self._feeding and any(phase in {"Running", "Succeeded"} for phase in self._pods_now().values()):
+        if self._feeding == "no" and any(phase in {"Running", "Succeeded"} for phase in self._pods_now().values()):
             return "running", restarted
         return ("restarting" if restarted else "starting"), restarted or self._observer.waits()
 
@@ -336,7 +354,11 @@ class GangWatch:
 
     def _ours(self, facts: SlotFacts) -> SlotFacts:
         """A slot of whose end only the wrapper's code for a signal from outside is known: that of the stop, once there was one."""
-        if facts.exit_code != _STOPPED or read_stop(self._run_dir.path, self._plan.attempt) is None:
+        if (
+            self._run_dir.foreign is not None
+            or facts.exit_code != _STOPPED
+            or read_stop(self._run_dir.path, self._plan.attempt) is None
+        ):
             return facts
         return msgspec.structs.replace(facts, killed_by=facts.killed_by or "wrapper")
 
@@ -344,18 +366,22 @@ class GangWatch:
         """Why nothing is known of pods that nobody followed while they were there."""
         if self._journal.pods:
             return None
-        run = self._run_dir.id
-        return (
-            f"lines and records of attempt {self._plan.attempt}: nobody was attached when it fell, and its pods are gone; next time leave "
+        run, foreign = self._run_dir.id, self._run_dir.foreign
+        how = (
             f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
+            if foreign is None
+            else f"rankfall logs -f {foreign.target.shown} running while the job runs"
         )
+        return f"lines and records of attempt {self._plan.attempt}: nobody was attached when it fell, and its pods are gone; next time leave {how}"
 
     # -- small things
 
-    def _follow(self) -> None:
-        if not self._feeding:
-            self._feeding = True
-            self._feed.start()
+    def _follow(self, *, once: bool = False) -> None:
+        if self._feeding == "yes" or (once and self._feeding == "once"):
+            return
+        self._feed.stop()
+        self._feeding = "once" if once else "yes"
+        self._feed.start(once=once)
 
     def _mark(self, started: Started) -> None:
         self._started = started

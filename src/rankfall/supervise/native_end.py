@@ -13,6 +13,7 @@ import msgspec
 
 from rankfall.model import Case, Diagnosis, Evidence, SlotFacts
 from rankfall.model.exit_codes import CAUSE_CODES
+from rankfall.model.foreign import FOREIGN
 from rankfall.observe.cluster.native_state import NativeState
 from rankfall.observe.cluster.podfacts import stamp_ns
 from rankfall.observe.strategies import diagnose_by
@@ -57,7 +58,7 @@ def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, 
         codes.append(told[-1].exit_code)
     notes = []
     if unseen is not None:
-        known = sorted({code for code in codes if code is not None and code in _NAMES})
+        known = sorted({code for code in codes if code is not None and code in _NAMES and case.backend != FOREIGN})
         notes = [unseen, *(f"more than code {code}, which tells a cause of group {_NAMES[code]}" for code in known)]
     whole = msgspec.structs.replace(
         case, ended=True, succeeded=False, evidence=(*case.evidence, *told), missing=(*notes, *case.missing)
@@ -76,7 +77,8 @@ def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, 
 
 def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
     """A cause that the wrapper gave as exit code, where its records did not arrive: the code is all there is."""
-    slug = _SAID.get(facts.exit_code or 0)
+    # The codes mean nothing where no wrapper gave them.
+    slug = _SAID.get(facts.exit_code or 0) if case.backend != FOREIGN else None
     known = any(piece.slot == facts.slot and piece.source != "exit" for piece in case.evidence)
     if slug is None or known or facts.signal is not None:
         return None

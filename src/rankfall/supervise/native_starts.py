@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.observe.cluster.native_state import of_restart
 from rankfall.store import RunDir
 
+# Their pods bear the number of their set's restarts.
+_SETS: Final = frozenset({"jobset", "trainjob"})
+
 
 def first_start(plan: Plan) -> Plan:
     """A first plan that speaks of the first start of the gang alone: a set's later ones bear the same labels but for its own number."""
     place = plan.cluster
-    if place is None or place.backend == "job":
+    if place is None or place.backend not in _SETS:
         return plan
     return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(place, selector=of_restart(place.selector, 0)))
 
@@ -50,5 +55,5 @@ def _of_start(place: ClusterPlan, *, attempt: int, restart: int) -> ClusterPlan:
         restart=restart,
         named=place.named or attempt,
         apart=(*place.apart, attempt),
-        selector=of_restart(place.selector, restart) if place.backend != "job" else place.selector,
+        selector=of_restart(place.selector, restart) if place.backend in _SETS else place.selector,
     )

@@ -55,6 +55,7 @@ class Unattended:
         control: wishes of this process.
         backend: of the run.
         stay: until its end; false = only take in what has come to pass.
+        lines: with ``stay`` false, also the pods and lines of a start that goes on, as they are now.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Unattended:
         control: Control,
         backend: NativeBackend,
         stay: bool = True,
+        lines: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._spec = run_dir.spec
@@ -75,6 +77,7 @@ class Unattended:
         self._control = control
         self._backend = backend
         self._stay = stay
+        self._lines = lines
         self._attempts: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
 
     def to_end(self) -> Outcome:
@@ -127,7 +130,7 @@ class Unattended:
                 events=self._events,
                 control=self._control,
             )
-            ended = watch.run(stay=self._stay)
+            ended = watch.run(stay=self._stay, lines=self._lines)
             if ended is None:
                 return released(self._run_dir, attempts=number)
             outcome = self._conclude(number, ended, workload)
@@ -216,9 +219,8 @@ class Unattended:
         state = self._close_attempt(number, found)
         if ended.how == "held":
             self._ledger.set_run("suspended", reason=self._hold(), at=time.time_ns())
-            self._events.say(
-                "suspended", f"{self._hold()}; rankfall resume {self._run_dir.id} goes on", at=time.time_ns()
-            )
+            how = "" if self._run_dir.foreign is not None else f"; rankfall resume {self._run_dir.id} goes on"
+            self._events.say("suspended", f"{self._hold()}{how}", at=time.time_ns())
             return None
         if ended.how == "again":
             self._decided(number, workload)
@@ -247,6 +249,8 @@ class Unattended:
 
     def _taken(self, workload: Workload) -> str:
         ttl = self._spec.ttl_s
+        if self._run_dir.foreign is not None:
+            return f"{workload.shown} is not there any more: somebody deleted it; nobody saw it end"
         own = f", or it had ended and its time to live of {ttl} s was over" if ttl is not None else ""
         return f"{workload.shown} is not there any more: somebody deleted it{own}; nobody saw it end"
 
@@ -308,8 +312,20 @@ def launch(run_dir: RunDir, *, backend: Backend | None = None) -> None:
         control.close()
 
 
-def take_in(run_dir: RunDir, *, backend: Backend | None = None) -> None:
+def take_in(
+    run_dir: RunDir,
+    *,
+    backend: Backend | None = None,
+    lines: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+) -> None:
     """Take in what an unattended run has come to while nobody recorded it: its state, and when it has ended all that can still be had.
+
+    Args:
+        run_dir: the run.
+        backend: by default the one that the run's spec names.
+        lines: also the pods and lines of a start that goes on, as they are now.
+        on_event: called with each piece of news.
 
     Raises:
         LockHeld: somebody records it.
@@ -319,6 +335,8 @@ def take_in(run_dir: RunDir, *, backend: Backend | None = None) -> None:
     try:
         with run_dir.lease() as writer:
             native = native_of(backend or backend_for(run_dir.spec))
-            Unattended(run_dir, writer=writer, on_event=None, control=control, backend=native, stay=False).to_end()
+            Unattended(
+                run_dir, writer=writer, on_event=on_event, control=control, backend=native, stay=False, lines=lines
+            ).to_end()
     finally:
         control.close()

@@ -67,6 +67,8 @@ class Pod:
     requests: list[dict[str, str]] = field(default_factory=list)
     # It was asked to end; only its node can say that it has.
     deleting: bool = False
+    # In the place of those of Rankfall's own pods.
+    labels: dict[str, str] | None = None
 
     @property
     def container(self) -> Container | None:
@@ -86,6 +88,9 @@ class World:
         self.pods_refused: int | None = None
         self.logs_refused: int | None = None
         self.gets_refused: int | None = None
+        # Other objects by their path, and every request that asked for a change.
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.changes: list[str] = []
         self.open_logs = 0
         self.url = ""
         self.ca: bytes | None = None
@@ -94,9 +99,17 @@ class World:
 
     # -- what tests do
 
-    def add(self, slot: int, *, name: str | None = None, uid: str | None = None, start: bool = True) -> Pod:
+    def add(
+        self,
+        slot: int,
+        *,
+        name: str | None = None,
+        uid: str | None = None,
+        start: bool = True,
+        labels: dict[str, str] | None = None,
+    ) -> Pod:
         name = name or f"job-{slot}-x{len(self.events)}"
-        pod = self.pods[name] = Pod(name=name, uid=uid or f"uid-{name}", slot=slot)
+        pod = self.pods[name] = Pod(name=name, uid=uid or f"uid-{name}", slot=slot, labels=labels)
         self.tell("ADDED", pod)
         if start:
             self.start(pod)
@@ -180,9 +193,11 @@ class World:
                 "uid": pod.uid,
                 "resourceVersion": str(self.version),
                 "creationTimestamp": rfc3339(START, digits=0),
-                "labels": {INDEX_LABEL: str(pod.slot), "rankfall.dev/attempt": "1"},
+                "labels": {INDEX_LABEL: str(pod.slot), "rankfall.dev/attempt": "1"}
+                if pod.labels is None
+                else pod.labels,
             },
-            "spec": {"nodeName": f"n{pod.slot}"},
+            "spec": {"nodeName": f"n{pod.slot}", "containers": [{"name": "main"}]},
             "status": shown | pod.status,
         }
 
@@ -215,6 +230,9 @@ class World:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         parts = request.path.split("/")
+        if request.method != "GET":
+            self.changes.append(f"{request.method} {request.path}")
+            return self._no(403)
         if parts[-1] == "pods":
             if self.pods_refused is not None:
                 return self._no(self.pods_refused)
@@ -223,6 +241,8 @@ class World:
             return await self._log(request, parts[-2])
         if self.gets_refused is not None:
             return self._no(self.gets_refused)
+        if request.path in self.objects:
+            return web.json_response(self.objects[request.path])
         if parts[-1] in self.pods:
             return web.json_response(self.object(self.pods[parts[-1]]))
         return self._no(404)

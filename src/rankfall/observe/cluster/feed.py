@@ -2,7 +2,7 @@
 
 It runs in a thread with an event loop of its own, so that neither a slow disk nor a busy supervisor keeps it from reading, and it decides
 nothing. Two feeds of one attempt must not run at once: the run's lease guards that. What it wrote is taken up again by the next one.
-Whatever goes wrong is told and tried again: only ``stop`` ends a feed.
+Whatever goes wrong is told and tried again: only ``stop`` ends a feed, but for one that is to look once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class PodFeed:
         source: which pods.
         connect: makes a client; called in the feed's thread.
         trouble: told of difficulties in words, from the feed's thread: what lasts once, what comes and goes once a minute at most.
+        once: take what is there now and end.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class PodFeed:
         source: PodSource,
         connect: Callable[[], Kube],
         trouble: Callable[[str], None],
+        once: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._source = source
         self._connect = connect
+        self._once = once
         self._troubles = Troubles(trouble)
         self._thread = threading.Thread(target=self._thread_main, name=f"rankfall-pods-a{attempt}", daemon=True)
         self._lock = threading.Lock()
@@ -56,6 +59,11 @@ class PodFeed:
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end by itself: only one that was to look once does."""
+        return self._thread.ident is not None and not self._thread.is_alive()
 
     def stop(self) -> None:
         """End; what is in flight is dropped and comes again with the next feed. May be called again."""
@@ -96,11 +104,14 @@ class PodFeed:
                         attempt=self._attempt,
                         source=self._source,
                         troubles=self._troubles,
+                        once=self._once,
                     )
-                    await session.run()
+                    await (session.take() if self._once else session.run())
             except Exception as error:  # noqa: BLE001 - a feed that dies without a word would leave the run waiting for ever
                 self._troubles.say(
                     f"feed {type(error).__name__}",
                     f"the pods of attempt {self._attempt} are not followed: {in_words(error)}",
                 )
+            if self._once:
+                return
             await asyncio.sleep(AGAIN_S)

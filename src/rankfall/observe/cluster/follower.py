@@ -48,6 +48,8 @@ _LARGE: Final = 8 << 10
 # How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
 # not answer this time stands still: that says nothing of the log.
 PATIENCE_S: Final = 60.0
+# How often a log that is only looked into is opened at most.
+_TAKES: Final = 4
 # How long a 403 is doubted, seconds: an API server that has just started answers before it has read its roles (seen with 1.34).
 DENIED_S: Final = 20.0
 
@@ -94,6 +96,7 @@ class Follower:
         self._asked = 0.0
         self._in_order = False
         self._hopeless = False
+        self._following = True
         self._denied_since: float | None = None
         self._trying_since: float | None = None
 
@@ -127,6 +130,29 @@ class Follower:
             if state == self._state() != "running" and await self._given_up():
                 return self._close("lost")
             await self._pause(state)
+
+    async def take(self) -> End | None:
+        """Take what the log holds now.
+
+        Returns:
+            As :meth:`run`, where the container has ended; None while it runs, or has not begun: more may come later.
+
+        Raises:
+            OSError: it could not be stored.
+        """
+        self._following = False
+        for _ in range(_TAKES):
+            state = self._state()
+            if state == "waiting":
+                return None
+            if state != "running":
+                return await self.run()
+            before = self._failures
+            await self._tried(state)
+            if self._failures == before or self._hopeless:
+                return None
+            await self._pause(state)
+        return None
 
     # -- one stream
 
@@ -169,7 +195,8 @@ class Follower:
         self._hopeless = isinstance(error, Forbidden) and self._denied()
 
     async def _read(self, state: State) -> bool:
-        follow = state == "running"
+        running = state == "running"
+        follow = running and self._following
         async with open_log(
             self._kube,
             self._pod,
@@ -188,11 +215,14 @@ class Follower:
         if not whole:
             self._failures += 1
             return False
-        found = self._log.complaint() if follow else self._log.finish()
+        # Of a container that runs the last line may not be whole yet.
+        found = self._log.complaint() if running else self._log.finish()
+        if found is None and running and not follow:
+            return False
         self._failures += 1
         if found is None:
             self._log.at_end = self._in_order = True
-            return not follow
+            return not running
         self._trouble(f"log {found.kind}", f"the log of {self._pod}: {found.text}")
         # What is gone will not come back; for the rest the kubelet may have an answer later.
         self._hopeless = found.kind in {"gone", "file"}
@@ -241,7 +271,7 @@ class Follower:
                         return False
                 unsure = known is None
             now, lines = _clock(), self._log.cursor.lines
-            self._log.live = state == "running" and now - opened > LIVE_S
+            self._log.live = self._following and state == "running" and now - opened > LIVE_S
             self._log.feed(chunk)
             self._heard = now
             if self._log.cursor.lines > lines:

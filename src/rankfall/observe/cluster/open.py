@@ -40,8 +40,8 @@ class Feed:
         self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed: PodFeed | None = None
 
-    def start(self) -> None:
-        """Begin to watch; returns at once."""
+    def start(self, *, once: bool = False) -> None:
+        """Begin to watch; returns at once. ``once``: only take what is there now."""
         source = self._source
         if source is None:
             return
@@ -55,8 +55,14 @@ class Feed:
             source=source,
             connect=lambda: Kube(access_of(source), rate=_RATE, burst=_BURST),
             trouble=self._troubles.append,
+            once=once,
         )
         self._feed.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is watched: it has taken what was there, or there is nothing to watch."""
+        return self._feed is None or self._feed.done
 
     def troubles(self) -> Iterator[str]:
         """Difficulties that came since the last call, in words: the feed runs in a thread of its own."""

@@ -70,6 +70,8 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         deleting: when it is to have ended, since the API was asked to delete it.
         grace_s: what it was given for that.
         overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
+        container: name of the training container.
+        role: of the pod, where it bears the marks of another tool; None = it does not say, or Rankfall's labels do.
         main, last: state of the training container, and of the instance before it.
         log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
             ``none`` (it never had one).
@@ -90,6 +92,8 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deleting: str | None = None
     grace_s: int | None = None
     overdue: bool = False
+    container: str = ""
+    role: str | None = None
     conditions: tuple[Condition, ...] = ()
     main: ContainerFact | None = None
     last: ContainerFact | None = None
@@ -117,15 +121,19 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         gone: the API said that it was deleted.
     """
     meta, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
-    labels = _map(meta, "labels")
-    container = source.container
+    labels, annotations = _map(meta, "labels"), _map(meta, "annotations")
+    if source.marks is not None:
+        role, index = source.marks.place(labels, annotations)
+    else:
+        role, index = _word(labels.get(ROLE_LABEL)), _number(labels.get(INDEX_LABEL) or annotations.get(INDEX_LABEL))
+    first = next((_word(one.get("name")) for one in _list(spec, "containers")), None)
+    container = source.container_of(role, first or "")
     own = _status(status, container)
-    index = _number(labels.get(INDEX_LABEL) or _map(meta, "annotations").get(INDEX_LABEL))
     return PodFact(
         seen_ns=seen_ns,
         name=_word(meta.get("name")) or "",
         uid=_word(meta.get("uid")) or "",
-        slot=source.slot_of(_word(labels.get(ROLE_LABEL)), index),
+        slot=source.slot_of(role, index),
         attempt=_number(labels.get("rankfall.dev/attempt")),
         node=_word(spec.get("nodeName")),
         phase=_word(status.get("phase")) or "Unknown",
@@ -135,6 +143,8 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         created=_word(meta.get("creationTimestamp")),
         deleting=_word(meta.get("deletionTimestamp")),
         grace_s=_number(meta.get("deletionGracePeriodSeconds")),
+        container=container,
+        role=role if source.marks is not None else None,
         # Those that a verdict may need first: anybody may add others.
         conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
             :_MAX_CONDITIONS
@@ -159,7 +169,16 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
         )
     slot = fact.slot if fact.slot is not None else held.slot
     overdue = held.overdue and not fact.over
-    return msgspec.structs.replace(fact, main=main, last=last, node=fact.node or held.node, slot=slot, overdue=overdue)
+    return msgspec.structs.replace(
+        fact,
+        main=main,
+        last=last,
+        node=fact.node or held.node,
+        slot=slot,
+        overdue=overdue,
+        container=fact.container or held.container,
+        role=fact.role or held.role,
+    )
 
 
 def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:

@@ -49,13 +49,17 @@ class Session:
         attempt: counted from 1.
         source: which pods.
         troubles: takes difficulties.
+        once: :meth:`take` will be called: what is there now, and no more.
 
     Raises:
         OSError: the journal cannot be opened.
     """
 
-    def __init__(self, kube: Kube, *, run_dir: RunDir, attempt: int, source: PodSource, troubles: Troubles) -> None:
+    def __init__(
+        self, kube: Kube, *, run_dir: RunDir, attempt: int, source: PodSource, troubles: Troubles, once: bool = False
+    ) -> None:
         self._kube = kube
+        self._once = once
         self._source = source
         self._troubles = troubles
         self._journal = JournalWriter(journal_path(run_dir.path, attempt))
@@ -82,12 +86,41 @@ class Session:
                     self._troubles.say("watch refused", f"pods cannot be watched: {error.message}")
                 await asyncio.sleep(AGAIN_S)
         finally:
-            tasks = [*keepers, *(one.task for pod in self._pods.values() for one in pod.logs.values() if one.task)]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._instances.close()
-            self._journal.close()
+            await self._close(keepers)
+
+    async def take(self) -> None:
+        """Take all that is there now: the pods as they are, and of each log what it holds.
+
+        Raises:
+            KubeError: the pods cannot be listed.
+            OSError: what came could not be stored.
+        """
+        source = self._source
+        try:
+            found = await self._kube.list(
+                PODS, namespace=source.namespace, labels=source.selector or None, fields=source.fields or None
+            )
+            unseen = {uid for uid, pod in self._pods.items() if not pod.fact.gone}
+            # In the order in which they were made, for those that are numbered by it.
+            for item in sorted(found.items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
+                self._saw(item, gone=False, unseen=unseen)
+            self._vanished(unseen)
+            while tasks := [task for task in self._tasks() if not task.done()]:
+                await asyncio.wait(tasks)
+            self._clocks.write()
+        finally:
+            await self._close([])
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [one.task for pod in self._pods.values() for one in pod.logs.values() if one.task]
+
+    async def _close(self, keepers: list[asyncio.Task[None]]) -> None:
+        tasks = [*keepers, *self._tasks()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._instances.close()
+        self._journal.close()
 
     # -- pods
 
@@ -98,7 +131,8 @@ class Session:
             self._kube,
             PODS,
             namespace=source.namespace,
-            labels=source.selector,
+            labels=source.selector or None,
+            fields=source.fields or None,
             keep=_name_only,
             trouble=self._watch_trouble,
         )
@@ -110,14 +144,18 @@ class Session:
                         self._vanished(unseen)
                         unseen = None
                     continue
-                gone = event.type == "deleted"
-                fact = pod_fact(event.object, source=source, seen_ns=time.time_ns(), gone=gone)
-                if unseen is not None:
-                    unseen.discard(fact.uid)
-                if fact.uid in self._apart:
-                    continue
-                if fact.uid in self._pods or (fact.uid and not gone and fact.attempt in {None, self._named}):
-                    self._see(fact)
+                self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
+
+    def _saw(self, pod: dict[str, Any], *, gone: bool, unseen: set[str] | None) -> None:
+        """Take one pod of the API in, where it is this attempt's."""
+        fact = pod_fact(pod, source=self._source, seen_ns=time.time_ns(), gone=gone)
+        if unseen is not None:
+            unseen.discard(fact.uid)
+        if fact.uid in self._apart:
+            return
+        mine = fact.uid and not gone and fact.attempt in {None, self._named} and self._source.mine(pod)
+        if fact.uid in self._pods or mine:
+            self._see(fact)
 
     def _watch_trouble(self, error: KubeError | None) -> None:
         self._watch_failures = self._watch_failures + 1 if error is not None else 0
@@ -134,7 +172,7 @@ class Session:
     def _see(self, fact: PodFact) -> None:
         pod = self._pods.get(fact.uid)
         if pod is None:
-            pod = self._pods[fact.uid] = Followed(fact)
+            pod = self._pods[fact.uid] = Followed(self._placed(fact))
         else:
             pod.fact = later(pod.fact, fact)
         if pod.fact.deleting is not None and not pod.fact.over:
@@ -164,6 +202,19 @@ class Session:
         # The rest is not asked about again.
         pod.idle.update(gone[:-_MAX_MISSED])
 
+    def _placed(self, fact: PodFact) -> PodFact:
+        """A pod that bears no place gets one that none has had, else that of one that has ended; written down with it, so it stays."""
+        marks = self._source.marks
+        if marks is None or marks.index or fact.slot is not None:
+            return fact
+        there: dict[int, bool] = {}
+        for pod in self._pods.values():
+            if pod.fact.slot is not None:
+                there[pod.fact.slot] = there.get(pod.fact.slot, False) or not pod.fact.over
+        slots = range(sum(marks.sizes.values()))
+        free = [slot for slot in slots if slot not in there] or [slot for slot in slots if not there[slot]] or [*slots]
+        return msgspec.structs.replace(fact, slot=free[0])
+
     def _write(self, pod: Followed) -> None:
         fact = msgspec.structs.replace(pod.fact, log=pod.log_state)
         try:
@@ -184,13 +235,13 @@ class Session:
                     self._kube,
                     pod=pod.fact.name,
                     namespace=self._source.namespace,
-                    container=self._source.container,
+                    container=pod.fact.container or self._source.container,
                     log=stored,
                     state=lambda: instance_state(pod.fact, number),
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                 )
-                end = await log.follower.run()
+                end = await (log.follower.take() if self._once else log.follower.run())
                 if end == "lost":
                     self._last_words(pod.fact, slot, number)
                 log.end = end
@@ -202,6 +253,8 @@ class Session:
                 )
             log.follower = None
             self._instances.drop(slot, uid=uid, number=number)
+            if self._once:
+                break
             if log.end is None:
                 await asyncio.sleep(AGAIN_S)
         pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
+
+from rankfall.model.foreign import PodMarks
 
 
 class PodSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,11 +16,13 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         context, kubeconfig, namespace: where, as pinned at the launch.
         selector: of labels.
-        container: name of the training container.
+        fields: selector of fields; empty = none.
+        container: name of the training container; empty = that of the pod's role by ``marks``, else the pod's first one.
         token: of the log channel.
         bases: first slot of each role, in order.
         named: the attempt that the pods themselves name, where Kubernetes started the gang again without telling them; None = this one.
         apart: earlier attempts whose pods bear the same labels; theirs are not this one's.
+        marks: how pods that Rankfall did not make say who they are; None = they bear Rankfall's own labels.
     """
 
     context: str
@@ -27,6 +34,25 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     bases: dict[str, int]
     named: int | None = None
     apart: tuple[int, ...] = ()
+    fields: str = ""
+    marks: PodMarks | None = None
+
+    def mine(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod that the selectors found is of this attempt's job."""
+        if self.marks is None:
+            return True
+        meta = pod.get("metadata") or {}
+        return self.marks.mine(meta.get("labels") or {}, meta.get("creationTimestamp"))
+
+    def container_of(self, role: str | None, first: str) -> str:
+        """The training container of a pod.
+
+        Args:
+            role: of the pod.
+            first: the pod's first container.
+        """
+        own = self.marks.containers.get(role or "") if self.marks is not None else None
+        return self.container or own or first
 
     def slot_of(self, role: str | None, index: int | None) -> int | None:
         """The slot of the pod with this completion index; None when it is not known whose index that is."""

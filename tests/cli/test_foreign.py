@@ -1,0 +1,199 @@
+"""Jobs that Rankfall did not start, on the command line: read, followed, explained, and never changed."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from cli.foreign_world import UID, Foreigners, foreigners
+from helpers import wait_until
+from observe.cluster.feeding import quicken
+from rankfall.cli import guard
+from rankfall.store import RunDir
+from rankfall.supervise import gang, unattended
+
+RUN = f"job-plain-{UID[:6]}"
+TRACE = (
+    "[rank3]: Traceback (most recent call last):",
+    '[rank3]:   File "train.py", line 9, in <module>',
+    "[rank3]: ValueError: bad sample 17",
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    quicken(monkeypatch)
+    monkeypatch.setattr(gang, "_STEP_S", 0.002)
+    monkeypatch.setattr(gang, "LOOK_S", 0.02)
+    monkeypatch.setattr(unattended, "LOOK_S", 0.02)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with foreigners(tmp_path) as (made, kubeconfig):
+        monkeypatch.setenv("RANKFALL_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield made
+        # Whatever was done: nobody asked this cluster for a change.
+        assert made.world.changes == []
+
+
+@pytest.fixture
+def plain(cluster: Foreigners) -> tuple[Foreigners, list]:
+    """An Indexed Job of two pods that print."""
+    cluster.job()
+    pods = [cluster.pod(number) for number in range(2)]
+    for number, pod in enumerate(pods):
+        cluster.write(pod, *(f"pod {number} line {n}" for n in range(3)))
+    return cluster, pods
+
+
+def rankfall(capsys, *words: str, code: int = 0) -> str:
+    assert guard.run(list(words)) == code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_launch_s15_a_plain_job_is_shown_by_its_pods_and_its_ranks_are_said_to_be_unknown(plain, capsys):
+    cluster, pods = plain
+    assert guard.run(["logs", "job/plain"]) == 0
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == sorted(f"[slot {i}] pod {i} line {n}" for i in range(2) for n in range(3))
+    assert "which rank runs in which pod of job/plain is not known" in err
+    cluster.write(pods[0], "pod 0 line 3")
+    out = rankfall(capsys, "logs", "job/plain", "--no-prefix")
+    assert sorted(out.splitlines()) == sorted(
+        [*(f"pod {i} line {n}" for i in range(2) for n in range(3)), "pod 0 line 3"]
+    )
+    status = json.loads(rankfall(capsys, "status", "job/plain", "-o", "json"))
+    assert (status["run"], status["state"], status["foreign"]) == (RUN, "running", "job/plain")
+    assert [(slot["pod"], slot["node"], slot["state"]) for slot in status["slots"]] == [
+        ("plain-0", "n0", "running"),
+        ("plain-1", "n1", "running"),
+    ]
+    assert "Rankfall did not start it" in rankfall(capsys, "status", RUN)
+    assert f"{RUN}  running, foreign" in rankfall(capsys, "ps")
+
+
+def test_a_foreign_job_is_followed_to_its_end_and_explained(plain, capsys):
+    cluster, pods = plain
+
+    def story() -> None:
+        directory = RunDir.open(home, RUN)
+        wait_until(lambda: directory.lease_holder() is not None, timeout=20, what="a recorder")
+        for n in range(3, 50):
+            cluster.write(pods[0], f"pod 0 line {n}")
+            if n % 10 == 0:
+                cluster.do(lambda made: made.cut(pods[0]))
+        cluster.write(pods[1], *TRACE)
+        cluster.end(pods[1], 1)
+        cluster.end(pods[0], 143)
+        cluster.job(ended="Failed")
+
+    assert guard.run(["logs", "job/plain"]) == 0
+    capsys.readouterr()
+    home = RunDir.open(gang_home(), RUN).path.parents[1]
+    teller = threading.Thread(target=story)
+    teller.start()
+    out = rankfall(capsys, "logs", "-f", "job/plain", "--no-prefix")
+    teller.join()
+    assert [line for line in out.splitlines() if line.startswith("pod 0")] == [f"pod 0 line {n}" for n in range(50)]
+    verdict = json.loads(rankfall(capsys, "why", "job/plain", "-o", "json"))
+    assert (verdict["cause"]["slug"], verdict["rank"], verdict["slot"]) == ("user_code_exception", 3, 1), verdict
+    assert (verdict["pod"], verdict["node"]) == ("plain-1", "n1")
+    assert json.loads(rankfall(capsys, "status", RUN, "-o", "json"))["state"] == "failed"
+
+
+def test_a_second_viewer_reads_what_the_first_one_records(plain, capsys):
+    cluster, pods = plain
+    rankfall(capsys, "logs", "job/plain")
+    directory = RunDir.open(gang_home(), RUN)
+    with directory.lease():
+        cluster.write(pods[0], "not seen by who only reads")
+        assert "not seen" not in rankfall(capsys, "logs", "job/plain")
+    assert "not seen" in rankfall(capsys, "logs", "job/plain")
+
+
+@pytest.mark.parametrize("verb", ["attach", "cancel", "suspend", "resume", "resize"])
+def test_what_would_change_a_foreign_job_is_refused_by_name(plain, capsys, verb):
+    rankfall(capsys, "status", "job/plain")
+    more = ["3"] if verb == "resize" else []
+    for name in ("job/plain", RUN):
+        assert guard.run([verb, name, *more]) == 2
+        err = capsys.readouterr().err
+        assert "job/plain" in err
+        assert "only looked at" in err
+
+
+def test_what_does_not_exist_ends_with_66_and_says_what_to_do(cluster, capsys):
+    for verb in ("logs", "status", "why"):
+        assert guard.run([verb, "pytorchjob/none", "-n", "there"]) == 66
+        err = capsys.readouterr().err
+        assert "no pytorchjobs" in err
+    assert guard.run(["logs", "pod/none"]) == 66
+    assert guard.run(["logs", "deployment/none"]) == 2
+    assert "known: job, jobset" in capsys.readouterr().err
+    assert guard.run(["logs", "some-run", "-n", "there"]) == 2
+
+
+def test_a_missing_right_is_named(plain, capsys):
+    cluster, _ = plain
+    cluster.do(lambda made: setattr(made, "pods_refused", 403))
+    assert guard.run(["logs", "job/plain"]) != 0
+    assert "needs get, list and watch of pods" in capsys.readouterr().err
+    cluster.do(lambda made: setattr(made, "gets_refused", 403))
+    assert guard.run(["logs", "job/plain"]) != 0
+    assert "needs get, list and watch of jobs (batch)" in capsys.readouterr().err
+
+
+def test_a_job_that_is_gone_is_answered_from_its_record(plain, capsys):
+    cluster, pods = plain
+    rankfall(capsys, "logs", "job/plain")
+    cluster.drop("/apis/batch/v1/namespaces/here/jobs/plain")
+    for pod in pods:
+        cluster.do(lambda made, pod=pod: made.delete(pod))
+    assert guard.run(["logs", "job/plain"]) == 0
+    out, err = capsys.readouterr()
+    assert "pod 1 line 2" in out
+    assert "as it was seen last" in err
+    assert json.loads(rankfall(capsys, "status", RUN, "-o", "json"))["state"] == "deleted"
+
+
+def test_an_object_of_rankfalls_own_run_leads_to_that_run(plain, capsys):
+    cluster, _ = plain
+    item = cluster.world.objects["/apis/batch/v1/namespaces/here/jobs/plain"]
+    item["metadata"]["labels"] = {"rankfall.dev/run": "train-123456"}
+    cluster.put("/apis/batch/v1/namespaces/here/jobs/plain", item)
+    assert guard.run(["logs", "job/plain"]) == 66
+    assert "own run 'train-123456'" in capsys.readouterr().err
+
+
+def test_a_bare_pod_is_a_target(cluster, capsys):
+    pod = cluster.pod(0, name="lonely", labels={})
+    cluster.write(pod, "here I am")
+    assert "here I am" in rankfall(capsys, "logs", "po/lonely")
+    cluster.end(pod, 3)
+    verdict = json.loads(rankfall(capsys, "why", "pod/lonely", "-o", "json"))
+    assert (verdict["state"], verdict["slot"], verdict["rank"], verdict["pod"]) == ("failed", 0, None, "lonely"), (
+        verdict
+    )
+
+
+def test_pods_without_places_are_numbered_as_they_were_made(cluster, capsys):
+    cluster.job(count=2, completionMode="NonIndexed", backoffLimit=3)
+    for name in ("a", "b"):
+        cluster.write(cluster.pod(0, name=f"plain-{name}", labels={}), f"I am {name}")
+    out = rankfall(capsys, "logs", "job/plain")
+    assert sorted(out.splitlines()) == ["[slot 0] I am a", "[slot 1] I am b"]
+    first = cluster.world.pods["plain-a"]
+    cluster.end(first, 1)
+    cluster.write(cluster.pod(0, name="plain-c", labels={}), "I am c")
+    out = rankfall(capsys, "logs", "job/plain")
+    assert sorted(out.splitlines()) == ["[slot 0] I am a", "[slot 0] I am c", "[slot 1] I am b"]
+
+
+def gang_home():
+    from rankfall.store import default_home  # noqa: PLC0415 - of the environment of the test
+
+    return default_home()
