@@ -14,6 +14,7 @@ import aiohttp
 
 from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
+from rankfall.kube.pausing import gathered
 from rankfall.kube.podlogs_kubelet import Complaint, complaint, not_started
 from rankfall.kube.resources import PODS
 
@@ -35,6 +36,7 @@ async def open_log(
     timestamps: bool = True,
     limit_bytes: int | None = None,
     read_timeout: float | None = None,
+    gather_s: float = 0.0,
     repeat: bool = False,
 ) -> AsyncIterator[AsyncIterator[bytes]]:
     """Open a log; its chunks, none of them empty.
@@ -56,6 +58,7 @@ async def open_log(
         timestamps: a stamp before each line; without them the kubelet's complaints cannot be told from lines of the job.
         limit_bytes: at most so many.
         read_timeout: longest silence in seconds, then ``Unreachable``; None = any.
+        gather_s: after each chunk the next one is left to gather this long; the first after a silence comes at once.
         repeat: let the client repeat the opening at its own pace; False = the caller does.
 
     Raises:
@@ -86,10 +89,10 @@ async def open_log(
         repeat=repeat,
     )
     async with opened as response:
-        yield _chunks(response, what=f"get {what}", server=kube.access.server)
+        yield _chunks(response, what=f"get {what}", server=kube.access.server, gather_s=gather_s)
 
 
-async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str) -> AsyncIterator[bytes]:
+async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str, gather_s: float) -> AsyncIterator[bytes]:
     while True:
         try:
             chunk = await response.content.readany()
@@ -101,6 +104,8 @@ async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str) -
             if not chunk:
                 return
             yield chunk
+            if gather_s:
+                await gathered(response, gather_s, size=len(chunk))
             continue
         if rest:
             yield rest

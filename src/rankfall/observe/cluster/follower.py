@@ -40,11 +40,9 @@ DRAIN_S: Final = 5.0
 _SPREAD: Final = 1.25
 # What a followed log holds already comes within this time after it was opened, seconds. A stream that lived that long was a good one.
 LIVE_S: Final = 5.0
-# After each chunk the next one is left to gather, seconds: storing and committing cost the same for one line as for thousands. The first line after
-# a silence waits for nothing. After a large chunk (bytes) there is much to come, and only what is on its way already is waited for.
-GATHER_S: Final = 0.03
-HURRY_S: Final = 0.005
-_LARGE: Final = 8 << 10
+# Lines are left to gather this long after each chunk, seconds: reading, storing and committing cost nearly the same for one line as for a
+# hundred. The first line after a silence waits for nothing, and a person does not see a tenth of a second.
+GATHER_S: Final = 0.1
 # How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
 # not answer this time stands still: that says nothing of the log.
 PATIENCE_S: Final = 60.0
@@ -207,6 +205,7 @@ class Follower:
             since_second=self._log.cursor.since,
             # Of a follow the silence decides, which is watched beside it; its head may take as long.
             read_timeout=silence.SILENCE_S * _SPREAD if follow else READING_S,
+            gather_s=GATHER_S if follow else 0.0,
         ) as chunks:
             self._log.opened()
             self._denied_since = None
@@ -277,7 +276,6 @@ class Follower:
             if self._log.cursor.lines > lines:
                 self._silence.heard(now)
             self._limit()
-            await asyncio.sleep(GATHER_S if state == "running" and len(chunk) < _LARGE else HURRY_S)
         return True
 
     def _limit(self) -> None:
