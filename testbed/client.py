@@ -70,10 +70,16 @@ class Kubectl:
         """Make a namespace and wait for what every one of them gets: no pod can be made before.
 
         That takes a while where the API server or the controllers were just started again.
+
+        Raises:
+            StartError: it does not come.
         """
         self("create", "namespace", name)
-        given = ("serviceaccount/default", "configmap/kube-root-ca.crt")
-        self("wait", "--for=create", f"--timeout={_FURNISHED_S:.0f}s", "-n", name, *given)
+        # Asked again and again: kubectl wait --for=create gives up at once on some of what is not there yet.
+        if not self.wait_until(
+            "get", "serviceaccount/default", "configmap/kube-root-ca.crt", "-n", name, limit_s=_FURNISHED_S
+        ):
+            raise StartError(f"namespace {name} gets no account for its pods", hint="does kube-controller-manager run?")
 
     def define(self, definitions: Sequence[Mapping[str, Any]]) -> None:
         """Make new kinds of objects, and wait until the API server knows them.
