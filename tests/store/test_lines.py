@@ -241,6 +241,22 @@ def test_the_last_rank_of_an_elastic_job_is_that_of_its_newest_round(home: Path)
         assert texts(run_dir, last=True) == [b"1"]
 
 
+def test_the_last_rank_of_a_job_that_starts_its_ranks_itself_is_told_by_them_and_not_by_the_spec(home: Path) -> None:
+    run_dir = RunDir.create(JobSpec(command=("a",), nnodes=2, launcher="exec"), home=home)
+    with run_dir.lease() as writer:
+        writer.begin_attempt(1, at=1, plan={})
+        found = [stream(run_dir, local) for local in range(2)]
+        put(writer, run_dir, *zip(found, (1, 7), strict=True))
+        for rank, one in zip((1, 7), found, strict=True):
+            one.write(b"%d\n" % rank, at=1)
+        writer.put_ranks(1, [RankFacts(rank=1)])
+        # Two nodes of one rank each, as the spec has it, would make rank 1 the last one.
+        assert texts(run_dir, last=True) == []
+        record = '{"id":"a","kind":"start","attempt":1,"rank":1,"world_size":8}'
+        (run_dir.records_dir / "start-a1-worker-0-a.json").write_text(record)
+        assert texts(run_dir, last=True) == [b"7"]
+
+
 def test_bytes_of_one_stream_may_belong_to_several_ranks(run_dir: RunDir, writer: Writer) -> None:
     found = stream(run_dir)
     found.write(b"none\nzero\nzero\none\n", at=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -108,16 +108,16 @@ class Interesting:
     report of a failed child says nothing that is not said better at the end.
 
     Args:
-        ranks: shown whole.
+        whole: whether a line is of a rank that is shown whole.
     """
 
-    def __init__(self, ranks: frozenset[int]) -> None:
-        self._ranks = ranks
+    def __init__(self, whole: Callable[[Line], bool]) -> None:
+        self._whole = whole
         self._blocks: dict[str, int] = {}
 
     def __call__(self, line: Line) -> bool:
         """Whether this line is shown; lines of one stream must come in their order."""
-        if line.rank is not None and line.rank in self._ranks:
+        if line.rank is not None and self._whole(line):
             return True
         text = line.data[:_LOOK]
         if line.rank is None and _LAUNCHER.search(text):

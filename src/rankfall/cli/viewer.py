@@ -20,7 +20,7 @@ from rankfall.report.escape import one_line
 from rankfall.report.paint import Paint
 from rankfall.report.terminal import render_brief, render_verdict
 from rankfall.store import RunDir
-from rankfall.store.lines import Follower, Line, LineQuery
+from rankfall.store.lines import Follower, Line, LineQuery, last_told
 from rankfall.store.resizes import wished_sizes
 from rankfall.supervise.events import Event, read_events
 
@@ -80,7 +80,8 @@ class Viewer:
         self._paint = Paint(color=emit.color_on(sys.stderr))
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._follower: Follower | None = None
-        self._choose = Interesting(_usual(directory)) if ranks.everything and not everything else None
+        self._usual = _Usual(directory)
+        self._choose = Interesting(self._usual) if ranks.everything and not everything else None
         self._writer = LineWriter(limit=limit)
         self._offset = 0 if history else read_events(directory.path)[1]
         self._started: set[tuple[int, int]] = set()
@@ -155,6 +156,7 @@ class Viewer:
             attempt, rank = event.data.get("attempt"), event.data.get("rank")
             if isinstance(attempt, int) and isinstance(rank, int):
                 self._started.add((attempt, rank))
+                self._usual.forget(attempt)
         elif event.kind == "decision":
             self._verdict_of(event)
         elif event.kind in _TOLD:
@@ -204,10 +206,30 @@ class Viewer:
         return f"{again} after {words.span((row.ended - row.started) / 1e9)}"
 
 
-def _usual(directory: RunDir) -> frozenset[int]:
-    """Rank 0 and the last rank of a full start."""
-    try:
-        spec = directory.spec
-        return frozenset({0, sized(spec, wished_sizes(directory.path, spec)).world_size - 1})
-    except StoreError:
-        return frozenset({0})
+class _Usual:
+    """Whether a line is of rank 0 or of the last rank of a full start.
+
+    Where the job starts its ranks itself (launcher ``exec``) nobody but they know how many there are; no rank is taken for the last one before.
+    """
+
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory
+        self._last: dict[int, int | None] = {}
+        self._fixed: int | None = None
+        try:
+            spec = directory.spec
+            if spec.launcher != "exec":
+                self._fixed = sized(spec, wished_sizes(directory.path, spec)).world_size - 1
+        except StoreError:
+            self._fixed = 0
+
+    def __call__(self, line: Line) -> bool:
+        if line.rank == 0 or self._fixed is not None:
+            return line.rank in {0, self._fixed}
+        if line.attempt not in self._last:
+            self._last[line.attempt] = last_told(self._directory, line.attempt)
+        return line.rank == self._last[line.attempt]
+
+    def forget(self, attempt: int) -> None:
+        """Ranks have started: there may be more or fewer than before."""
+        self._last.pop(attempt, None)

@@ -202,18 +202,26 @@ def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: in
 
 
 def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
-    """The spec tells it where membership is fixed; else the ranks of the newest round themselves, or nobody yet."""
+    """The spec tells it where we start the ranks and membership is fixed; else the ranks of the newest round themselves, or nobody yet."""
     try:
         spec = attempt_spec(run_dir, tables, attempt)
     except StoreError:
         spec = None
+    told = last_told(run_dir, attempt)
+    if spec is not None and spec.launcher == "exec":
+        return told
     if spec is not None and not spec.elastic and any(part.in_world for part in spec.parts):
         return spec.world_size - 1
-    sizes = world_sizes(run_dir, attempt)
-    if sizes:
-        return sizes[max(sizes)] - 1
+    if told is not None:
+        return told
     newest = newest_round(tables.ranks(attempt))
     return max((facts.rank for facts in newest), default=None)
+
+
+def last_told(run_dir: RunDir, attempt: int) -> int | None:
+    """The last rank of the newest round, as the ranks' own records say; None before any has."""
+    sizes = world_sizes(run_dir, attempt)
+    return sizes[max(sizes)] - 1 if sizes else None
 
 
 def _failed(facts: RankFacts) -> bool:
