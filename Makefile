@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss lint lock clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -31,6 +31,12 @@ bench: setup ## Measure speed and memory side by side with plain tools; prints a
 
 bench-cluster: setup ## Measure what runs cost a cluster: requests, memory, CPU; on a bed that is up, else on one of its own (root)
 	@$(PY) -m bench.cluster
+
+bench-logs: setup ## Measure following logs beside kubectl and the official Python client: losses, speed, memory; as bench-cluster (root)
+	@$(PY) -m bench.logs
+
+bench-loss: setup ## Of bench-logs only what is lost when connections are cut; writes the table of README.md
+	@$(PY) -m bench.logs loss
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint

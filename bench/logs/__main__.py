@@ -1,0 +1,90 @@
+"""``make bench-logs``: everything about logs, side by side in one run, on a bed that is up or on one of its own.
+
+Words choose parts: ``python -m bench.logs loss`` (``make bench-loss``) makes the table of losses alone and puts it into the README too; the
+other parts are ``speed``, ``latency`` and ``fleet``. A part that was not measured keeps what stands on the page.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Final
+
+from bench.common import ROOT, Row, machine, table
+from bench.logs import fleet, latency, loss, speed
+from bench.logs.clients import missing
+from bench.logs.page import loss_table, pasted, replaced, section
+from testbed import bed as beds
+from testbed.__main__ import assemble
+from testbed.bed import Bed
+from testbed.layout import Layout
+from testbed.ondemand import kwok
+from testbed.proxy import Proxy, before
+
+PARTS: Final = ("loss", "speed", "latency", "fleet")
+PAGE: Final = ROOT / "docs/results/bench-logs.md"
+README: Final = ROOT / "README.md"
+
+
+def main(parts: list[str]) -> int:
+    """Measure, print, write; 1 when a bound is broken, 2 when it cannot begin."""
+    reason = missing()
+    unknown = set(parts) - set(PARTS)
+    if reason or unknown:
+        print(reason or f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    layout = Layout(int(os.environ.get("TESTBED", "0")))
+    mine = not beds.is_up(layout)
+    bed = assemble(layout)
+    broken = False
+    try:
+        if mine:
+            bed.up()
+        for part in parts or PARTS:
+            broken |= _part(part, bed)
+    finally:
+        if mine:
+            beds.down(layout)
+    return int(broken)
+
+
+def _part(part: str, bed: Bed) -> bool:
+    """Measure one part and write it down; whether a bound is broken."""
+    namespace = f"bench-{uuid.uuid4().hex[:8]}"
+    bed.kubectl.create_namespace(namespace)
+    rows: list[Row] = []
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            where = speed.Where(bed.kubectl, bed.kubectl.kubeconfig, namespace, Path(name))
+            if part == "loss":
+                text = _losses(bed, where)
+            else:
+                if part == "fleet":
+                    with kwok.fleet(bed, nodes=20, pods=0) as found:
+                        rows = [*speed.fleet_rows(where, found), *fleet.rows(where, found)]
+                else:
+                    rows = (speed if part == "speed" else latency).rows(where)
+                text = table(rows) + "\n"
+    finally:
+        bed.kubectl.run("delete", "namespace", namespace, "--wait=false")
+    print(text)
+    told = f"Measured on {dt.datetime.now(tz=dt.UTC).date()} ({machine()}; the whole test bed runs on it too; load average {os.getloadavg()[0]:.0f})."
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), part, section(part, text, told)), encoding="utf-8")
+    return any(row.holds is False for row in rows)
+
+
+def _losses(bed: Bed, where: speed.Where) -> str:
+    with Proxy(before.settings(bed.layout)) as proxy:
+        config = before.through(proxy.url, where.config, where.folder / "kubeconfig")
+        found = loss.rows(bed.kubectl, proxy, config=config, namespace=where.namespace, folder=where.folder)
+    text = loss_table(found)
+    README.write_text(pasted(README.read_text(encoding="utf-8"), text), encoding="utf-8")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Lines per CPU second of each client on the same pods: a replay of what is there, and live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from bench.common import Row
+from bench.logs import numbers
+from bench.logs.clients import NAMES, Cost, measured, start
+from bench.logs.scene import LENGTH, Scene, scene
+from testbed.client import Kubectl
+from testbed.ondemand import kwok
+from testbed.ondemand.fake import Fleet
+
+PODS, LINES = 8, 60_000
+FLEET_PODS, FLEET_LINES = 200, 2_400
+LIVE_LINES, LIVE_PAUSE_S = 6_000, 0.005
+# In turn, so that what else the machine does hits both alike.
+ORDER: Final = ("kubectl", "ours", "official", "ours", "kubectl")
+TIMES_KUBECTL, TIMES_KUBECTL_FLEET = 2.0, 1.0
+_LIMIT_S: Final = 150.0
+_CONNECT_S: Final = 15.0
+
+
+@dataclass(frozen=True)
+class Where:
+    """What all measurements share."""
+
+    kubectl: Kubectl
+    config: Path
+    namespace: str
+    folder: Path
+
+
+def rows(where: Where) -> list[Row]:
+    """Replay and live at 8 pods."""
+    with _scene(where, "replay", pods=PODS, burst=LINES) as pods:
+        lines = PODS * LINES
+        costs = replayed(pods, where.folder / "replay", lines=lines, whole=_counted(PODS, LINES))
+    return [*_compared(f"replay of {PODS} x {LINES:,} lines", costs, lines, TIMES_KUBECTL), *_live(where)]
+
+
+def fleet_rows(where: Where, fleet: Fleet) -> list[Row]:
+    """Replay at 200 pods, which are KWOK's: their logs come from one file."""
+    text = [f"[rank 0] {numbers.said(0, number, length=LENGTH)}" for number in range(FLEET_LINES)]
+    fleet.say(None, *text)
+    lines = FLEET_PODS * FLEET_LINES
+    section = {
+        "node_selector": dict(kwok.SELECTOR),
+        "tolerations": [kwok.TOLERATION],
+    }
+    with _scene(where, "fleet", pods=FLEET_PODS, section=section, spec=FLEET_SPEC) as pods:
+        costs = replayed(pods, where.folder / "fleet", lines=lines, whole=lambda text: text.count(b"count ") == lines)
+    return _compared(f"replay of {FLEET_PODS} x {FLEET_LINES:,} lines (KWOK)", costs, lines, TIMES_KUBECTL_FLEET)
+
+
+FLEET_SPEC: Final[dict[str, Any]] = {"inside": "off", "launcher": "exec", "command": ["train"]}
+
+
+@contextmanager
+def _scene(where: Where, name: str, **how: Any) -> Iterator[Scene]:
+    folder = where.folder / f"{name}-scene"
+    folder.mkdir()
+    with scene(where.kubectl, config=where.config, namespace=where.namespace, folder=folder, **how) as found:
+        yield found
+
+
+def replayed(pods: Scene, folder: Path, *, lines: int, whole: Any) -> dict[str, list[Cost]]:
+    """Each client in turn on what the pods have written, from its first line."""
+    costs: dict[str, list[Cost]] = {}
+    for number, tool in enumerate(ORDER):
+        client = start(tool, pods, folder / f"{number}-{tool}")
+        try:
+            costs.setdefault(tool, []).append(measured(client, until=whole, least=lines * 100, limit_s=_LIMIT_S))
+        finally:
+            client.end()
+    return costs
+
+
+def _live(where: Where) -> list[Row]:
+    lines = PODS * LIVE_LINES
+    how = {"paced": LIVE_LINES, "pause_s": LIVE_PAUSE_S}
+    with _scene(where, "live", pods=PODS, **how) as pods:
+        clients = [start(tool, pods, where.folder / "live" / tool) for tool in NAMES]
+        try:
+            # Connected, and silent: what comes from here on is following.
+            time.sleep(_CONNECT_S)
+            pods.go()
+            begun = {client.tool: client.cpu for client in clients}
+            whole = _counted(PODS, LIVE_LINES)
+            costs = {
+                client.tool: [measured(client, until=whole, least=lines * 100, limit_s=_LIMIT_S)] for client in clients
+            }
+            used = {client.tool: client.cpu - begun[client.tool] for client in clients}
+        finally:
+            for client in clients:
+                client.end()
+    live = {tool: [Cost(0, 0, cost.wall_s, used[tool], cost.peak_kib)] for tool, (cost,) in costs.items()}
+    rate = f"{1 / LIVE_PAUSE_S:.0f} lines a second each"
+    return _compared(f"live, {PODS} pods, {rate}", live, lines, TIMES_KUBECTL)
+
+
+def _counted(writers: int, lines: int) -> Any:
+    def whole(text: bytes) -> bool:
+        return numbers.count(text, writers=writers, lines=lines).lost == 0
+
+    return whole
+
+
+def _compared(what: str, costs: dict[str, list[Cost]], lines: int, bound: float) -> list[Row]:
+    rates = {tool: median(cost.rate(lines) for cost in found) for tool, found in costs.items()}
+    rows = []
+    for tool, found in costs.items():
+        times = rates[tool] / rates["kubectl"]
+        mine = tool == "ours"
+        rows.append(
+            Row(
+                f"{what}: {NAMES[tool]}",
+                f"{rates[tool]:,.0f} lines per CPU second, {times:.2f} x kubectl",
+                f"{bound:.0f} x kubectl" if mine else "-",
+                times >= bound if mine else None,
+                f"{median(c.cpu_s for c in found):.2f} s CPU with its start, {median(c.wall_s for c in found):.1f} s, "
+                f"peak {max(c.peak_kib for c in found) / 1024:.0f} MiB",
+            )
+        )
+    return rows

@@ -1,0 +1,90 @@
+"""What the bench of logs counts, and that its tables stand where they are said to stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.logs.numbers import Seen, count, said, total
+from bench.logs.page import PUBLISHED, Loss, between, loss_table, pasted, replaced, section
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBECTL = "[pod/bench-logs-a1-0-x/main] 2026-11-21T23:04:19.123456789Z [rank 0] "
+
+
+def printed(lines: list[tuple[int, int]], *, prefix: str = KUBECTL) -> bytes:
+    return "".join(f"{prefix}{said(writer, number, length=40)}\n" for writer, number in lines).encode()
+
+
+def test_all_lines_of_all_writers_are_seen_once():
+    lines = [(writer, number) for writer in range(3) for number in range(5)]
+    assert count(printed(lines), writers=3, lines=5) == Seen(written=15, seen=15, repeated=0, strange=0)
+
+
+@given(
+    lost=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 9))),
+    again=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=20),
+    prefix=st.sampled_from(["", KUBECTL, "[pod-1] "]),
+)
+def test_losses_and_repeats_are_counted_apart(lost, again, prefix):
+    lines = [(writer, number) for writer in range(3) for number in range(10)]
+    arrived = [one for one in lines if one not in lost]
+    repeated = [one for one in again if one not in lost]
+    found = count(printed([*arrived, *repeated], prefix=prefix), writers=3, lines=10)
+    assert (found.written, found.seen, found.lost, found.repeated) == (30, 30 - len(lost), len(lost), len(repeated))
+    assert found.strange == 0
+
+
+def test_half_a_line_is_not_seen_and_not_passed_over():
+    text = printed([(0, 0), (0, 1)])
+    torn = text.replace(b"count 0 1|", b"count 0 ")
+    assert count(torn, writers=1, lines=2) == Seen(written=2, seen=1, repeated=0, strange=1)
+    glued = text.replace(b"\n", b"", 1)
+    assert count(glued, writers=1, lines=2).strange == 1
+    assert count(printed([(7, 0)]), writers=1, lines=1) == Seen(written=1, seen=0, repeated=0, strange=1)
+    assert count(b"error: stream lost\n", writers=1, lines=1) == Seen(written=1, seen=0, repeated=0, strange=0)
+
+
+def test_counts_add_up():
+    one = Seen(written=2, seen=1, repeated=3, strange=1)
+    assert total([one, one]) == Seen(written=4, seen=2, repeated=6, strange=2)
+
+
+def test_the_table_says_what_was_lost():
+    row = Loss("reset", "Rankfall", Seen(written=6000, seen=5990, repeated=2, strange=1), "exit 0")
+    assert loss_table([row]).splitlines()[-1] == "| reset | Rankfall | 6,000 | 5,990 | 10 | 2, 1 torn | exit 0 |"
+
+
+def test_a_table_takes_the_place_of_the_one_before():
+    document = "before\n" + section("loss", "old\n", "Measured then.") + "after\n"
+    again = pasted(document, "new\n")
+    assert between(again) == "new\n"
+    assert again.startswith("before\n")
+    assert again.endswith("after\n")
+    with pytest.raises(ValueError, match="no <!-- loss"):
+        between("nothing")
+
+
+def test_a_part_of_the_page_is_replaced_alone():
+    page = "<!-- part speed -->\nold\n<!-- /part speed -->\n<!-- part fleet -->\nkept\n<!-- /part fleet -->\n"
+    again = replaced(page, "speed", section("speed", "new\n", "Now."))
+    assert (
+        again
+        == "<!-- part speed -->\nnew\n\nNow.\n<!-- /part speed -->\n<!-- part fleet -->\nkept\n<!-- /part fleet -->\n"
+    )
+    with pytest.raises(ValueError, match="no part latency"):
+        replaced(page, "latency", "")
+
+
+def test_the_readme_shows_the_table_of_the_page():
+    page = (ROOT / "docs/results/bench-logs.md").read_text()
+    table = between((ROOT / "README.md").read_text())
+    assert table == between(page)
+    # Every tool under every condition, and nothing of ours lost or repeated.
+    ours = [row.split("|") for row in table.splitlines() if "| Rankfall |" in row]
+    assert len(ours) >= 3
+    assert all(row[3] == row[4] and row[5].strip() == row[6].strip() == "0" for row in ours)
+    assert PUBLISHED in page
