@@ -36,10 +36,19 @@ def tool(name: str, *arguments: str) -> tuple[str, ...]:
     return (str(BIN / name), *arguments)
 
 
-def measured(name: str, *arguments: str, data: str, env: dict[str, str] | None = None) -> Stage:
+def plain(name: str, *arguments: str, env: dict[str, str] | None = None) -> Stage:
+    """Pytest as it is.
+
+    Where a test waits for torch or for a cluster most of its time, a tracer in every process would only slow down what is to be seen; lines are
+    covered by tests that need neither.
+    """
+    return Stage(name, ((sys.executable, "-m", "pytest", "-q", *arguments),), env or {})
+
+
+def measured(name: str, *arguments: str, data: str) -> Stage:
     """Pytest with branch coverage in a file of its own; the coverage stage puts the files together."""
     command = (sys.executable, "-m", "pytest", "-q", "--cov", "--cov-report=", *arguments)
-    return Stage(name, (command,), {"COVERAGE_FILE": str(REPORTS / f"data-{data}")} | (env or {}))
+    return Stage(name, (command,), {"COVERAGE_FILE": str(REPORTS / f"data-{data}")})
 
 
 LINT = Stage(
@@ -63,21 +72,18 @@ UNIT = measured(
     "unit tests", "-n", "2", "-m", PLAIN, *(f"--ignore={folder}" for folder in PROCESSES), "tests", data="unit"
 )
 REAL = measured("tests with processes", "-n", "2", "-m", PLAIN, *PROCESSES, data="processes")
-TORCH = measured("torchrun tests", "-m", "torch and not faults and not cluster", "tests", data="torch")
+TORCH = plain("torchrun tests", "-m", "torch and not faults and not cluster", "tests")
 # The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and the first tests run.
 # Two workers with a bed each: most of a test there is waiting.
-CLUSTER = measured(
-    "test bed, covering part", "-n", "2", "--dist", "loadgroup", "-m", "cluster and not full", "tests", data="cluster"
-)
-CLUSTER_ALL = measured("test bed, all", "-n", "2", "--dist", "loadgroup", "-m", "cluster", "tests", data="cluster")
+CLUSTER = plain("test bed, covering part", "-n", "2", "--dist", "loadgroup", "-m", "cluster and not full", "tests")
+CLUSTER_ALL = plain("test bed, all", "-n", "2", "--dist", "loadgroup", "-m", "cluster", "tests")
 BUILD = (sys.executable, "-m", "testbed", "build", "--all")
-FAULTS = measured("faults, covering part", "-m", "faults and not full", "tests/faults", data="faults")
-FAULTS_ALL = measured(
+FAULTS = plain("faults, covering part", "-m", "faults and not full", "tests/faults")
+FAULTS_ALL = plain(
     "faults, all",
     "-m",
     "faults",
     "tests/faults",
-    data="faults",
     env={"RANKFALL_FAULTS_REPORT": "docs/results/faults.md"},
 )
 COVERAGE = Stage(
@@ -88,7 +94,7 @@ COVERAGE = Stage(
             "combine",
             "--keep",
             "-q",
-            *(str(REPORTS / f"data-{part}") for part in ("unit", "processes", "torch", "faults", "cluster")),
+            *(str(REPORTS / f"data-{part}") for part in ("unit", "processes")),
         ),
         tool("coverage", "report", "--sort=cover"),
         tool("coverage", "xml", "-q", "-o", str(REPORTS / "coverage.xml")),

@@ -108,7 +108,7 @@ def test_launch_s11_a_gang_that_is_restarted_by_its_set_is_never_terminal_and_ke
 
 
 def test_unattended_who_attaches_in_the_middle_and_leaves_changes_nothing_and_no_line_is_lost_or_repeated(world):
-    run = submitted(world, alone(world, "job", steps=300))
+    run = submitted(world, alone(world, "job", steps=150))
     first = subprocess.Popen(
         [sys.executable, "-m", "rankfall", "attach", run],
         env=world.environment(),
@@ -127,7 +127,7 @@ def test_unattended_who_attaches_in_the_middle_and_leaves_changes_nothing_and_no
     assert "unattended: Kubernetes alone decides; nobody records it now" in world.cli("status", run).stdout
     assert world.cli("wait", run).returncode == 0
     for rank in range(4):
-        assert lines(world, run, rank) == [*said(rank, steps=300), "done"]
+        assert lines(world, run, rank) == [*said(rank, steps=150), "done"]
 
 
 @pytest.mark.parametrize("how", ["fails by a rule", "is restarted by a mark"])
@@ -165,7 +165,7 @@ def test_jobapi_s14_a_permanent_code_ends_a_set_with_restarts_left(world):
 
 
 def test_unattended_deleted_by_somebody_is_deleted(world):
-    run = submitted(world, alone(world, "job", steps=300))
+    run = submitted(world, alone(world, "job", steps=150))
     world.kubectl("delete", "job", f"{run}-a1", "--namespace", world.namespace, "--wait=false")
     done = world.cli("wait", run)
     assert done.returncode == 130, done.stderr
@@ -173,7 +173,7 @@ def test_unattended_deleted_by_somebody_is_deleted(world):
 
 
 def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(world):
-    run = submitted(world, alone(world, "jobset", steps=300))
+    run = submitted(world, alone(world, "jobset", steps=150))
     wait_until(lambda: world.objects("pods"), timeout=60, what="pods")
     done = world.cli("cancel", run)
     assert done.returncode == 0, done.stderr
@@ -181,9 +181,10 @@ def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(w
     assert world.document("status", run)["state"] == "cancelled"
 
 
-@pytest.mark.parametrize("backend", ["job", "jobset"])
+# A set is suspended by the conformance suite as well.
+@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=pytest.mark.full)])
 def test_unattended_suspended_and_resumed_without_anybody_recording(world, backend):
-    run = submitted(world, alone(world, backend, steps=300))
+    run = submitted(world, alone(world, backend, steps=150))
     wait_until(lambda: world.document("status", run)["state"] == "running", timeout=60, what="a run that runs")
     done = world.cli("suspend", run, "--reason", "lunch")
     assert done.returncode == 0, done.stderr
@@ -196,7 +197,7 @@ def test_unattended_suspended_and_resumed_without_anybody_recording(world, backe
     status = world.document("status", run)
     assert (status["state"], status["attempts"]) == ("succeeded", 2)
     for rank in range(4):
-        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=300), "done"]
+        assert lines(world, run, rank, attempt=2) == [*said(rank, steps=150), "done"]
     assert lines(world, run, 0, attempt=1)[0] == "start 0 of rank 0"
 
 
