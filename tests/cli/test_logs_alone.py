@@ -75,3 +75,25 @@ def test_the_bytes_of_json_are_counted_as_they_are_written(record: Record) -> No
     done = record.logs("--max-bytes", "1000", "-o", "json")
     assert 0 < len(done.stdout) <= 1000
     assert done.stdout.count("\n") < 9
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_s46_only_errors_and_only_some_slots_live_and_afterwards(record: Record, follow: tuple[str, ...]) -> None:
+    record.streams[0].write(b"step 1\nTraceback (most recent call last):\n  File x\nmy.Odd\nstep 2\n", at=1)
+    record.streams[1].write(b"step 1\n2026 ERROR gone\n", at=2)
+    record.end()
+    errors = record.logs("--level", "error", *follow).stdout.splitlines()
+    assert errors == [
+        "[rank 0] Traceback (most recent call last):",
+        "[rank 0]   File x",
+        "[rank 0] my.Odd",
+        "[rank 1] 2026 ERROR gone",
+    ]
+    assert record.logs("--level", "error", "--slot", "1", *follow).stdout == "[rank 1] 2026 ERROR gone\n"
+    assert record.logs("--level", "error", "--tail", "2", *follow).stdout.splitlines() == errors[-2:]
+    assert record.logs("--instance", "1", *follow).stdout == ""
+
+
+def test_a_slot_that_is_none_is_refused(record: Record) -> None:
+    done = record.logs("--slot", "first")
+    assert "--slot 'first' is no slot" in str(done.exception)

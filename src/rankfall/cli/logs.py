@@ -12,7 +12,7 @@ import click
 from rankfall.cli import emit
 from rankfall.cli.options import max_bytes, target_argument
 from rankfall.cli.target import Where, as_it_is, run_to_look_at
-from rankfall.cli.values import Ranks, parse_ranks, parse_since
+from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError
 from rankfall.store import RunDir
@@ -35,6 +35,11 @@ _BATCH: Final = 1000
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
 @click.option("--attempt", metavar="N|all", help="Default: the newest.")
 @click.option("--grep", metavar="RE2", help="Only lines that match.")
+@click.option("--level", type=click.Choice(["error"]), help="Only lines of errors, tracebacks whole.")
+@click.option("--slot", multiple=True, metavar="0,8-15", help="Only these slots (pods).")
+@click.option(
+    "--instance", type=click.IntRange(min=0), metavar="N", help="Only this start of a slot's container, from 0."
+)
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only one of the two.")
 @click.option("--timestamps", is_flag=True, help="When each line came (UTC).")
 @click.option("--prefix/--no-prefix", default=None, help="[rank N] before each line; default: unless one rank.")
@@ -67,6 +72,9 @@ def logs(
     previous: bool,
     attempt: str | None,
     grep: str | None,
+    level: Literal["error"] | None,
+    slot: tuple[str, ...],
+    instance: int | None,
     stream: str | None,
     timestamps: bool,
     prefix: bool | None,
@@ -100,6 +108,9 @@ def logs(
         since=parse_since(since, now=time.time_ns()) if since else None,
         tail=tail,
         grep=grep,
+        level=level,
+        slots=parse_slots(slot) or None,
+        instance=instance,
     )
     single = len(ranks.numbers) + ranks.last == 1 and not ranks.failed
     writer = LineWriter(

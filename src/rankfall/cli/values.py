@@ -58,11 +58,10 @@ def parse_ranks(texts: Iterable[str]) -> Ranks:
     numbers: set[int] = set()
     words: set[str] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         if part in {"first", "last", "failed"}:
             words.add(part)
-        elif match and int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + _MAX_RANKS:
-            numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        elif (found := _range(part)) is not None:
+            numbers.update(found)
         else:
             raise UsageError(
                 f"--rank {part[:60]!r} is no rank",
@@ -71,6 +70,29 @@ def parse_ranks(texts: Iterable[str]) -> Ranks:
     if "first" in words:
         numbers.add(0)
     return Ranks(numbers=frozenset(numbers), last="last" in words, failed="failed" in words)
+
+
+def parse_slots(texts: Iterable[str]) -> frozenset[int]:
+    """``0,8-15``; a flag given twice adds up.
+
+    Raises:
+        UsageError: a part is no number and no range.
+    """
+    numbers: set[int] = set()
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        found = _range(part)
+        if found is None:
+            raise UsageError(f"--slot {part[:60]!r} is no slot", hint="allowed: numbers and ranges; as --slot 0,8-15")
+        numbers.update(found)
+    return frozenset(numbers)
+
+
+def _range(text: str) -> range | None:
+    """``3`` or ``3-7``, of a size that fits into memory."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    if match and int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + _MAX_RANKS:
+        return range(int(match[1]), int(match[2] or match[1]) + 1)
+    return None
 
 
 def parse_span(text: str, *, flag: str) -> float:

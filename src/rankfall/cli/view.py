@@ -16,19 +16,12 @@ from rankfall.report.escape import clean_line
 from rankfall.report.paint import Paint, wants_color
 from rankfall.store import RunDir
 from rankfall.store.derived import ALL_RANKS
+from rankfall.store.error_lines import Tracebacks, names_failure
 from rankfall.store.lines import Line
 
 _NS: Final = 1_000_000_000
 _COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
-_TRACEBACK: Final = re.compile(rb"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?Traceback \(most recent call last\):")
-_INDENTED: Final = re.compile(rb"(?:\[rank\d+\]: ?)?(?:\s|$)")
-_CHAINED: Final = re.compile(rb"(?:\[rank\d+\]: ?)?(?:The above exception was|During handling of the above)")
-_FAILURE: Final = re.compile(
-    rb"\b[A-Za-z_.]{0,80}(?:Error|Exception|Interrupt|Exit)\b:|\bFAILED\b|\b[Ff]atal(?: Python)? error\b|\bSegmentation fault\b"
-    rb"|\bCUDA (?:error|out of memory)\b|\bterminate called\b|\bKilled\b|\bAborted\b|\bNo space left on device\b"
-)
 _LOOK: Final = 4096
-_MAX_BLOCK: Final = 400
 
 
 class LineWriter:
@@ -113,28 +106,19 @@ class Interesting:
 
     def __init__(self, whole: Callable[[Line], bool]) -> None:
         self._whole = whole
-        self._blocks: dict[str, int] = {}
+        self._tracebacks: dict[str, Tracebacks] = {}
 
     def __call__(self, line: Line) -> bool:
         """Whether this line is shown; lines of one stream must come in their order."""
         if line.rank is not None and self._whole(line):
             return True
         text = line.data[:_LOOK]
+        tracebacks = self._tracebacks.setdefault(line.stream, Tracebacks())
         if line.rank is None and _LAUNCHER.search(text):
-            self._blocks[line.stream] = 0
+            tracebacks.end()
             return False
-        left = self._blocks.get(line.stream, 0)
-        if _TRACEBACK.match(text) or _CHAINED.match(text):
-            self._blocks[line.stream] = _MAX_BLOCK
-            return line.rank is not None
-        if left and _INDENTED.match(text):
-            self._blocks[line.stream] = left - 1
-            return line.rank is not None
-        if left:
-            # The line that names the exception ends its traceback.
-            self._blocks[line.stream] = 0
-            return True
-        return _FAILURE.search(text) is not None
+        part = tracebacks.take(text)
+        return line.rank is not None if part == "frame" else part == "words" or names_failure(text)
 
 
 def spent_text(directory: RunDir) -> str:

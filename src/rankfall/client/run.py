@@ -74,6 +74,8 @@ class Run:
         since: int | None = None,
         tail: int | None = None,
         grep: str | None = None,
+        level: Literal["error"] | None = None,
+        instance: int | None = None,
         include_unranked: bool | None = None,
     ) -> AsyncIterator[Line]:
         """Lines of the run in the order of their stamps; fields and filters as :class:`rankfall.store.lines.LineQuery`.
@@ -89,6 +91,8 @@ class Run:
             since: nanoseconds since the epoch.
             tail: only the last so many lines of what is there.
             grep: RE2 pattern.
+            level: ``"error"``: only lines of errors.
+            instance: only this start of a slot, from 0.
             include_unranked: lines of no rank too.
 
         Raises:
@@ -104,6 +108,8 @@ class Run:
             since=since,
             tail=tail,
             grep=grep,
+            level=level,
+            instance=instance,
             include_unranked=include_unranked,
         )
         if follow:

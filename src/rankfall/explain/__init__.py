@@ -14,11 +14,11 @@ from rankfall.model import Diagnosis, NotFound
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.sizes import sized
 from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.catalogues import catalogue_of
 from rankfall.observe.files import case_of_files, case_of_stream
 from rankfall.observe.gang import present_case
 from rankfall.observe.strategies import diagnose_by, find_strategy
 from rankfall.store import AttemptRow, RunDir, default_home
+from rankfall.store.catalogues import catalogue_of
 from rankfall.store.resizes import left_slots, planned_sizes
 
 # How long a live run's streams are followed for one answer, seconds.

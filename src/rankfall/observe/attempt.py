@@ -19,7 +19,6 @@ from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.foreign import FOREIGN
 from rankfall.observe import evidence as make
-from rankfall.observe.catalogues import tolerant_catalogue
 from rankfall.observe.cluster.clocks import ClockView
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import StopMark
@@ -36,6 +35,7 @@ from rankfall.observe.stacks import stack_evidence
 from rankfall.observe.starts import Starts
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
+from rankfall.store.catalogues import tolerant_catalogue
 
 _SIGKILL: Final = 9
 # So many clocks that disagree are named, and so many gaps.

@@ -15,6 +15,7 @@ import msgspec
 
 from rankfall.store.content import content_size, read_bytes
 from rankfall.store.cursor import Forward, lines_backward
+from rankfall.store.error_lines import error_lines_of
 from rankfall.store.merge import Feed, Line, View, cursor_for, tail_of
 from rankfall.store.names import StreamName
 from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, chosen_streams, known_ranges, wanted_ranks
@@ -68,6 +69,7 @@ class Follower:
         self._hold = int(hold * _NS)
         self._patience = int(patience * _NS)
         self._matches = Matcher(query.grep)
+        self._errors = error_lines_of(run_dir, problems=self.problems) if query.level is not None else None
         self._since_attempt: int | None = None
         self._waiting: dict[str, tuple[StreamName, int]] = {}
         self._views: list[View] = []
@@ -182,6 +184,7 @@ class Follower:
             unranked=self._query.unranked,
             since=self._query.since,
             matches=self._matches,
+            errors=self._errors() if self._errors is not None else None,
         )
         return view if view.useful else None
 

@@ -14,6 +14,7 @@ import msgspec
 
 from rankfall.store.content import content_size
 from rankfall.store.cursor import MAX_LINE, Backward, Forward, Span, lines_backward
+from rankfall.store.error_lines import ErrorLines, error_lines_of
 from rankfall.store.names import StreamName
 from rankfall.store.select import (
     LineQuery,
@@ -61,7 +62,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What of one stream is wanted."""
+    """What of one stream is wanted.
+
+    Attributes:
+        errors: picks its error lines, where only those are wanted. It remembers where it is: the stream's lines go through it once, in order.
+    """
 
     name: StreamName
     ranges: Ranges
@@ -69,6 +74,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     unranked: bool
     since: int | None
     matches: Matcher
+    errors: ErrorLines | None = None
 
     @property
     def useful(self) -> bool:
@@ -105,6 +111,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self, span: Span, *, late: bool = False) -> Iterator[Line]:
         """Wanted lines of a span."""
+        if self.since is not None and span.at is not None and span.at < self.since:
+            return
+        picked = None if self.errors is None else self.errors.pick(span.data)
         if span.cut:
             texts = [span.data]
         else:
@@ -113,7 +122,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
                 texts.pop()
         offset = span.offset
         for text in texts:
-            line = self.line(span.at, offset, text, cut=span.cut, late=late)
+            chosen = picked is None or offset - span.offset in picked
+            line = self.line(span.at, offset, text, cut=span.cut, late=late) if chosen else None
             offset += len(text) + 1
             if line is not None:
                 yield line
@@ -198,6 +208,7 @@ def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[Vi
         wanted = {n: wanted_ranks(run_dir, tables, query, n) for n in {name.attempt for name in names}}
         problems.extend(tables.problems)
     matches = Matcher(query.grep)
+    errors = error_lines_of(run_dir, problems=problems) if query.level is not None else None
     found = []
     for name in names:
         view = View(
@@ -207,30 +218,34 @@ def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[Vi
             unranked=query.unranked,
             since=query.since,
             matches=matches,
+            errors=errors() if errors is not None else None,
         )
         if view.useful:
             found.append(view)
     return found
 
 
-def _all_of(views: list[View], problems: list[str]) -> Iterator[Line]:
+def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | None = None) -> Iterator[Line]:
     block = _MEMORY // max(1, len(views))
-    feeds = [Feed(number, cursor_for(view, block=block)) for number, view in enumerate(views)]
+    ends = ends or {}
+    feeds = [
+        Feed(number, cursor_for(view, block=block, end=ends.get(view.name.stream))) for number, view in enumerate(views)
+    ]
     for number, span in merge(feeds):
         yield from views[number].lines(span)
     problems.extend(feed.problem for feed in feeds if feed.problem)
 
 
-def cursor_for(view: View, *, block: int = MAX_LINE) -> Forward:
-    """A reader of the stream from its beginning, or from the first chunk that is new enough."""
+def cursor_for(view: View, *, block: int = MAX_LINE, end: int | None = None) -> Forward:
+    """A reader of the stream from its beginning, or from the first chunk that is new enough, to its end or another one."""
     path = view.name.path
     if view.since is not None:
         cursor = Forward(path, block=block)
         offset = cursor.index.offset_since(view.since)
         if offset:
             # One byte earlier: an LF there means that a line begins with the chunk; else that line began in an older one.
-            return Forward(path, start=offset - 1, skip=True, block=block)
-    return Forward(path, block=block)
+            return Forward(path, start=offset - 1, skip=True, block=block, end=end)
+    return Forward(path, block=block, end=end)
 
 
 def _size(view: View) -> int:
@@ -241,11 +256,18 @@ def _size(view: View) -> int:
 
 
 def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: list[str]) -> list[Line]:
-    """The last ``count`` wanted lines before the given ends of the streams, oldest first. Reads from the ends backward."""
+    """The last ``count`` wanted lines before the given ends of the streams, oldest first.
+
+    Reads from the ends backward, but for error lines: whether a line belongs to a traceback is told by what stands before it.
+    """
+    if any(view.errors is not None for view in views):
+        found = deque[Line](maxlen=count)
+        found.extend(_all_of(views, problems, ends=ends))
+        return list(found)
     if count == 0:
         return []
     block = min(65536, _MEMORY // max(1, len(views)))
-    found: list[Line] = []
+    lines: list[Line] = []
     readers = {n: _backward(view, ends[view.name.stream], block, problems) for n, view in enumerate(views)}
     heap: list[tuple[int, int, Line]] = []
     for number, reader in readers.items():
@@ -255,8 +277,8 @@ def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: li
     heapq.heapify(heap)
     while heap:
         _, negative, line = heap[0]
-        found.append(line)
-        if len(found) == count:
+        lines.append(line)
+        if len(lines) == count:
             # One line more could be a huge one, and nobody asked for it.
             break
         following = next(readers[-negative], None)
@@ -264,8 +286,8 @@ def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: li
             heapq.heappop(heap)
         else:
             heapq.heapreplace(heap, (-_key(following.at), negative, following))
-    found.reverse()
-    return found
+    lines.reverse()
+    return lines
 
 
 def _backward(view: View, end: int, block: int, problems: list[str]) -> Iterator[Line]:

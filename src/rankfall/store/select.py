@@ -33,6 +33,8 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
         streams: both, only stdout or only stderr.
         since: only lines whose chunk came at this time or later, nanoseconds since the epoch; lines without a stamp stay.
         tail: only the last so many lines of the whole answer.
+        level: ``error`` = only lines that a signature or their own level marks as errors, and tracebacks whole.
+        instance: only this start of a slot, from 0: of a container that was restarted in place, of a slot that was started again alone.
         grep: RE2 pattern that the line's bytes (cut at 1 MiB) must hold.
         include_unranked: lines of no rank too; None = exactly when all ranks are wanted.
     """
@@ -46,6 +48,8 @@ class LineQuery(msgspec.Struct, frozen=True, kw_only=True):
     since: int | None = None
     tail: int | None = None
     grep: str | None = None
+    level: Literal["error"] | None = None
+    instance: int | None = None
     include_unranked: bool | None = None
 
     @property
@@ -110,6 +114,8 @@ def check(query: LineQuery) -> None:
     """
     if query.tail is not None and query.tail < 0:
         raise UsageError(f"tail {query.tail} is negative", hint="give the number of last lines, 0 or more")
+    if query.instance is not None and query.instance < 0:
+        raise UsageError(f"instance {query.instance} is negative", hint="starts of a slot are counted from 0")
     if query.attempt is not None and query.attempt != "all" and query.attempt < 1:
         raise UsageError(f"there is no attempt {query.attempt}", hint="attempts are counted from 1")
     matcher(query.grep)
@@ -160,6 +166,7 @@ def chosen_streams(
         name
         for name in find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems)
         if (query.slots is None or name.slot in query.slots)
+        and (query.instance is None or name.instance == query.instance)
         and (query.streams == "all" or name.out == (query.streams == "out"))
     ]
 
