@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
-from rankfall.signatures.catalogue import Catalogue
-from rankfall.store.catalogues import tolerant_catalogue
-
 if TYPE_CHECKING:
+    from rankfall.signatures.catalogue import Catalogue
     from rankfall.store.rundir import RunDir
 
 # What a prefix of a launcher or of the job's own logger may put before a traceback's lines.
@@ -107,6 +105,8 @@ def error_lines_of(run_dir: RunDir, *, problems: list[str]) -> Callable[[], Erro
         run_dir: the run.
         problems: takes a line where the user's signatures cannot be read.
     """
+    from rankfall.store.catalogues import tolerant_catalogue  # noqa: PLC0415 - loads the signatures
+
     catalogue, problem = tolerant_catalogue(run_dir.path.parent.parent)
     if problem is not None:
         problems.append(problem)
