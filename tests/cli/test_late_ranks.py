@@ -38,7 +38,7 @@ class Screen:
     def __init__(self, run_dir: RunDir) -> None:
         self.now = 100 * SECOND
         self.follower = Follower(run_dir, LineQuery(), clock=lambda: self.now)
-        self.choose = LateRanks(self.follower, frozenset({0, 1}))
+        self.choose = LateRanks(self.follower, lambda line: line.rank in {0, 1})
 
     def look(self) -> list[tuple[int | None, bytes, bool]]:
         self.now += 10 * SECOND

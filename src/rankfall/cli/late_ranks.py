@@ -6,7 +6,7 @@ in memory meanwhile: they are read again from the record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -16,9 +16,9 @@ from rankfall.store.select import Ranges
 
 
 class _Unknown(msgspec.Struct):
-    """Lines of one stream that came while nobody knew their rank: first and last offset, those shown already, what was known then."""
+    """Lines of one stream that came while nobody knew their rank: the first, where the last begins, those shown already, what was known."""
 
-    first: int
+    first: Line
     last: int
     known: Ranges
     shown: set[int] = msgspec.field(default_factory=set)
@@ -29,13 +29,13 @@ class LateRanks:
 
     Args:
         follower: where the lines come from.
-        ranks: shown whole.
+        whole: whether a line is of a rank that is shown whole.
     """
 
-    def __init__(self, follower: Follower, ranks: frozenset[int]) -> None:
+    def __init__(self, follower: Follower, whole: Callable[[Line], bool]) -> None:
         self._follower = follower
-        self._ranks = ranks
-        self._choose = Interesting(ranks)
+        self._whole = whole
+        self._choose = Interesting(whole)
         self._unknown: dict[str, _Unknown] = {}
 
     def pick(self, lines: Iterable[Line]) -> Iterator[Line]:
@@ -48,7 +48,7 @@ class LateRanks:
             if rank is not None:
                 yield from self._caught_up(line.stream)
             elif line.stream not in self._unknown:
-                self._unknown[line.stream] = _Unknown(line.offset, line.offset, known)
+                self._unknown[line.stream] = _Unknown(line, line.offset, known)
             placed = line if rank == line.rank else msgspec.structs.replace(line, rank=rank)
             shown = self._choose(placed)
             if rank is None:
@@ -68,8 +68,8 @@ class LateRanks:
         if known.ranges == unknown.known.ranges:
             return
         del self._unknown[stream]
-        if not any(rank in self._ranks for _, _, rank in known.ranges):
+        if not any(self._whole(msgspec.structs.replace(unknown.first, rank=rank)) for _, _, rank in known.ranges):
             return
-        for line in self._follower.again(stream, first=unknown.first, last=unknown.last):
-            if line.rank in self._ranks and line.offset not in unknown.shown:
+        for line in self._follower.again(stream, first=unknown.first.offset, last=unknown.last):
+            if line.rank is not None and self._whole(line) and line.offset not in unknown.shown:
                 yield line

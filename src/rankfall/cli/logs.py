@@ -125,6 +125,9 @@ def logs(
         recording = Recording(directory)
         try:
             follow_lines(directory, query, writer, over=recording.over)
+            # Only the console is full: who records goes on to the end.
+            while writer.spent and not recording.over():
+                time.sleep(_TICK_S)
         finally:
             recording.stop()
         _say_whether_ranks_are_known(directory)

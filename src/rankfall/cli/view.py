@@ -48,12 +48,17 @@ class LineWriter:
         self._terminal = sys.stdout.isatty()
         self._paint = Paint(color=wants_color(sys.stdout))
 
-    def write(self, lines: Iterable[Line]) -> int:
-        """Write them and flush; how many they were."""
+    def write(self, lines: Iterable[Line], *, note: str | None = None) -> int:
+        """Write them and flush; how many they were.
+
+        Args:
+            lines: in the order in which they are shown.
+            note: what the prefix says beside whose line it is.
+        """
         count = 0
         buffer = getattr(sys.stdout, "buffer", None)
         for line in lines:
-            text = self._text(line, raw=buffer is not None)
+            text = self._text(line, note, raw=buffer is not None)
             if self.spent or not self._fits(text):
                 self.spent = True
                 break
@@ -68,24 +73,25 @@ class LineWriter:
             sys.stdout.flush()
         return count
 
-    def _text(self, line: Line, *, raw: bool) -> str | bytes:
+    def _text(self, line: Line, note: str | None, *, raw: bool) -> str | bytes:
         """What is written: bytes of the job into a pipe, harmless text to a terminal."""
         if self._json:
             return json.dumps(as_data(line)) + "\n"
         if self._terminal or not raw:
-            return self._head(line) + clean_line(line.data) + "\n"
-        return self._head(line).encode() + line.data + b"\n"
+            return self._head(line, note) + clean_line(line.data) + "\n"
+        return self._head(line, note).encode() + line.data + b"\n"
 
     def _fits(self, text: str | bytes) -> bool:
         if self._left is not None:
             self._left -= len(text if isinstance(text, bytes) else text.encode(errors="replace"))
         return self._left is None or self._left >= 0
 
-    def _head(self, line: Line) -> str:
+    def _head(self, line: Line, note: str | None) -> str:
         time = f"{stamp(line.at)} " if self._timestamps else ""
         if not self._prefix:
             return time
-        who = f"[rank {line.rank}]" if line.rank is not None else f"[slot {line.slot}]"
+        who = f"rank {line.rank}" if line.rank is not None else f"slot {line.slot}"
+        who = f"[{', '.join(filter(None, (who, 'late' if line.late else None, note)))}]"
         code = _COLORS[line.rank % len(_COLORS)] if line.rank is not None else "2"
         return f"{time}{self._paint(who, code)} "
 

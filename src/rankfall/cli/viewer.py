@@ -11,8 +11,10 @@ from typing import Final
 
 from rankfall.cli import emit
 from rankfall.cli.frames import raised_at
+from rankfall.cli.late_ranks import LateRanks
+from rankfall.cli.unknown_ranks import unknown_ranks
 from rankfall.cli.values import Ranks
-from rankfall.cli.view import Interesting, LineWriter, spent_text
+from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import Outcome, StoreError, Verdict
 from rankfall.model.sizes import sized
 from rankfall.report import words
@@ -81,7 +83,9 @@ class Viewer:
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._follower: Follower | None = None
         self._usual = _Usual(directory)
-        self._choose = Interesting(self._usual) if ranks.everything and not everything else None
+        # Nothing was asked for: what a person wants to see is chosen for them.
+        self._default = ranks.everything and not everything
+        self._choose: LateRanks | None = None
         self._writer = LineWriter(limit=limit)
         self._offset = 0 if history else read_events(directory.path)[1]
         self._started: set[tuple[int, int]] = set()
@@ -104,6 +108,7 @@ class Viewer:
         for event in events:
             self._tell(event)
         self._told_ranks()
+        self._without_ranks()
         for problem in self._follower.problems if self._follower else ():
             self._say(one_line(problem, width=_TEXT))
         if not self._final_words:
@@ -128,17 +133,21 @@ class Viewer:
         if self._follower is None or self._muted:
             return 0
         count = 0
-        while lines := self._follower.poll():
+        while True:
+            lines = self._follower.poll()
             count += len(lines)
-            if not self._write(lines) or not final:
+            if not self._write(lines):
                 return count
-        if final:
-            self._write(self._follower.drain())
+            if not lines or not final:
+                break
+        if final and self._write(self._follower.drain()):
+            # The last look at the tables may have told whose earlier lines are.
+            self._write(())
         return count
 
     def _write(self, lines: Iterable[Line]) -> bool:
         """Whether more may follow."""
-        self._writer.write(line for line in lines if self._choose is None or self._choose(line))
+        self._writer.write(lines if self._choose is None else self._choose.pick(lines))
         if self._writer.spent:
             self._muted = True
             self._say(spent_text(self._directory))
@@ -149,7 +158,21 @@ class Viewer:
         if self._quiet or not self._directory.db_path.exists():
             return None
         with self._directory.reader() as reader:
-            return Follower(self._directory, self._query, hold=_HOLD_S) if reader.newest_attempt() else None
+            if not reader.newest_attempt():
+                return None
+        follower = Follower(self._directory, self._query, hold=_HOLD_S)
+        if self._default:
+            self._choose = LateRanks(follower, self._usual)
+        return follower
+
+    def _without_ranks(self) -> None:
+        """The end of what slots printed whose ranks never became known: nothing of it was shown but failures."""
+        if not self._default or self._quiet or self._muted:
+            return
+        found = unknown_ranks(self._directory)
+        if found is not None:
+            self._say(found.text)
+            self._writer.write(found.lines, note="rank unknown")
 
     def _tell(self, event: Event) -> None:
         if event.kind == "rank":

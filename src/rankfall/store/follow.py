@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -103,6 +104,26 @@ class Follower:
         now = self._clock()
         yield from self._refresh(now, patient=False)
         yield from self._ready(now, bound=None, final=True)
+
+    def ranges_of(self, stream: str) -> Ranges:
+        """Ranks of a stream's bytes, as far as they are known by now."""
+        return self._ranges.get(stream, Ranges())
+
+    def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
+        """Lines of a stream that were given before, with the ranks that are known by now; each is marked late.
+
+        Args:
+            stream: one that lines came from.
+            first: where the first of them begins.
+            last: where the last of them begins.
+        """
+        view = next(view for view in self._views if view.name.stream == stream)
+        cursor = Forward(view.name.path, start=first, block=_BLOCK)
+        while spans := cursor.take(final=True):
+            for line in chain.from_iterable(view.lines(span, late=True) for span in spans):
+                if line.offset > last:
+                    return
+                yield line
 
     def _ready(self, now: int, *, bound: int | None, final: bool) -> Iterator[Line]:
         """Lines whose hold is over. What a caller leaves of a span is given by the next call."""
