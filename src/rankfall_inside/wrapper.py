@@ -16,6 +16,7 @@ from rankfall_inside import launch, outcome, procfs, ranks, reap, records, signa
 from rankfall_inside.channel import Channel
 from rankfall_inside.commands import Commands
 from rankfall_inside.console import UNKNOWN, Console
+from rankfall_inside.deliver import Delivery
 from rankfall_inside.falls import Falls
 from rankfall_inside.inbox import Inbox
 from rankfall_inside.loop import Loop
@@ -41,6 +42,8 @@ _SPARE = 4
 # At once from a pipe that everybody in the job may fill.
 _MAX_READ, _MAX_READS = 1 << 16, 16
 _MAX_NOTES = 20
+# For copies of the last records in a store, twice.
+_STORE_S = 15.0
 
 
 class Wrapper:
@@ -74,6 +77,7 @@ class Wrapper:
             on_gap=self._gap,
         )
         self._ranks = ranks.Ranks(files.path, write=self._write_rank, watch=self._watch_rank)
+        self._delivery = Delivery(environ, files.records, files.place)
         self._pulse = Pulse(self._ranks, place=files.place, tell=files.tell)
         self._pool = streams.Pool(os.path.join(files.path, "pipes"), spare=options.nproc + _SPARE)
         self._commands = Commands(options, files, fields=self._rank_fields)
@@ -110,6 +114,7 @@ class Wrapper:
         self._begin()
         # Only now: a thread must not be there while processes are forked.
         self._signals = signals.start()
+        self._delivery.start()
         self._loop.watch(self._signals, self._on_signal)
         self._reap()
         while self._commands.started and not self._over():
@@ -319,6 +324,7 @@ class Wrapper:
         for rank in self._ranks.live():
             self._rank_ended(rank, *self._ranks.exit_of(rank))
         self._listen()
+        self._gaps += self._delivery.settle(self._patience())
         end = self._files.finish(
             {
                 "pid": self._pid,
@@ -328,6 +334,13 @@ class Wrapper:
             }
         )
         termination.write(self._last_words, self._falls.first_error(), end)
+        self._delivery.settle(self._patience(), last=True)
+
+    def _patience(self) -> float:
+        """How long copies of records may take at the end: what is left of the time to end, where there is one."""
+        if self._orders.deadline is None:
+            return _STORE_S
+        return max(1.0, min(_STORE_S, self._orders.deadline - time.monotonic()))
 
     def _all_notes(self) -> list[str]:
         left = self._ender.left if self._ender is not None else []

@@ -45,6 +45,8 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
         "RANKFALL_INSIDE": spec.inside,
         "RANKFALL_STRATEGY": strategy,
     }
+    if spec.record_store is not None:
+        env["RANKFALL_RECORD_STORE"] = spec.record_store
     if spec.policies.retryable:
         env["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
     if spec.policies.final:

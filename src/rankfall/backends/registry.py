@@ -60,10 +60,12 @@ def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
         UsageError: something that the job needs is missing, or fields contradict the command.
         InfrastructureError: no port is free, or the cluster does not answer.
     """
+    from rankfall.observe.record_store import require_reader  # noqa: PLC0415 - as the strategies
     from rankfall.observe.strategies import find_strategy  # noqa: PLC0415 - loads the signatures
     from rankfall.store import RunDir  # noqa: PLC0415 - who names backends only needs none
 
     find_strategy(spec.strategy, elsewhere=elsewhere)
+    require_reader(spec.record_store)
     backend = backend_for(spec)
     try:
         return backend.plan(spec, RunDir(home / "runs" / f"{spec.name}-000000"), 1)

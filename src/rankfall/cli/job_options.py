@@ -39,6 +39,7 @@ _OPTIONS: Final = (
     click.option(
         "--strategy", metavar="NAME", help="How the root is chosen: causal, earliest, first-listed, or a plug-in's."
     ),
+    click.option("--record-store", metavar="URL", help="Copies of all records: file:///DIR or s3://BUCKET/PREFIX."),
     click.option("--success", metavar="all|rank0|80%", help="When the job counts as done; a part is one of the slots."),
     click.option("--deadline", metavar="8h|never", help="Time of the whole run, over all attempts."),
     click.option("--startup-deadline", metavar="10m|never", help="Until every rank of an attempt is there."),

@@ -47,6 +47,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None = None
     inside: str | None = None
     strategy: str | None = None
+    record_store: str | None = None
     hang_timeout: str | None = None
     retryable: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
@@ -139,7 +140,18 @@ def _top(data: dict[str, Any], flags: Flags) -> None:
                 "--nnodes contradicts the file's roles: each has its own", hint="change nnodes of a role in the file"
             )
         data["nnodes"], data["nnodes_max"] = parse_nnodes(flags.nnodes)
-    for field in ("name", "nproc_per_node", "launcher", "python", "cwd", "inside", "strategy", "backend", "log_dir"):
+    for field in (
+        "name",
+        "nproc_per_node",
+        "launcher",
+        "python",
+        "cwd",
+        "inside",
+        "strategy",
+        "record_store",
+        "backend",
+        "log_dir",
+    ):
         value = getattr(flags, field)
         if value is not None:
             data[field] = value

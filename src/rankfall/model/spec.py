@@ -45,6 +45,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         strategy: how the root is chosen from what all ranks said: ``causal``, ``earliest``, ``first-listed`` or one that a
             package declares; null = the backend's own, which is ``causal``.
         log_dir: a folder of this machine into which the files for reading go when the run is over; it belongs to one run.
+        record_store: where each rank's records are copied to as well, and read from: ``file:///path`` of a directory that all
+            slots and this machine share, or ``s3://bucket/prefix``.
         restart_scope: what is started again after a fall: the whole ``gang`` as a new attempt, or inside the attempt the one
             ``replica`` that fell, while the others run on; for independent workers (launcher ``exec``) only.
         kubernetes: its pods, on the backends that make some.
@@ -77,6 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     unattended: bool = False
     strategy: str | None = None
     log_dir: str | None = None
+    record_store: str | None = None
     restart_scope: RestartScope = "gang"
     kubernetes: Kubernetes = Kubernetes()
 

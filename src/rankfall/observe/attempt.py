@@ -27,6 +27,7 @@ from rankfall.observe.facts import Facts
 from rankfall.observe.left_errors import LeftErrors
 from rankfall.observe.life import Life
 from rankfall.observe.lone import PATIENCE_S, LoneSlot, stands_alone
+from rankfall.observe.record_store import RecordStore
 from rankfall.observe.records import Found, RecordFolder, read_end
 from rankfall.observe.signals import Signals
 from rankfall.observe.single import single_file_evidence
@@ -118,6 +119,11 @@ class AttemptObserver:
         # Of slots without a word of their own: true only until they have one, so it is looked for when a case is made.
         self._left_found: list[Evidence] = []
         self._left = LeftErrors(run_dir.records_dir, catalogue=found, attempt=attempt)
+        self._store = (
+            RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)
+            if spec.record_store is not None
+            else None
+        )
         alone = spare_listing and stands_alone(spec, launcher) and not numbers
         self._lone = self._lone_slot(launcher) if alone and launcher else None
         # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
@@ -234,6 +240,10 @@ class AttemptObserver:
             self.read_records()
             for item in self._new_records():
                 self._take_record(item)
+        if self._store is not None and self._lone is None:
+            self._store.fetch()
+            for item in self._new_records():
+                self._take_record(item)
         self._confirm()
         self._derive()
         self._single_files()
@@ -247,7 +257,12 @@ class AttemptObserver:
         succeeded = bool(slots) and all(
             s.state == "ended" and s.exit_code == 0 for s in slots if s.state != "expected" or not self.spec.elastic
         )
-        missing = [*self._records.problems, *self._streams.problems, *self._notes]
+        missing = [
+            *self._records.problems,
+            *(self._store.problems if self._store else ()),
+            *self._streams.problems,
+            *self._notes,
+        ]
         killed = any(r.signal == _SIGKILL and r.killed_by == "foreign" for r in ranks)
         if killed and self._kernel_note:
             missing.append(self._kernel_note)

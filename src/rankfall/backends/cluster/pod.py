@@ -198,6 +198,8 @@ def _own(request: Request, start: Start) -> list[Object]:
             "RANKFALL_SLOT_DIR": SLOT_DIR,
             "RANKFALL_RECORD_DIR": f"{SLOT_DIR}/records",
         }
+        if spec.record_store is not None:
+            values["RANKFALL_RECORD_STORE"] = spec.record_store
         if spec.python is not None:
             values["RANKFALL_PYTHON"] = spec.python
     if spec.policies.retryable:

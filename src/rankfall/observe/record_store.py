@@ -1,0 +1,190 @@
+"""Records of a run that lie in a shared directory or an object store: brought into the run's own folder, each once.
+
+What comes from there is kept in the run directory before it is read, under the same name, so that the answer stays when the store is gone;
+what came through another channel already is the same record by its id. Listings come page by page. Refuses names that are none of ours,
+records of other runs and attempts, and anything larger than a record. A store that cannot be had is a line under what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from rankfall.model import Record, SpecError
+from rankfall.observe.records import MAX_RECORD
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+FOLDER: Final = "errors"
+MAX_OBJECTS: Final = 100_000
+# One look at the store, seconds: a verdict must not wait for one that is gone. And the least time between two looks.
+LIMIT_S: Final = 10.0
+_BETWEEN_S: Final = 2.0
+_NAME: Final = re.compile(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json")
+_MAX_PROBLEMS: Final = 8
+_AT_ONCE: Final = 16
+# What a verdict needs most comes first.
+_FIRST: Final = ("error-", "end-", "slot_end-", "start-")
+
+
+class RecordStore:
+    """One attempt's records in the store of its job.
+
+    Args:
+        url: ``file:///path`` or ``s3://bucket/prefix``, as the job names it; keys for S3 are those of the environment.
+        run, attempt: whose records.
+        into: the run's folder of records.
+    """
+
+    def __init__(self, url: str, *, run: str, attempt: int, into: Path) -> None:
+        self._named: list[str] = []
+        # What kept the newest look from its end.
+        self._stopped = ""
+        self._url = url
+        self._run = run
+        self._attempt = attempt
+        self._into = into
+        self._seen: set[str] = set()
+        self._next = 0.0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be had, in words."""
+        return (*self._named, self._stopped) if self._stopped else tuple(self._named)
+
+    def fetch(self) -> None:
+        """Bring what is new; never raises. What the time does not suffice for comes with the next look."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        until = now + LIMIT_S
+        self._stopped = ""
+        try:
+            for name, data in self._new():
+                self._seen.add(name)
+                self._keep(name, data)
+                if time.monotonic() > until:
+                    words = f"reading them took more than {LIMIT_S:.0f} s"
+                    self._stopped = f"the rest of the records in {self._url}: {words}"
+                    break
+        except Exception as error:  # noqa: BLE001 - a store may fail in any way, and the other channels are there
+            words = str(error).split("\n", 1)[0][:200]
+            self._stopped = f"the records in {self._url}: {type(error).__name__}: {words}"
+        self._next = time.monotonic() + _BETWEEN_S
+
+    def _new(self) -> Iterator[tuple[str, bytes]]:
+        if self._url.startswith("file://"):
+            yield from self._from_folder(Path(self._url.removeprefix("file://"), self._run, FOLDER))
+        else:
+            yield from self._from_bucket()
+
+    def _wanted(self, name: str, size: int) -> bool:
+        if name in self._seen or not _NAME.fullmatch(name) or len(self._seen) >= MAX_OBJECTS:
+            return False
+        if size > MAX_RECORD:
+            self._seen.add(name)
+            self._problem(f"record {name} in {self._url} is larger than {MAX_RECORD} bytes and was not used")
+            return False
+        return not (self._into / name).exists()
+
+    def _from_folder(self, folder: Path) -> Iterator[tuple[str, bytes]]:
+        if not folder.is_dir():
+            return
+        with os.scandir(folder) as entries:
+            found = [e.name for e in entries if e.is_file(follow_symlinks=False) and self._wanted(e.name, 0)]
+        for name in sorted(found, key=_order):
+            with (folder / name).open("rb") as file:
+                yield name, file.read(MAX_RECORD + 1)
+
+    def _from_bucket(self) -> Iterator[tuple[str, bytes]]:
+        import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
+
+        store = open_bucket(self._url)
+        folder = f"{self._run}/{FOLDER}"
+        found = [
+            name
+            for page in obstore.list(store, prefix=folder, chunk_size=1000)
+            for one in page
+            if self._wanted(name := one["path"].rpartition("/")[2], one["size"])
+        ]
+        found.sort(key=_order)
+
+        def one(name: str) -> tuple[str, bytes]:
+            return name, bytes(obstore.get(store, f"{folder}/{name}").bytes())
+
+        # Each costs a round trip, and a thousand of them in a row would be a wait of its own.
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rankfall-store") as pool:
+            for start in range(0, len(found), 4 * _AT_ONCE):
+                yield from pool.map(one, found[start : start + 4 * _AT_ONCE])
+
+    def _keep(self, name: str, data: bytes) -> None:
+        try:
+            record = msgspec.json.decode(data, type=Record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._problem(f"record {name} in {self._url} is damaged: {str(error)[:100]}")
+            return
+        if record.run != self._run or record.attempt != self._attempt or len(data) > MAX_RECORD:
+            return
+        self._into.mkdir(parents=True, exist_ok=True)
+        temporary = self._into / f".{name}.{os.getpid()}.tmp"
+        temporary.write_bytes(data)
+        if record.at_ns is not None and record.at_ns > 0:
+            # When it came says nothing of the writer's clock.
+            os.utime(temporary, ns=(record.at_ns, record.at_ns))
+        temporary.rename(self._into / name)
+
+    def _problem(self, text: str) -> None:
+        if text not in self._named and len(self._named) < _MAX_PROBLEMS:
+            self._named.append(text)
+
+
+def _order(name: str) -> tuple[int, str]:
+    kinds = [kind for kind, beginning in enumerate(_FIRST) if name.startswith(beginning)]
+    return (kinds[0] if kinds else len(_FIRST), name)
+
+
+def open_bucket(url: str) -> S3Store:
+    """The bucket and prefix of an ``s3://`` address; keys, region and endpoint are those of the environment.
+
+    Raises:
+        ImportError: the extra ``obstore`` is not installed.
+    """
+    from obstore.store import S3Store  # noqa: PLC0415 - an extra
+
+    bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    settings: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        client_options={"timeout": "5s", "connect_timeout": "3s", "allow_http": (endpoint or "").startswith("http://")},
+        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=5)},
+        **settings,
+    )
+
+
+def require_reader(url: str | None) -> None:
+    """Refuse a store that could not be read from here.
+
+    Raises:
+        SpecError: it is an object store, and the extra ``obstore`` is not installed.
+    """
+    if url is None or url.startswith("file://"):
+        return
+    try:
+        import obstore  # noqa: F401, PLC0415 - only whether it is there
+    except ImportError:
+        raise SpecError(
+            "$.record_store",
+            "an object store is read with obstore, which is not installed",
+            hint="install rankfall[obstore], or name a shared directory: file:///path",
+        ) from None

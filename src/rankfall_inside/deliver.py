@@ -1,0 +1,256 @@
+"""Copies of a slot's records where others find them: a directory that all share, or an S3-compatible object store.
+
+One thread of the wrapper's, so that a store that is slow or gone delays nothing; it takes what lies in the folder of records. Each copy is
+written once, under ``PREFIX/RUN/errors/`` and the record's own name. S3 is spoken by the standard library alone (signature version 4), with
+the keys of the environment; other ways to credentials need a library, which does not travel. What could not be copied is said in the slot's end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping
+
+VARIABLE = "RANKFALL_RECORD_STORE"
+FOLDER = "errors"
+# Between two looks, and after a failure that may pass.
+_PAUSE_S = 1.0
+_TIMEOUT_S = 10.0
+_MAX_BYTES = 1 << 20
+_DONE, _THERE, _CONFLICT, _NO_CONDITIONS, _SLOW_DOWN = 200, 412, 409, 501, 429
+
+
+class RefusedError(Exception):
+    """The store will not take it, however often it is asked."""
+
+
+class Delivery:
+    """The copies of one slot. Without a store it does nothing.
+
+    Args:
+        environ: of the wrapper: names the store and holds the keys to it.
+        folder: of records.
+        place: run, attempt, role and slot: only records that bear these in their name are this slot's.
+    """
+
+    def __init__(self, environ: Mapping[str, str], folder: str, place: Mapping[str, Any]) -> None:
+        self._url = environ.get(VARIABLE, "")
+        self._folder = folder
+        self._environ = {name: value for name, value in environ.items() if name.startswith("AWS_")}
+        self._run = str(place.get("run") or "run")
+        self._mark = f"-a{place.get('attempt')}-{place.get('role')}-{place.get('slot')}-"
+        self._sent: set[str] = set()
+        self._trouble = ""
+        self._refused = self._last = False
+        self._left = 0
+        self._news = threading.Condition()
+        self._wanted = self._served = 0
+
+    def start(self) -> None:
+        """Begin; call it only when no process is forked any more."""
+        if self._url:
+            threading.Thread(target=self._work, name="rankfall-records", daemon=True).start()
+
+    def settle(self, limit: float, *, last: bool = False) -> list[str]:
+        """Copy all that is there now, for ``limit`` seconds at most; what is to be said of copies that are missing.
+
+        Args:
+            limit: seconds.
+            last: nothing more will come.
+        """
+        if not self._url:
+            return []
+        with self._news:
+            self._wanted += 1
+            self._last = last
+            wanted = self._wanted
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._served >= wanted, timeout=limit)
+            if self._served >= wanted and not self._left:
+                return []
+            trouble = self._trouble or f"no answer within {limit:.0f} s"
+        return [f"records of this slot are missing in {self._url}: {trouble}"]
+
+    def _work(self) -> None:
+        try:
+            put = _target(self._url, self._run, self._environ)
+        except Exception as error:
+            self._refused, self._trouble = True, str(error)[:300]
+            put = _nowhere
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._wanted > self._served, timeout=_PAUSE_S)
+                wanted, last = self._wanted, self._last
+            left = self._pass(put)
+            with self._news:
+                self._left, self._served = left, wanted
+                self._news.notify_all()
+            if last:
+                return
+
+    def _pass(self, put: Callable[[str, bytes], None]) -> int:
+        """Copy what is new; how many are missing then."""
+        try:
+            names = [n for n in os.listdir(self._folder) if n.endswith(".json") and self._mark in n and n[0] != "."]
+        except OSError:
+            return 0
+        new = sorted(name for name in names if name not in self._sent)
+        if self._refused:
+            return len(new)
+        for index, name in enumerate(new):
+            try:
+                with open(os.path.join(self._folder, name), "rb") as file:
+                    data = file.read(_MAX_BYTES)
+                _patiently(lambda name=name, data=data: put(name, data))  # type: ignore[misc]
+            except RefusedError as error:
+                self._refused, self._trouble = True, str(error)[:300]
+                return len(new) - index
+            except Exception as error:
+                self._trouble = (str(error) or type(error).__name__)[:300]
+                return len(new) - index
+            self._sent.add(name)
+        return 0
+
+
+def _patiently(action: Callable[[], None]) -> None:
+    """Try three times: what fails once may be a server that is being moved."""
+    for pause in (0.2, 1.0):
+        try:
+            action()
+        except RefusedError:
+            raise
+        except Exception:
+            time.sleep(pause)
+        else:
+            return
+    action()
+
+
+def _nowhere(_name: str, _data: bytes) -> None:
+    raise RefusedError("there is no store")
+
+
+def _target(url: str, run: str, environ: Mapping[str, str]) -> Callable[[str, bytes], None]:
+    """What writes one copy: ``put(name, data)``."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        folder = os.path.join(rest, run, FOLDER)
+        os.makedirs(folder, exist_ok=True)
+        return lambda name, data: _put_file(folder, name, data)
+    if scheme == "s3":
+        bucket, _, prefix = rest.strip("/").partition("/")
+        parts = [part for part in (*prefix.split("/"), run, FOLDER) if part]
+        store = Bucket(bucket, environ)
+        return lambda name, data: store.put("/".join([*parts, name]), data)
+    raise RefusedError(f"{scheme}:// cannot be written with the standard library")
+
+
+def _put_file(folder: str, name: str, data: bytes) -> None:
+    path, temporary = os.path.join(folder, name), os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    if os.path.exists(path):
+        return
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+
+
+class Bucket:
+    """A bucket that objects are put into.
+
+    Args:
+        name: of the bucket.
+        environ: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and where they are set ``AWS_SESSION_TOKEN``, ``AWS_REGION`` and
+            ``AWS_ENDPOINT_URL`` (for servers of others; addressed by path).
+
+    Raises:
+        RefusedError: there are no keys.
+    """
+
+    def __init__(self, name: str, environ: Mapping[str, str]) -> None:
+        self._key, self._secret = environ.get("AWS_ACCESS_KEY_ID", ""), environ.get("AWS_SECRET_ACCESS_KEY", "")
+        self._token = environ.get("AWS_SESSION_TOKEN", "")
+        if not self._key or not self._secret:
+            raise RefusedError("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set in the slot's environment")
+        self._region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        by_path = bool(endpoint) or "." in name
+        endpoint = endpoint or f"https://{'' if by_path else name + '.'}s3.{self._region}.amazonaws.com"
+        scheme, _, rest = endpoint.partition("://")
+        self._tls, self._host = scheme != "http", rest.strip("/")
+        self._base = f"/{name}" if by_path else ""
+        self._roots = environ.get("AWS_CA_BUNDLE") or None
+        self._once = True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write one object, unless it is there.
+
+        Raises:
+            RefusedError: the store said no.
+            OSError: it cannot be reached, or is busy.
+        """
+        status = self._send(key, data)
+        if status == _NO_CONDITIONS and self._once:
+            # A server that knows no conditions: names are unique, so nothing can be overwritten.
+            self._once = False
+            status = self._send(key, data)
+        if status in (_DONE, _THERE):
+            return
+        words = f"it answered {status}"
+        if status in (_CONFLICT, _SLOW_DOWN) or status >= 500:  # noqa: PLR2004 - the server's own trouble
+            raise OSError(words)
+        raise RefusedError(words)
+
+    def _send(self, key: str, data: bytes) -> int:
+        import http.client
+        from urllib.parse import quote
+
+        path = quote(f"{self._base}/{key}", safe="/-_.~")
+        headers = self._signed("PUT", path, data)
+        if self._tls:
+            import ssl
+
+            context = ssl.create_default_context(cafile=self._roots)
+            link: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self._host, timeout=_TIMEOUT_S, context=context
+            )
+        else:
+            link = http.client.HTTPConnection(self._host, timeout=_TIMEOUT_S)
+        try:
+            link.request("PUT", path, body=data, headers=headers)
+            answer = link.getresponse()
+            answer.read(_MAX_BYTES)
+        except http.client.HTTPException as error:
+            raise OSError(f"the store's answer is none: {type(error).__name__}") from error
+        finally:
+            link.close()
+        return answer.status
+
+    def _signed(self, method: str, path: str, data: bytes) -> dict[str, str]:
+        """Headers with the signature of AWS, version 4."""
+        import hashlib
+        import hmac
+
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        digest = hashlib.sha256(data).hexdigest()
+        headers = {"host": self._host, "x-amz-content-sha256": digest, "x-amz-date": now}
+        if self._token:
+            headers["x-amz-security-token"] = self._token
+        if self._once:
+            headers["if-none-match"] = "*"
+        names = ";".join(sorted(headers))
+        lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+        request = f"{method}\n{path}\n\n{lines}\n{names}\n{digest}"
+        scope = f"{now[:8]}/{self._region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        key = f"AWS4{self._secret}".encode()
+        for word in scope.split("/"):
+            key = hmac.new(key, word.encode(), hashlib.sha256).digest()
+        signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+        said = f"Credential={self._key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        return dict(headers, authorization=f"AWS4-HMAC-SHA256 {said}")
