@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ NEEDED: Final = (
     "uv pip install --python .venv/bin/python --group bench"
 )
 _END_S: Final = 10.0
+# A client is at rest when it used at most so much CPU in so many seconds.
+_CALM, _CALM_S = 4, 0.15
 
 
 def missing() -> str | None:
@@ -60,7 +61,7 @@ class Client:
     def end(self) -> int:
         """Stop it; its exit code."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.terminate()
             try:
                 self.process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -124,20 +125,34 @@ class Cost:
     """What a client used.
 
     Attributes:
-        first_s, first_cpu_s: from its start to the first bytes.
         wall_s, cpu_s: from its start to the last line.
         peak_kib: resident memory at most.
     """
 
-    first_s: float
-    first_cpu_s: float
     wall_s: float
     cpu_s: float
     peak_kib: int
 
-    def rate(self, lines: int) -> float:
-        """Lines per second of CPU, from the first bytes on: what it takes to start is not part of following."""
-        return lines / max(0.01, self.cpu_s - self.first_cpu_s)
+    def rate(self, lines: int, *, start_s: float) -> float:
+        """Lines per second of CPU.
+
+        Args:
+            lines: that came.
+            start_s: CPU that the same client uses on as many pods that say one line each: what it takes to start is no part of following.
+        """
+        return lines / max(0.01, self.cpu_s - start_s)
+
+
+def settled(client: Client, *, limit_s: float) -> float:
+    """Wait until a client has started and has nothing to do; the CPU it has used by then, seconds."""
+    deadline = time.monotonic() + limit_s
+    used = [client.cpu]
+    while time.monotonic() < deadline:
+        time.sleep(1.0)
+        used.append(client.cpu)
+        if len(used) > _CALM and client.size() and used[-1] - used[-1 - _CALM] <= _CALM_S:
+            break
+    return used[-1]
 
 
 def measured(client: Client, *, until: Callable[[bytes], bool], least: int, limit_s: float) -> Cost:
@@ -153,16 +168,13 @@ def measured(client: Client, *, until: Callable[[bytes], bool], least: int, limi
         RuntimeError: it never had everything.
     """
     began = time.perf_counter()
-    first: tuple[float, float] | None = None
     last, moved = 0, (0.0, 0.0)
     while True:
         size, now, cpu = client.size(), time.perf_counter() - began, client.cpu
-        if size and first is None:
-            first = now, cpu
         if size != last:
             last, moved = size, (now, cpu)
-        elif first is not None and size >= least and now - moved[0] > 1.0 and until(client.text()):
-            return Cost(*first, *moved, client.memory_kib("VmHWM"))
+        elif size >= least and now - moved[0] > 1.0 and until(client.text()):
+            return Cost(*moved, client.memory_kib("VmHWM"))
         if now > limit_s:
             raise RuntimeError(f"{client.tool} had {size} bytes after {now:.0f} s, and not all lines")
         if client.process.poll() is not None:
