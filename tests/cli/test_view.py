@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rankfall.cli.emit import Output, document
-from rankfall.cli.view import Interesting, as_data, stamp
+from rankfall.cli.view import as_data, stamp
+from rankfall.report.interesting import Interesting
 from rankfall.store.lines import Line
 
 

@@ -1,4 +1,4 @@
-"""Lines of a run on stdout: their prefix, their time, their shape for a terminal or for a pipe, and which of them a person wants to see.
+"""Lines of a run on stdout: their prefix, their time, their shape for a terminal or for a pipe.
 
 Into a pipe or a file go the bytes of the job as they are. A terminal gets them made harmless.
 """
@@ -6,9 +6,8 @@ Into a pipe or a file go the bytes of the job as they are. A terminal gets them 
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,12 +15,10 @@ from rankfall.report.escape import clean_line
 from rankfall.report.paint import Paint, wants_color
 from rankfall.store import RunDir
 from rankfall.store.derived import ALL_RANKS
-from rankfall.store.error_lines import Tracebacks, names_failure
 from rankfall.store.lines import Line
 
 _NS: Final = 1_000_000_000
 _COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
-_LOOK: Final = 4096
 
 
 class LineWriter:
@@ -94,37 +91,6 @@ class LineWriter:
         who = f"[{', '.join(filter(None, (who, 'late' if line.late else None, note)))}]"
         code = _COLORS[line.rank % len(_COLORS)] if line.rank is not None else "2"
         return f"{time}{self._paint(who, code)} "
-
-
-# torchrun's own end over a failed child.
-_LAUNCHER: Final = re.compile(rb"errors\.ChildFailedError|raise ChildFailedError")
-
-
-class Interesting:
-    """Picks what ``run`` shows by default: all lines of some ranks, from the others what tells of a failure, tracebacks whole.
-
-    Of the lines of no rank only those that name a failure, without the frames above them: they are mostly the launcher's own, whose
-    report of a failed child says nothing that is not said better at the end.
-
-    Args:
-        whole: whether a line is of a rank that is shown whole.
-    """
-
-    def __init__(self, whole: Callable[[Line], bool]) -> None:
-        self._whole = whole
-        self._tracebacks: dict[str, Tracebacks] = {}
-
-    def __call__(self, line: Line) -> bool:
-        """Whether this line is shown; lines of one stream must come in their order."""
-        if line.rank is not None and self._whole(line):
-            return True
-        text = line.data[:_LOOK]
-        tracebacks = self._tracebacks.setdefault(line.stream, Tracebacks())
-        if line.rank is None and _LAUNCHER.search(text):
-            tracebacks.end()
-            return False
-        part = tracebacks.take(text)
-        return line.rank is not None if part == "frame" else part == "words" or names_failure(text)
 
 
 def spent_text(directory: RunDir) -> str:

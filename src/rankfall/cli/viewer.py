@@ -11,19 +11,18 @@ from typing import Final
 
 from rankfall.cli import emit
 from rankfall.cli.frames import raised_at
-from rankfall.cli.late_ranks import LateRanks
 from rankfall.cli.unknown_ranks import unknown_ranks
 from rankfall.cli.values import Ranks
 from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import Outcome, StoreError, Verdict
-from rankfall.model.sizes import sized
 from rankfall.report import words
 from rankfall.report.escape import one_line
+from rankfall.report.interesting import Usual
+from rankfall.report.late_ranks import LateRanks
 from rankfall.report.paint import Paint
 from rankfall.report.terminal import render_brief, render_verdict
 from rankfall.store import RunDir
-from rankfall.store.lines import Follower, Line, LineQuery, last_told
-from rankfall.store.resizes import wished_sizes
+from rankfall.store.lines import Follower, Line, LineQuery
 from rankfall.supervise.events import Event, read_events
 
 _TOLD: Final = frozenset(
@@ -82,7 +81,7 @@ class Viewer:
         self._paint = Paint(color=emit.color_on(sys.stderr))
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._follower: Follower | None = None
-        self._usual = _Usual(directory)
+        self._usual = Usual(directory)
         # Nothing was asked for: what a person wants to see is chosen for them.
         self._default = ranks.everything and not everything
         self._choose: LateRanks | None = None
@@ -227,32 +226,3 @@ class Viewer:
         if row.started is None or row.ended is None:
             return again
         return f"{again} after {words.span((row.ended - row.started) / 1e9)}"
-
-
-class _Usual:
-    """Whether a line is of rank 0 or of the last rank of a full start.
-
-    Where the job starts its ranks itself (launcher ``exec``) nobody but they know how many there are; no rank is taken for the last one before.
-    """
-
-    def __init__(self, directory: RunDir) -> None:
-        self._directory = directory
-        self._last: dict[int, int | None] = {}
-        self._fixed: int | None = None
-        try:
-            spec = directory.spec
-            if spec.launcher != "exec":
-                self._fixed = sized(spec, wished_sizes(directory.path, spec)).world_size - 1
-        except StoreError:
-            self._fixed = 0
-
-    def __call__(self, line: Line) -> bool:
-        if line.rank == 0 or self._fixed is not None:
-            return line.rank in {0, self._fixed}
-        if line.attempt not in self._last:
-            self._last[line.attempt] = last_told(self._directory, line.attempt)
-        return line.rank == self._last[line.attempt]
-
-    def forget(self, attempt: int) -> None:
-        """Ranks have started: there may be more or fewer than before."""
-        self._last.pop(attempt, None)

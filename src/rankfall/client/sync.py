@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rankfall.client.client import Client
+from rankfall.client.embed import fetch_logs, log_iter
 from rankfall.client.resizing import Resized
 from rankfall.client.run import Run
 from rankfall.model import JobSpec, Outcome, RunSummary, StatusDocument, Verdict
@@ -46,6 +48,58 @@ class SyncRun:
             with contextlib.suppress(StopAsyncIteration):
                 while True:
                     yield runner.run(_next(lines))
+
+    def log_iter(
+        self,
+        role: str,
+        k: int = 0,
+        *,
+        regex: str | None = None,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        should_tail: bool = False,
+        streams: Literal["stdout", "stderr", "combined"] | None = None,
+    ) -> Iterator[str]:
+        """Lines of one replica of a role, as torchx's ``Scheduler.log_iter`` has them: asked for each replica, each line comes once.
+
+        Args:
+            role: its name.
+            k: the replica: a slot of the role (a pod), from 0.
+            regex: RE2 pattern that a line must hold.
+            since: only lines from then on; seconds since the epoch, or a time (without a zone: a local one).
+            until: only lines up to then.
+            should_tail: go on until the run is over.
+            streams: both, only stdout, or only stderr.
+
+        Yields:
+            Lines without their newline, with ``[rank N] `` before them, or ``[slot N] `` where no rank is known; of the newest attempt, and of
+            those that follow while it goes on.
+
+        Raises:
+            UsageError: there is no such role or replica, or the pattern is not valid.
+        """
+        return log_iter(
+            self.directory,
+            role,
+            k,
+            regex=regex,
+            since=since,
+            until=until,
+            should_tail=should_tail,
+            streams=streams,
+        )
+
+    def fetch_logs(self, *, stream: bool = False, lines: int | None = 100) -> Iterator[str]:
+        """What ``rankfall run`` shows by default, as NeMo-Run's ``fetch_logs`` has it: rank 0, the true last rank, failures of all others.
+
+        Args:
+            stream: all of it, until the run is over.
+            lines: without ``stream``: the last so many; None = all.
+
+        Yields:
+            Lines as :meth:`log_iter`.
+        """
+        return fetch_logs(self.directory, stream=stream, lines=lines)
 
     def wait(self, *, timeout: float | None = None) -> Outcome:
         """As :meth:`Run.wait`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from rankfall.cli.view import Interesting
+from rankfall.report.interesting import Interesting
 from rankfall.store.lines import Follower, Line
 from rankfall.store.select import Ranges
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.cli.late_ranks import LateRanks
 from rankfall.cli.unknown_ranks import unknown_ranks
 from rankfall.cli.values import Ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.model import JobSpec, Outcome, RankFacts, Role, SlotFacts
+from rankfall.report.late_ranks import LateRanks
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery
 from stream_files import FakeStream, row, stream
