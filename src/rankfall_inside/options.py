@@ -21,6 +21,7 @@ usage: python INSIDE wrap (--stream-dir DIR | --console) [options] -- COMMAND AR
   --wait-for HOST    start the command when this name resolves; may be repeated
   --code SHA256      unpack the code of this name beside INSIDE into the slot directory; the command never starts without it
   --chdir DIR        the command's folder
+  --log-store DIR    store the streams of ranks below DIR, a volume that others see, and not on stdout
   --exit-code NAME   command: the command's own code (default); cause: 200-219 where the cause of a failure is sure
 
 tell writes to the wrapper of RANKFALL_SLOT_DIR: 0 told, 3 nobody listens, 2 wrong usage.
@@ -29,7 +30,17 @@ LAUNCHERS = ("exec", "plain", "torchrun", "auto")
 EXIT_CODES = ("command", "cause")
 _MAX_NPROC = 4096
 _SWITCHES = ("--console",)
-_VALUES = ("--stream-dir", "--launcher", "--nproc", "--grace", "--wait-for", "--exit-code", "--code", "--chdir")
+_VALUES = (
+    "--stream-dir",
+    "--launcher",
+    "--nproc",
+    "--grace",
+    "--wait-for",
+    "--exit-code",
+    "--code",
+    "--chdir",
+    "--log-store",
+)
 
 
 class Options:
@@ -45,6 +56,7 @@ class Options:
         self.exit_code = "command"
         self.code = ""
         self.chdir = ""
+        self.log_store = ""
         self.command: list[str] = []
         self.home = ""
 
@@ -93,6 +105,8 @@ def parse(argv: Sequence[str]) -> Options:
         raise ValueError("no command after --")
     if not options.stream_dir and not options.console:
         raise ValueError("--stream-dir and --console are both missing: the output would be lost")
+    if options.log_store and options.stream_dir:
+        raise ValueError("--log-store is for a slot without --stream-dir")
     return options
 
 
@@ -105,6 +119,8 @@ def _set(options: Options, name: str, value: str) -> None:
         options.exit_code = _one_of(name, value, EXIT_CODES)
     elif name == "--code":
         options.code = value
+    elif name == "--log-store":
+        options.log_store = os.path.abspath(value)
     elif name == "--chdir":
         options.chdir = value
     elif name == "--wait-for":

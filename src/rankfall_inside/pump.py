@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from rankfall_inside.loop import Loop
+    from rankfall_inside.store import LogStore, StoreSink
 
 
 class _Pipe:
     __slots__ = ("kind", "name", "sink")
 
-    def __init__(self, name: str, kind: str, sink: streams.Sink | streams.Tee) -> None:
+    def __init__(self, name: str, kind: str, sink: streams.Sink | streams.Tee | StoreSink) -> None:
         self.name = name
         self.kind = kind
         self.sink = sink
@@ -34,6 +35,7 @@ class Pump:
         stream_dir: where ``<name>.<out|err>.log`` and ``.idx`` go; "" when nothing is stored.
         console: copies whole lines with a prefix, or None.
         prefix: asked for the prefix of a stream's lines by the stream's name (an ordinal, or ``slot``).
+        store: takes the streams of ranks, which then are on no console, or None.
         on_gap: told of each gap when its stream ends: ``on_gap(name, text)``.
     """
 
@@ -44,6 +46,7 @@ class Pump:
         stream_dir: str,
         console: Console | None,
         prefix: Callable[[str], bytes],
+        store: LogStore | None = None,
         on_gap: Callable[[str, str], None],
     ) -> None:
         self._loop = loop
@@ -51,6 +54,7 @@ class Pump:
         self._console = console
         self._prefix = prefix
         self._on_gap = on_gap
+        self._store = store
         self._pipes: dict[int, _Pipe] = {}
         # A byte may become many with its prefix: less at once where all of it waits in memory.
         self._chunk = streams.CHUNK if stream_dir else streams.SMALL_CHUNK
@@ -62,10 +66,16 @@ class Pump:
         streams.grow(fd)
         os.set_blocking(fd, False)
         stream = f"{name}.{kind}"
+        if self._store is not None and name.isdigit():
+            self._attach(fd, _Pipe(name, kind, self._store.sink(stream)))
+            return
         tee = None if self._console is None else self._console.tee(stream, lambda: self._prefix(name))
         sink: streams.Sink | streams.Tee
         sink = streams.Sink(os.path.join(self._stream_dir, stream), tee=tee) if self._stream_dir else streams.Tee(tee)
-        self._pipes[fd] = _Pipe(name, kind, sink)
+        self._attach(fd, _Pipe(name, kind, sink))
+
+    def _attach(self, fd: int, pipe: _Pipe) -> None:
+        self._pipes[fd] = pipe
         self._loop.watch(fd, lambda: self._read(fd))
         if self._full:
             self._loop.pause(fd)

@@ -55,9 +55,9 @@ class Sink:
         self._idx = -1
         self._idx_offset = 0
 
-    def write(self, data: bytes) -> None:
-        """Store one chunk; what does not fit anywhere is counted as a gap."""
-        stamp = time.time_ns()
+    def write(self, data: bytes, stamp: int = 0) -> None:
+        """Store one chunk; what does not fit anywhere is counted as a gap. ``stamp``: when it came, nanoseconds; 0 = now."""
+        stamp = stamp or time.time_ns()
         stored = self._store(data)
         if stored:
             kept = data if stored == len(data) else data[:stored]
@@ -110,6 +110,15 @@ class Sink:
             last.lost += lost
         else:
             self.gaps.append(Gap(offset, lost, reason))
+
+    def sync(self) -> None:
+        """Make what is stored outlive this machine, as far as its file system can."""
+        for fd in (self._log, self._idx):
+            if fd >= 0:
+                try:
+                    os.fsync(fd)
+                except OSError:
+                    continue
 
     def close(self) -> None:
         """Flush to the disk's queue and close; may be called again."""

@@ -24,6 +24,7 @@ from rankfall_inside.orders import Orders
 from rankfall_inside.prelude import Prelude
 from rankfall_inside.pulse import Pulse
 from rankfall_inside.pump import Pump
+from rankfall_inside.store import LogStore, folder_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _MAX_READ, _MAX_READS = 1 << 16, 16
 _MAX_NOTES = 20
 # For copies of the last records in a store, twice.
 _STORE_S = 15.0
+# How long the end waits for a log store that takes nothing any more.
+_LOG_STORE_S = 60.0
 
 
 class Wrapper:
@@ -69,11 +72,14 @@ class Wrapper:
         self._channel = files.channel = Channel(self._console, token)
         self._environ = environment.of_command(environ, options, files, channel=self._channel.active)
         self._torchrun = launch.words_of(environ)
+        self._store = LogStore(options.log_store, folder_name(environ)) if options.log_store else None
+        self._told = False
         self._pump = Pump(
             self._loop,
             stream_dir=options.stream_dir,
             console=self._console if options.console else None,
             prefix=self._prefix,
+            store=self._store,
             on_gap=self._gap,
         )
         self._ranks = ranks.Ranks(files.path, write=self._write_rank, watch=self._watch_rank)
@@ -141,6 +147,9 @@ class Wrapper:
             "launcher": choice.launcher,
             "notes": self._notes + [note for note in (choice.note, choice.problem) if note],
         }
+        if self._store is not None:
+            fields["log_store"] = self._store.name
+            _say(f"lines of ranks go to the log store: {self._store.path}")
         self._files.write("slot_start", fields, False)
         if choice.problem:
             _say(choice.problem)
@@ -183,6 +192,7 @@ class Wrapper:
         now = time.monotonic()
         if now >= self._next_scan:
             young = now - self._began < _FAST_FOR_S and len(self._ranks.live()) < self._options.nproc
+            self._watch_store()
             self._next_scan = now + (_SCAN_FAST_S if young else _SCAN_SLOW_S)
             self._claims()
             processes = procfs.snapshot()
@@ -312,6 +322,28 @@ class Wrapper:
         self._gaps.append(text)
         self._files.write("gap", {"ordinal": int(name) if name.isdigit() else None, "notes": [text]}, False)
 
+    def _watch_store(self) -> None:
+        """Say once, where people look, that lines are lost."""
+        if self._store is not None and self._store.lost and not self._told:
+            self._told = True
+            text = f"the log store {self._store.path} is too slow: lines of ranks are lost"
+            _say(text)
+            self._files.write("gap", {"notes": [text]}, False)
+
+    def _finish_store(self) -> None:
+        """Let the store write what it has; once somebody wants the end, only until the time is over."""
+        if self._store is None:
+            return
+        began = time.monotonic()
+        while True:
+            gaps = self._store.finish(_SCAN_FAST_S)
+            if self._store.done or self._hopeless() or time.monotonic() - began > _LOG_STORE_S:
+                break
+            self._loop.turn(0.0)
+        self._watch_store()
+        for stream, text in gaps:
+            self._gap(stream.partition(".")[0], text)
+
     def _finish(self) -> None:
         self._claims()
         while not self._pump.drain():
@@ -319,6 +351,7 @@ class Wrapper:
             self._loop.turn(_SCAN_SLOW_S)
             if self._hopeless():
                 break
+        self._finish_store()
         self._reap()
         self._ranks.settle()
         for rank in self._ranks.live():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Self
 
+import msgspec
 import pytest
 
 from observe.cluster.feeding import CHANNEL, record_line
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.cli import guard
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, Record
+from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.observe.cluster.apilines import stamp_text
+from rankfall.observe.log_store import AT, StoreCopies
 from rankfall.observe.loki.cursor import Entry
 from rankfall.observe.loki.errors import LokiError
 from rankfall.store import RunDir
@@ -107,3 +111,68 @@ def test_a_run_of_this_machine_has_all_of_its_lines(home, capsys):
         writer.begin_attempt(1, at=BEGAN, plan={})
     assert guard.run(["logs", made.id, *URL]) == 2
     assert "ran on this machine" in capsys.readouterr().err
+
+
+def stored(home, tmp_path, *, place: str) -> tuple[RunDir, Path]:
+    """A run whose recorder never saw the store, and its folder there."""
+    volume = tmp_path / "volume"
+    name = "run/attempt-1/worker-0/u-1"
+    (volume / name).mkdir(parents=True)
+    spec = JobSpec(name="far", command=("x",), backend="job", kubernetes=Kubernetes(log_store=place))
+    made = RunDir.create(spec, home=home)
+    with made.lease() as writer:
+        writer.begin_attempt(1, at=BEGAN, plan={})
+        writer.set_run("failed", reason=None, at=BEGAN)
+    target = made.stream_dir(1, "worker", 0)
+    target.mkdir(parents=True)
+    StoreCopies(made.logs_dir / "attempt-1", volume).add(target, name)
+    made.records_dir.mkdir(parents=True, exist_ok=True)
+    start = Record(
+        id="00000001",
+        kind="start",
+        run=made.id,
+        attempt=1,
+        role="worker",
+        slot=0,
+        rank=3,
+        ordinal=0,
+        pid=7,
+        instance="0",
+    )
+    (made.records_dir / "start-a1-worker-0-00000001.json").write_bytes(msgspec.json.encode(start))
+    return made, volume / name
+
+
+def test_lines_of_a_log_store_that_is_seen_later_come_with_their_rank(home, tmp_path, capsys, monkeypatch):
+    made, folder = stored(home, tmp_path, place="volume:/pods/only")
+    (folder / "0.out-000000000000000.log").write_bytes(b"hello\nagain\n")
+    assert guard.run(["logs", made.id, "--log-source", "store"]) == 2
+    assert "does not see the log store volume:/pods/only" in capsys.readouterr().err
+    monkeypatch.setenv(AT, str(tmp_path / "volume"))
+    for _ in range(2):
+        assert guard.run(["logs", made.id, "--log-source", "store"]) == 0
+        out = capsys.readouterr()
+        assert out.out == "[rank 3] hello\n[rank 3] again\n"
+        assert "has no end yet" in out.err
+    (folder / "end.json").write_text('{"sizes": {"0.out": 12}}')
+    assert guard.run(["logs", made.id, "--log-source", "store", "--rank", "3", "--grep", "again"]) == 0
+    out = capsys.readouterr()
+    assert (out.out, "has no end" in out.err) == ("again\n", False)
+
+
+def test_a_log_store_that_cannot_be_read_is_said(home, tmp_path, capsys):
+    made, folder = stored(home, tmp_path, place=f"file://{tmp_path / 'volume'}")
+    (folder / "0.out-000000000000000.log").symlink_to("/dev/null")
+    assert guard.run(["logs", made.id, "--log-source", "store"]) == 0
+    assert "the log store could not be asked for all" in capsys.readouterr().err
+
+
+def test_a_run_without_a_log_store(run, capsys):
+    assert guard.run(["logs", run.id, "--log-source", "store"]) == 2
+    assert "has no log store" in capsys.readouterr().err
+
+
+def test_the_flag_stands_in_the_job(folder, rankfall):
+    words = ("--backend", "job", "--image", "i", "--log-store", "s3://bucket")
+    done = rankfall("run", *words, "--dry-run", "train.py")
+    assert (done.returncode, "objects cannot be appended to" in done.stderr) == (2, True)

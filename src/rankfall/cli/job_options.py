@@ -31,6 +31,9 @@ _OPTIONS: Final = (
     ),
     click.option("--workspace", metavar="CLAIM[:PATH]", help="A volume for code and files, and where pods see it."),
     click.option("--log-dir", metavar="DIR", help="Leave log-allranks_0.out and a file a rank there at the end."),
+    click.option(
+        "--log-store", metavar="volume:/PATH", help="A shared volume for the lines of ranks, instead of the API server."
+    ),
     click.option("--inside", metavar="auto|require|off", help="The recorder inside the ranks."),
     click.option("--hang-timeout", metavar="10m|never", help="No progress for so long is a hang."),
     click.option("--retryable", multiple=True, metavar="TYPE", help="Exceptions worth a new attempt."),

@@ -45,6 +45,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     code: tuple[str, ...] = ()
     code_exclude: tuple[str, ...] = ()
     workspace: str | None = None
+    log_store: str | None = None
     inside: str | None = None
     strategy: str | None = None
     record_store: str | None = None
@@ -200,7 +201,7 @@ def _ends(data: dict[str, Any], flags: Flags) -> None:
 
 def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
     said: dict[str, Any] = {}
-    for field in ("image", "namespace", "context", "queue"):
+    for field in ("image", "namespace", "context", "queue", "log_store"):
         value = getattr(flags, field)
         if value is not None:
             said[field] = value

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import click
 
 from rankfall.cli import emit
 from rankfall.cli.options import max_bytes, target_argument
+from rankfall.cli.sources import taker
 from rankfall.cli.target import Where, as_it_is, run_to_look_at
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.cli.view import LineWriter, spent_text
-from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError
+from rankfall.model import FINAL_STATES, NotFound, UsageError
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, LineQuery, read_lines
-
-if TYPE_CHECKING:
-    from rankfall.observe.loki.settings import LokiSettings
 
 _TICK_S: Final = 0.1
 _BATCH: Final = 1000
@@ -46,10 +43,10 @@ _BATCH: Final = 1000
 @max_bytes
 @click.option(
     "--log-source",
-    type=click.Choice(["record", "loki"]),
+    type=click.Choice(["record", "loki", "store"]),
     default="record",
     show_default=True,
-    help="loki: first take in what Loki has of pods that the API no longer has.",
+    help="First take in more: what loki has of pods that are gone, what the job's log store has.",
 )
 @click.option("--loki-url", metavar="URL", help="Of Loki; default: RANKFALL_LOKI_URL.")
 @click.option(
@@ -91,14 +88,14 @@ def logs(
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
     ranks = parse_ranks(rank)
-    settings = _loki(log_source, loki_url, follow=follow)
+    take = taker(log_source, loki_url=loki_url, follow=follow)
     directory = run_to_look_at(run, where=where)
     recorded = follow and directory.foreign is not None
     if not recorded:
         as_it_is(directory)
         _say_whether_ranks_are_known(directory)
-    if settings is not None:
-        _from_loki(directory, settings, attempt=chosen_attempt(directory, attempt=attempt, previous=previous))
+    if take is not None:
+        take(directory, chosen_attempt(directory, attempt=attempt, previous=previous))
     query = LineQuery(
         ranks=ranks.numbers or None,
         last=ranks.last,
@@ -143,44 +140,6 @@ def logs(
         emit.say(f"rankfall: {spent_text(directory)}")
     elif not count:
         _say_why_empty(directory, ranks)
-
-
-def _loki(source: str, url: str | None, *, follow: bool) -> LokiSettings | None:
-    """Where Loki is, when it is asked at all.
-
-    Raises:
-        UsageError: flags that contradict each other, or settings of a wrong form.
-    """
-    if source != "loki":
-        if url is not None:
-            raise UsageError("--loki-url says nothing without --log-source loki", hint="give both, or neither")
-        return None
-    if follow:
-        raise UsageError(
-            "--follow and --log-source loki contradict each other",
-            hint="Loki is asked for pods that are gone; rankfall attach follows those that are there",
-        )
-    from rankfall.observe.loki.settings import loki_settings  # noqa: PLC0415 - only here
-
-    return loki_settings(url, os.environ)
-
-
-def _from_loki(directory: RunDir, settings: LokiSettings, *, attempt: int | Literal["all"] | None) -> None:
-    """Take in what Loki has. Where that fails the record is shown as it is, and why is said."""
-    from rankfall.supervise.from_loki import take_from_loki  # noqa: PLC0415 - loads the HTTP client
-
-    with directory.reader() as reader:
-        newest = reader.newest_attempt()
-    number = newest if attempt is None else attempt
-    wanted = frozenset({number}) if isinstance(number, int) else None
-    try:
-        take_from_loki(directory, settings, attempts=wanted, say=lambda text: emit.say(f"rankfall: {text}"))
-    except LockHeld:
-        emit.say("rankfall: Loki is not asked: somebody records the run now, and takes its lines from the API")
-    except EvidenceLost as error:
-        emit.say(f"rankfall: {error.message}")
-    except InfrastructureError as error:
-        emit.say(f"rankfall: Loki could not be asked for all; what is shown may lack lines: {error.message}")
 
 
 def follow_lines(

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rankfall.model.errors import SpecError
 from rankfall.model.kubernetes_spec import Kubernetes
+from rankfall.model.log_store import check_log_store
 from rankfall.model.spec import JobSpec
 
 OWN_PREFIX: Final = "rankfall.dev/"
@@ -41,6 +42,7 @@ def check_kubernetes(spec: JobSpec) -> None:
     _check_marks("node_selector", section.node_selector)
     _check_volumes(section)
     _check_workspace(section)
+    check_log_store(section)
     _check_pod(section)
     _check_launcher_variables(spec)
 

@@ -67,6 +67,8 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         runtime, runtime_kind: of a TrainJob.
         master_port: port of the rendezvous in slot 0.
         workspace: a volume for code and files.
+        log_store: where pods store the lines of ranks, past the API server: ``volume:/path`` or ``file:///path`` on a volume of
+            theirs.
     """
 
     image: str | None = None
@@ -94,3 +96,4 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
     master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 29500
     workspace: Workspace | None = None
+    log_store: str | None = None

@@ -86,6 +86,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step_ns: when that step was done.
         cpu_s: in ``progress``: CPU seconds, user and system, of the rank's process since it started.
         oom_kills: growth of the cgroup's oom_kill counter since the slot started.
+        log_store: in ``slot_start``: folder of the lines of this start's ranks, below the job's log store; they are not on its stdout.
         launcher: in ``slot_start``: how the wrapper starts the ranks: ``exec``, ``plain`` or ``torchrun``.
         trust: not in the file; set by the reader from the channel.
     """
@@ -129,6 +130,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exit: ExitInfo | None = None
     oom_kills: int | None = None
     launcher: str | None = None
+    log_store: str | None = None
     stacks: str | None = None
     truncated: bool = False
     redacted: bool = False

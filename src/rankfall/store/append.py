@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rankfall.store.compress import unpack
 from rankfall.store.stream import MAGIC, ROW
@@ -14,11 +14,20 @@ STAMP_RUNTIME: Final = 2
 _BLOCK: Final = 1 << 20
 
 
+class Counted(NamedTuple):
+    """What a stream holds: bytes, newlines, and whether the last byte is one."""
+
+    size: int
+    lines: int
+    whole: bool
+
+
 class StreamAppender:
     """One stream's two files.
 
     Args:
         base: path without the endings, as ``.../0/r3.out``.
+        counted: what it held when it was closed by the same process; otherwise its newlines are counted.
 
     Attributes:
         size, index_size: bytes of the two files.
@@ -27,7 +36,7 @@ class StreamAppender:
         OSError: they cannot be opened or read.
     """
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, counted: Counted | None = None) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         unpack(Path(f"{base}.log"))
         self._log = os.open(f"{base}.log", flags, 0o644)
@@ -40,7 +49,15 @@ class StreamAppender:
         self.index_size = os.fstat(self._idx).st_size
         if not self.index_size:
             self.index_size = os.write(self._idx, MAGIC)
-        self._lines, self._at_line_start = _count(self._log, self.size)
+        if counted is not None and counted.size == self.size:
+            self._lines, self._at_line_start = counted.lines, counted.whole
+        else:
+            self._lines, self._at_line_start = _count(self._log, self.size)
+
+    @property
+    def counted(self) -> Counted:
+        """For whoever opens it again."""
+        return Counted(self.size, self._lines, self._at_line_start)
 
     def write(self, data: bytes, stamp: int | None, *, lines: int | None = None) -> None:
         """Append one chunk.

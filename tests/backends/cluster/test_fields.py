@@ -130,6 +130,10 @@ SECTION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "runtime_kind": ({}, {"runtime_kind": "TrainingRuntime"}),
     "master_port": ({}, {"master_port": 1234}),
     "workspace": ({}, {"workspace": {"claim": "team"}}),
+    "log_store": (
+        {"workspace": {"claim": "team"}},
+        {"workspace": {"claim": "team"}, "log_store": "volume:/workspace/logs"},
+    ),
 }
 PATHS = [*EXAMPLES, *(f"kubernetes.{name}" for name in SECTION)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.cluster.made import BACKENDS, KINDS, SERVED, compiled, spec
+from backends.cluster.made import BACKENDS, KINDS, SERVED, compiled, container, spec
 from rankfall.backends.cluster.objects import ServedFacts
 from rankfall.model import Refused, SpecError
 
@@ -304,3 +304,17 @@ def test_a_bundle_that_no_config_map_holds_is_refused():
 def test_labels_that_somebody_else_writes_are_refused(backend, key):
     message, _ = refusal(spec(backend=backend, kubernetes={"labels": {key: "x"}}))
     assert message.startswith(f"$.kubernetes.labels.{key}: ")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_log_store_that_nobody_in_the_pod_would_write_to(backend):
+    section = {"workspace": {"claim": "team"}, "log_store": "volume:/workspace/logs"}
+    message, hint = refusal(spec(backend=backend, kubernetes=section, inside="off", launcher="exec"))
+    assert message.startswith("$.kubernetes.log_store: with inside: off nobody in the pod could write there")
+    assert "inside: auto" in hint
+
+
+def test_a_log_store_is_the_wrappers():
+    section = {"workspace": {"claim": "team"}, "log_store": "volume:/workspace/lo$gs"}
+    command = container(compiled(spec(kubernetes=section)))["command"]
+    assert command[command.index("--log-store") + 1] == "/workspace/lo$$gs"

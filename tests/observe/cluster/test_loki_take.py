@@ -64,12 +64,29 @@ class World:
             context="c", namespace="here", selector="a=b", container="main", token=CHANNEL, bases={"worker": 0}
         )
 
-    def pod(self, *, slot: int = 0, log: str = "lost", restarts: int = 0, gone: bool = True, uid: str = UID) -> None:
+    def pod(
+        self,
+        *,
+        slot: int = 0,
+        log: str = "lost",
+        restarts: int = 0,
+        gone: bool = True,
+        uid: str = UID,
+        container: str = "",
+    ) -> None:
         writer = JournalWriter(journal_path(self.run.path, 1))
         main = ContainerFact(state="terminated", restarts=restarts, id="c1")
         last = ContainerFact(state="terminated", restarts=restarts - 1, id="c0") if restarts else None
         fact = PodFact(
-            seen_ns=1, name=f"job-{slot}-abcde", uid=uid, slot=slot, gone=gone, log=log, main=main, last=last
+            seen_ns=1,
+            name=f"job-{slot}-abcde",
+            uid=uid,
+            slot=slot,
+            gone=gone,
+            log=log,
+            main=main,
+            last=last,
+            container=container,
         )
         writer.add(fact)
         writer.close()
@@ -191,6 +208,15 @@ def test_pods_that_nobody_saw_are_found_by_the_token_of_their_records(world):
     assert world.take() == 4
     assert (world.stream("r0.out"), world.stream("r1.out", slot=1)) == (b"hello\n", b"hello\n")
     assert len(world.gaps()) == 2
+
+
+def test_a_pod_of_a_job_that_rankfall_did_not_start_is_read_by_its_own_container(world):
+    world.source = msgspec.structs.replace(world.source, container="")
+    world.pod(log="open", container="pytorch")
+    world.loki.add(at(1), "hello")
+    assert world.take() == 1
+    assert world.loki.asked == ['{namespace="here",container="pytorch",pod="job-0-abcde"}']
+    assert world.stream("slot.out") == b"hello\n"
 
 
 def test_pods_of_an_unattended_run_that_cannot_be_told_apart_are_left_out(world):

@@ -28,6 +28,7 @@ from rankfall.backends.environment import place
 from rankfall.backends.torchrun import ELASTIC_ENV
 from rankfall.model import JobSpec, Refused, Resources
 from rankfall.model.kubernetes_spec import EnvSource
+from rankfall.model.log_store import log_store_place
 from rankfall_inside import carry_pack
 
 BUNDLE_KEY: Final = "inside.pyz"
@@ -117,6 +118,8 @@ def container_command(request: Request, start: Start) -> tuple[str, ...]:
         words += ["--code", request.code_digest]
     if request.code_dir is not None:
         words += ["--chdir", escape(request.work_dir or "")]
+    if spec.kubernetes.log_store is not None:
+        words += ["--log-store", escape(log_store_place(spec.kubernetes.log_store).path)]
     for address in waited_for(request):
         words += ["--wait-for", address]
     words += ["--", *start.words]

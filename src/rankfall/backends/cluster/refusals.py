@@ -66,7 +66,14 @@ def refuse(backend: str, problems: Sequence[Problem]) -> None:
 def general(request: Request) -> list[Problem]:
     """What the server or the kind of object cannot do, supervised or not."""
     spec, served = request.spec, request.served
-    return [*_served(spec, served), *_scope(request.gang.spec), *_runtime(spec), *_labels(spec), *_excluded(request)]
+    return [
+        *_served(spec, served),
+        *_scope(request.gang.spec),
+        *_runtime(spec),
+        *_labels(spec),
+        *_excluded(request),
+        *_log_store(spec),
+    ]
 
 
 def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
@@ -100,6 +107,18 @@ def _served(spec: JobSpec, served: ServedFacts) -> list[Problem]:
             )
         )
     return found
+
+
+def _log_store(spec: JobSpec) -> list[Problem]:
+    if spec.kubernetes.log_store is None or spec.inside != "off":
+        return []
+    return [
+        Problem(
+            path="$.kubernetes.log_store",
+            why="with inside: off nobody in the pod could write there",
+            instead="use inside: auto, or leave the log store out",
+        )
+    ]
 
 
 def _scope(spec: JobSpec) -> list[Problem]:

@@ -38,6 +38,7 @@ class RecordIntake:
         run, attempt, role, slot: whose log it is; a record that names others is refused.
         named: the attempt that records name instead, and are kept without; None = this one.
         uid: of its pod; a record is of this pod, whatever it says itself.
+        on_store: takes the folder of a log store that the wrapper names for its ranks' lines.
         on_progress: takes records of progress, which are not kept as files: (record, stamp).
 
     Attributes:
@@ -56,6 +57,7 @@ class RecordIntake:
         slot: int,
         uid: str,
         on_progress: Callable[[Record], None],
+        on_store: Callable[[str], None] | None = None,
         named: int | None = None,
     ) -> None:
         self.refused = 0
@@ -66,6 +68,7 @@ class RecordIntake:
         self._named = named or attempt
         self._decoder = msgspec.json.Decoder(Record)
         self._on_progress = on_progress
+        self._on_store = on_store
         self._taken = 0
 
     def take(self, line: bytes, at: int | None) -> bool:
@@ -86,6 +89,9 @@ class RecordIntake:
             self._on_progress(record)
             return True
         self._taken += 1
+        if record.log_store is not None and record.writer == "wrapper" and self._on_store is not None:
+            # Before the record: a process that is killed in between takes it again.
+            self._on_store(record.log_store)
         self.keep(record, at)
         self.ended = self.ended or record.kind == "slot_end"
         return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import zlib
 from array import array
 from collections import deque
@@ -27,6 +28,8 @@ import msgspec
 from rankfall.observe.cluster.overlap import Chunk, Line, Overlap, kinds
 
 NAME: Final = "cursor.jsonl"
+# Streams that are taken out of a container's log.
+_OURS: Final = re.compile(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)")
 # A row is small; the file is written anew when it has grown to this, bytes.
 _COMPACT: Final = 4 << 20
 # How far a node's clock may be set back while its log is not open, seconds; less where that many seconds hold more lines than are remembered.
@@ -261,7 +264,8 @@ class Cursor:
 def _cut(folder: Path, sizes: Mapping[str, int]) -> None:
     """Cut what no commit speaks of: a process was killed between storing and committing."""
     for path in folder.iterdir():
-        if path.name == NAME or path.suffix not in {".log", ".idx"}:
+        if not _OURS.fullmatch(path.name):
+            # Not of the container's log: streams of ranks out of a log store bear the ordinals of their processes.
             continue
         size = sizes.get(path.name, 0)
         if path.stat().st_size > size:

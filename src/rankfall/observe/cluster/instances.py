@@ -14,6 +14,7 @@ from rankfall.model import Record
 from rankfall.observe.cluster.channel import RecordIntake
 from rankfall.observe.cluster.gaps import gap_record
 from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.observe.log_store import StoreCopies
 from rankfall.store import RunDir
 from rankfall.store.home import replace_file
 
@@ -36,11 +37,20 @@ class Instances:
         role_of: gives the role of a slot.
         token: of the log channel.
         named: the attempt that its pods' own records name; None = this one.
+        stores: told which of them store their ranks' lines elsewhere.
     """
 
     def __init__(
-        self, run_dir: RunDir, *, attempt: int, role_of: Callable[[int], str], token: str, named: int | None = None
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        role_of: Callable[[int], str],
+        token: str,
+        named: int | None = None,
+        stores: StoreCopies | None = None,
     ) -> None:
+        self._stores = stores
         self._run_dir = run_dir
         self._attempt = attempt
         self._role_of = role_of
@@ -115,7 +125,21 @@ class Instances:
             named=self._named,
             uid=uid,
             on_progress=lambda record: write_progress(slot_dir / "progress", record),
+            on_store=lambda name: self._stored_elsewhere(slot, name, instance=instance),
         )
+
+    def folder(self, slot: int, *, uid: str, number: int) -> Path:
+        """Where the streams of an instance are, made when missing.
+
+        Raises:
+            OSError: it cannot be made or read.
+        """
+        return self._folder(slot, Identity(uid=uid, number=number))
+
+    def _stored_elsewhere(self, slot: int, name: str, *, instance: int) -> None:
+        if self._stores is not None:
+            parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
+            self._stores.add(parent / str(instance), name)
 
     def _folder(self, slot: int, identity: Identity) -> Path:
         parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent

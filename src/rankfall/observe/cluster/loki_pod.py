@@ -34,12 +34,14 @@ class LostPod(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name, uid: of it.
+        container: its training container.
         slot: of the job.
         numbers: instances of its container that are known to have run; empty = not known.
     """
 
     name: str
     uid: str
+    container: str
     slot: int
     numbers: tuple[int, ...] = ()
 

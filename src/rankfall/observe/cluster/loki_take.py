@@ -103,13 +103,22 @@ class LokiTake:
 
     def _known(self) -> list[LostPod]:
         return [
-            LostPod(name=fact.name, uid=fact.uid, slot=fact.slot, numbers=instances_of(fact))
+            LostPod(
+                name=fact.name,
+                uid=fact.uid,
+                container=fact.container or self._source.container,
+                slot=fact.slot,
+                numbers=instances_of(fact),
+            )
             for fact in self._journal.values()
             if fact.slot is not None and fact.log != "complete" and (fact.gone or self._over)
         ]
 
     async def _unknown(self) -> list[LostPod]:
         """Pods whose wrappers wrote records with this attempt's token, and that nobody saw."""
+        if not self._source.container:
+            # A job that Rankfall did not start: its pods write no records.
+            return []
         known = {fact.uid for fact in self._journal.values()}
         for other in self._source.apart:
             known |= JournalReader.newest(journal_path(self._run_dir.path, other)).keys()
@@ -124,7 +133,7 @@ class LokiTake:
                     continue
                 uid = origin(entry.labels).uid or record.pod_uid
                 if uid and uid not in known:
-                    found[uid] = LostPod(name=name, uid=uid, slot=record.slot)
+                    found[uid] = LostPod(name=name, uid=uid, container=self._source.container, slot=record.slot)
         return self._unmistakable(found.values())
 
     def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
@@ -167,7 +176,7 @@ class LokiTake:
         )
         if all(take.log(number).cursor.closed == "complete" for number in pod.numbers or (0,)):
             return 0
-        async for page in self._pages(self._selector(pod.name), take.cursor):
+        async for page in self._pages(self._selector(pod), take.cursor):
             take.take(page)
         for problem in take.problems:
             self._say(problem)
@@ -218,10 +227,13 @@ class LokiTake:
 
     # -- asking
 
-    def _selector(self, pod: str | None = None) -> str:
+    def _selector(self, pod: LostPod | None = None) -> str:
         names = self._labels
-        wanted = {names["namespace"]: self._source.namespace, names["container"]: self._source.container}
-        return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod})
+        container = self._source.container if pod is None else pod.container
+        wanted = {names["namespace"]: self._source.namespace}
+        if container:
+            wanted[names["container"]] = container
+        return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod.name})
 
     def _pages(self, query: str, cursor: Cursor) -> AsyncIterator[list[Entry]]:
         def waits(error: LokiError) -> None:

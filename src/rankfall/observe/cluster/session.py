@@ -24,6 +24,7 @@ from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact
 from rankfall.observe.cluster.source import PodSource
+from rankfall.observe.cluster.store_watch import StoreWatch
 from rankfall.observe.cluster.troubles import Troubles, in_words
 from rankfall.store import RunDir
 
@@ -65,8 +66,14 @@ class Session:
         self._journal = JournalWriter(journal_path(run_dir.path, attempt))
         self._named = source.named or attempt
         self._apart = {uid for other in source.apart for uid in JournalReader.newest(journal_path(run_dir.path, other))}
+        self._stores = StoreWatch(run_dir, attempt=attempt, troubles=troubles)
         self._instances = Instances(
-            run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=self._named
+            run_dir,
+            attempt=attempt,
+            role_of=source.role_of,
+            token=source.token,
+            named=self._named,
+            stores=self._stores.accepting,
         )
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
@@ -77,7 +84,7 @@ class Session:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        keepers = [asyncio.create_task(self._keep()), asyncio.create_task(self._wait_for_ends())]
+        keepers = [asyncio.create_task(work) for work in (self._keep(), self._wait_for_ends(), self._stores.run())]
         try:
             while True:
                 try:
@@ -244,7 +251,8 @@ class Session:
                 end = await (log.follower.take() if self._once else log.follower.run())
                 if end == "lost":
                     self._last_words(pod.fact, slot, number)
-                log.end = end
+                elsewhere = await self._stores.ended(self._instances.folder(slot, uid=uid, number=number))
+                log.end = end if elsewhere else "lost"
             except OSError as error:
                 self._full(error)
             except Exception as error:  # noqa: BLE001 - of one log; the others go on, and its reader must not wait for ever without a word

@@ -1,0 +1,48 @@
+"""What a job may name as its log store."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankfall.model import JobSpec, SpecError, check_spec
+from rankfall.model.kubernetes_spec import Kubernetes, Workspace
+from rankfall.model.log_store import log_store_place
+
+MOUNT = {"name": "v", "mountPath": "/data/"}
+VOLUME = {"name": "v", "persistentVolumeClaim": {"claimName": "team"}}
+
+
+def job(place: str, **section: object) -> JobSpec:
+    return JobSpec(command=("x",), backend="job", kubernetes=Kubernetes(log_store=place, image="i", **section))
+
+
+@pytest.mark.parametrize("place", ["volume:/data", "volume:/data/logs", "file:///data/logs"])
+def test_a_path_on_a_volume_of_the_pods_is_one(place):
+    check_spec(job(place, volumes=(VOLUME,), volume_mounts=(MOUNT,)))
+    check_spec(job("volume:/workspace/logs", workspace=Workspace(claim="team")))
+    assert log_store_place(place).path.startswith("/data")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("volume:/other", "lies on no volume of the pods"),
+        ("volume:/database", "lies on no volume of the pods"),
+        ("volume:data", "no absolute path"),
+        ("volume:/data/../etc", "no absolute path"),
+        ("file://data", "no absolute path"),
+        ("volume:/", "no absolute path"),
+        ("s3://bucket/logs", "objects cannot be appended to"),
+        ("/data/logs", "is no log store"),
+        ("", "is no log store"),
+    ],
+)
+def test_what_cannot_hold_the_lines_is_refused(place, said):
+    with pytest.raises(SpecError, match=said) as caught:
+        check_spec(job(place, volumes=(VOLUME,), volume_mounts=(MOUNT,)))
+    assert caught.value.path == "$.kubernetes.log_store"
+
+
+def test_a_volume_that_can_only_be_read_is_none():
+    with pytest.raises(SpecError, match="lies on no volume"):
+        check_spec(job("volume:/data", volumes=(VOLUME,), volume_mounts=({**MOUNT, "readOnly": True},)))
