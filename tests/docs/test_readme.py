@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/seeds.md", "docs/kubernetes.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/seeds.md", "docs/kubernetes.md", "docs/node-health.md")
 ON_A_CLUSTER = "On Kubernetes"
 
 # What a reader would have in front of him when he types the README's commands.

@@ -103,6 +103,8 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         count: observations of it; in a storm those that came late are not counted again, so it is a lower bound.
         first_at, last_at: nanoseconds since the epoch, of the observations.
         due_at: when it reached its rule's threshold; None = not yet.
+        cured_at: everything up to there was taken back; a newer observation opens it again.
+        on_probation: it came in the node's probation, where one warning is enough.
         seen: the newest observations, oldest first.
         text: the newest line.
     """
@@ -113,10 +115,17 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     first_at: _Nanoseconds | None = None
     last_at: _Nanoseconds | None = None
     due_at: _Nanoseconds | None = None
+    cured_at: _Nanoseconds | None = None
+    on_probation: bool = False
     boot: _Boot | None = None
     seq: _Sequence | None = None
     seen: Annotated[tuple[Seen, ...], msgspec.Meta(max_length=MAX_SEEN)] = ()
     text: _Text = ""
+
+    @property
+    def cured(self) -> bool:
+        """It was taken back, and not seen since."""
+        return self.cured_at is not None and (self.last_at or 0) <= self.cured_at
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -134,8 +143,9 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         probation_until: until then one warning is enough.
         lemon: it came back too often; only a person gives it back.
         clean, clean_since: rounds of checks in a row that all passed, and when the first of them ended.
+        checked_at: the last round of checks that counted.
         failed_check: the check that failed last.
-        step: of remediation, as its hook is called.
+        step, step_boot: of remediation, as its hook is called, and the boot in which it began.
     """
 
     schema: Literal["rankfall.nodehealth/1"] = HEALTH_SCHEMA
@@ -157,8 +167,10 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     lemon: bool = False
     clean: _Count = 0
     clean_since: _Nanoseconds | None = None
+    checked_at: _Nanoseconds | None = None
     failed_check: _Short | None = None
     step: _Short | None = None
+    step_boot: _Boot | None = None
 
 
 class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,235 @@
+"""One step of node health: what is known and what was seen in, what is to be done out. It changes nothing itself.
+
+All state lies in the records on the Nodes and in :class:`Safety`; so a controller that is killed anywhere goes on where the cluster is, and the same
+observations given again change nothing. Only our own taint is ever added or taken away, and only evidence that a job cannot forge adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from rankfall.health import nodes
+from rankfall.health.folding import Outcome, fold
+from rankfall.health.limits import Limits, Member
+from rankfall.health.nodes import CheckRound, Clear, NodeView, Remedy
+from rankfall.health.policy import Policy, Safety
+from rankfall.health.rules import ORDER, Rules
+from rankfall.model.health import HealthCondition, Held, NodeFault, NodeHealth, shown
+
+Input = NodeFault | CheckRound | Remedy | Clear
+
+
+class NodePatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be written to one Node: record and taint in one request at ``version``, the condition in another."""
+
+    node: str
+    version: str
+    taint: Literal["add", "remove", "keep"]
+    record: NodeHealth
+    condition: HealthCondition
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to tell of a node: an Event, a line of the log, a count. ``reason`` is one CamelCase word."""
+
+    node: str
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step decided.
+
+    Attributes:
+        patches: to be sent, after ``safety`` was stored; none in a dry run.
+        records: of all nodes that are not as they were, also where nothing is written about them: to be given back as ``NodeView.record``.
+        outcomes: what became of each observation, in their order.
+        deferred: observations to be given again.
+        safety: to be stored when it changed.
+    """
+
+    patches: tuple[NodePatch, ...] = ()
+    happenings: tuple[Happening, ...] = ()
+    records: Mapping[str, NodeHealth]
+    outcomes: tuple[tuple[str, Outcome | Literal["no_node"]], ...] = ()
+    deferred: tuple[NodeFault, ...] = ()
+    safety: Safety
+
+
+def step(
+    views: Mapping[str, NodeView], inputs: Iterable[Input], *, rules: Rules, policy: Policy, safety: Safety, now: int
+) -> Plan:
+    """Decide.
+
+    Args:
+        views: all nodes by name.
+        inputs: what was seen, checked, mended or said since the last step; what was given before may be among it.
+        rules: in force.
+        policy: in force.
+        safety: as it was stored.
+        now: nanoseconds since the epoch; never earlier than in the step before.
+    """
+    return _Step(views, rules=rules, policy=policy, safety=safety, now=now).run(inputs)
+
+
+class _Step:
+    def __init__(
+        self, views: Mapping[str, NodeView], *, rules: Rules, policy: Policy, safety: Safety, now: int
+    ) -> None:
+        self._views = views
+        self._rules = rules
+        self._policy = policy
+        self._now = now
+        self._before = safety
+        self._records: dict[str, NodeHealth] = {}
+        self._news: set[str] = set()
+        self._told: list[Happening] = []
+        self._outcomes: list[tuple[str, Outcome | Literal["no_node"]]] = []
+        self._deferred: list[NodeFault] = []
+        members = {
+            name: Member(pool=view.pool, ready=view.ready, tainted=view.tainted(policy)) for name, view in views.items()
+        }
+        self._limits = Limits(members, policy=policy, safety=safety, now=now)
+
+    def run(self, inputs: Iterable[Input]) -> Plan:
+        for name, view in self._views.items():
+            self._records[name], removed = nodes.begin(view, policy=self._policy, now=self._now)
+            if removed:
+                self._tell(name, "TaintRemovedByOthers", "our taint is gone; only newer evidence places it again")
+        for each in inputs:
+            self._take(each)
+        for name, health in self._records.items():
+            self._records[name] = nodes.forgotten(health, rules=self._rules, policy=self._policy, now=self._now)
+        self._return()
+        self._quarantine()
+        return self._plan()
+
+    def _take(self, each: Input) -> None:
+        health = self._records.get(each.node)
+        if health is None:
+            if isinstance(each, NodeFault):
+                self._outcomes.append((each.id, "no_node"))
+            return
+        if isinstance(each, NodeFault):
+            self._fault(health, each)
+        elif isinstance(each, CheckRound):
+            self._records[each.node] = nodes.checked(health, each)
+        elif isinstance(each, Remedy):
+            self._records[each.node] = nodes.remedied(health, each)
+        elif each.at > (
+            health.cleared_at or 0
+        ):  # also where nothing is open: what was seen before does not count any more
+            self._records[each.node] = nodes.cleared(health, now=max(each.at, self._now))
+            self._tell(each.node, "Cleared", f"declared good by {shown(each.by, 64)}")
+
+    def _fault(self, health: NodeHealth, fault: NodeFault) -> None:
+        boot = self._views[fault.node].boot
+        health, outcome = fold(health, fault, rules=self._rules, policy=self._policy, boot=boot, now=self._now)
+        self._records[fault.node] = health
+        self._outcomes.append((fault.id, outcome))
+        if outcome == "deferred":
+            self._deferred.append(fault)
+        elif outcome == "counted" and ORDER[self._rules.action(fault.code)] >= ORDER["suspect"]:
+            self._news.add(fault.node)
+        if outcome not in {"seen", "deferred", "harmless"}:
+            self._tell(fault.node, f"Fault{outcome.capitalize()}", f"{fault.code} {fault.device or ''}: {fault.text}")
+
+    def _return(self) -> None:
+        for name, health in self._records.items():
+            if not health.tainted:
+                continue
+            after = nodes.returned(
+                health, rules=self._rules, policy=self._policy, news=name in self._news, now=self._now
+            )
+            if nodes.may_return(after, rules=self._rules, policy=self._policy) and self._hands_off(name) is None:
+                until = self._now + self._policy.probation_s * 1_000_000_000
+                after = nodes.cleared(after, now=self._now, probation_until=until)
+                self._tell(name, "Returned", "our taint is taken away; one warning in its probation quarantines again")
+            self._records[name] = after
+
+    def _quarantine(self) -> None:
+        trip = self._limits.trip(self._records, self._rules)
+        if trip is not None:
+            names = ", ".join(trip.nodes[:10])
+            self._tell(
+                trip.nodes[0],
+                "BreakerOpen",
+                f"{trip.code} on {len(trip.nodes)} nodes at once ({names}): nothing more is quarantined",
+                warning=True,
+            )
+        due: dict[str, int] = {}
+        for name, health in self._records.items():
+            if health.tainted:
+                continue
+            open_ = nodes.grave(health, self._rules)
+            if open_:
+                due[name] = min(cause.due_at or 0 for cause in open_)
+            else:
+                self._records[name] = nodes.waiting(health, rules=self._rules, held=None, now=self._now)
+        for name in sorted(due, key=lambda each: (due[each], each)):
+            health = self._records[name]
+            held = self._hands_off(name) or self._limits.grant(name)
+            if held is None:
+                after = nodes.quarantined(health, policy=self._policy, now=self._now)
+                self._tell(name, "Quarantined", nodes.condition(after, self._rules).message, warning=True)
+            else:
+                after = nodes.waiting(health, rules=self._rules, held=held, now=self._now)
+                if health.held != held:
+                    self._tell(name, "QuarantineHeld", nodes.condition(after, self._rules).message, warning=True)
+            self._records[name] = after
+
+    def _hands_off(self, name: str) -> Held | None:
+        if self._policy.dry_run:
+            return "dry_run"
+        if self._policy.kill_switch:
+            return "kill_switch"
+        return "opt_out" if self._views[name].opted_out else None
+
+    def _plan(self) -> Plan:
+        changed = {
+            name: health
+            for name, health in self._records.items()
+            if health != (self._views[name].record or NodeHealth()) or self._taint(name) != "keep"
+        }
+        patches = [self._patch(name) for name in changed if self._worth_writing(name)]
+        return Plan(
+            patches=() if self._policy.dry_run else tuple(patches),
+            happenings=tuple(self._told),
+            records=changed,
+            outcomes=tuple(self._outcomes),
+            deferred=tuple(self._deferred),
+            safety=self._before if self._policy.dry_run else self._limits.safety,
+        )
+
+    def _worth_writing(self, name: str) -> bool:
+        """A healthy node of which there was never anything to say gets no annotation; what only its boot changed is not written either."""
+        return any(_said(each) for each in (self._records[name], self._views[name].record or NodeHealth()))
+
+    def _taint(self, name: str) -> Literal["add", "remove", "keep"]:
+        stands = self._views[name].tainted(self._policy)
+        if self._records[name].tainted:
+            return "keep" if stands else "add"
+        before = self._views[name].record
+        ours = before is not None and before.tainted
+        return "remove" if stands and ours else "keep"
+
+    def _patch(self, name: str) -> NodePatch:
+        return NodePatch(
+            node=name,
+            version=self._views[name].version,
+            taint=self._taint(name),
+            record=self._records[name],
+            condition=nodes.condition(self._records[name], self._rules),
+        )
+
+    def _tell(self, node: str, reason: str, message: str, *, warning: bool = False) -> None:
+        self._told.append(Happening(node=node, reason=reason, message=shown(message, 1_024), warning=warning))
+
+
+def _said(health: NodeHealth) -> bool:
+    quiet = msgspec.structs.replace(health, boot=None, boot_at=None, past_boots=(), since=None)
+    return quiet != NodeHealth()
