@@ -390,3 +390,14 @@ def test_errors_s8_error_files_of_flyte_speak_where_nobody_else_did(scene):
     observer.poll(NOW)
     verdict = diagnose(observer.case()).verdict
     assert (verdict.rank, verdict.decisive.line) == (3, "KeyError: 'vocab'")
+
+
+def test_errors_s8_records_of_a_newer_writer_are_read_as_far_as_understood_and_said(scene):
+    scene.error(3, "ValueError: bad thing", 1.0, schema="rankfall.record/2", colour="blue", more={"deep": [1]})
+    scene.record("novelty", 1, schema="rankfall.record/2")
+    observer = scene.observer()
+    observer.poll(NOW)
+    verdict = diagnose(observer.case()).verdict
+    assert (verdict.rank, verdict.decisive.line) == (3, "ValueError: bad thing")
+    assert any("read as far as understood" in text for text in verdict.missing)
+    assert any("newer than this reader, and was not understood" in text for text in verdict.missing)

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankfall.model import Decision, Outcome, RankFacts, SlotFacts
+from rankfall.model import Decision, JobSpec, Outcome, Policies, RankFacts, SlotFacts, SpecError
+from rankfall.model.check_spec import check_spec
 from rankfall.store import RunDir
 from rankfall.supervise.events import EVENTS_NAME, EventLog, read_events
 from rankfall.supervise.news import bad_ends
@@ -189,6 +190,20 @@ def test_the_window_opens_once_and_closes_by_quiet_or_by_the_limit() -> None:
     assert window.over(105.0)
     window.close()
     assert not window.over(200.0)
+
+
+def test_errors_s5_the_window_stays_open_for_its_minimum_however_quiet_it_is() -> None:
+    window = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=1.0, settle_min_s=4.0, settle_max_s=6.0))
+    window.see(10.0, failed=True, news=False)
+    assert not window.over(13.9)
+    assert window.over(14.0)
+    window.see(13.9, failed=True, news=True)
+    assert not window.over(14.8)
+    assert window.over(14.9)
+    window.see(15.5, failed=True, news=True)
+    assert window.over(16.0)
+    with pytest.raises(SpecError, match="settle_min_s"):
+        check_spec(JobSpec(command=("t.py",), policies=Policies(settle_min_s=40.0)))
 
 
 def test_only_a_bad_end_is_a_failure_and_of_a_command_of_its_own_only_its_own() -> None:

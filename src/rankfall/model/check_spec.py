@@ -46,6 +46,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
     policies = spec.policies
     if policies.settle_max_s < policies.settle_quiet_s:
         raise SpecError("$.policies.settle_max_s", "is less than settle_quiet_s")
+    if policies.settle_max_s < policies.settle_min_s:
+        raise SpecError("$.policies.settle_max_s", "is less than settle_min_s")
     both = set(policies.retryable) & set(policies.final)
     if both:
         raise SpecError("$.policies.retryable", f"{min(both)!r} stands in policies.final too; choose one")

@@ -29,6 +29,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         retryable, final: qualified names of exception types that the user declares retryable or final.
         hang_timeout_s: no progress (step records, output, CPU time of the ranks) for so long is a hang; null = never.
         settle_quiet_s: after the first failure: how long nothing new must come before the verdict.
+        settle_min_s: after the first failure: the least time of waiting for what is not there yet, however quiet it is.
         settle_max_s: after the first failure: the hard limit of waiting.
         grace_s: between SIGTERM and SIGKILL when Rankfall stops slots.
     """
@@ -39,6 +40,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     final: tuple[str, ...] = ()
     hang_timeout_s: Seconds | None = 1800.0
     settle_quiet_s: Seconds = 2.0
+    settle_min_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     settle_max_s: Seconds = 30.0
     grace_s: Seconds = 10.0
     backoff_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Record
+from rankfall.model.record import SCHEMA
 
 # A record is at most 256 KiB when our writer made it; anything much larger is none of ours and is read by its head only.
 MAX_RECORD: Final = 1 << 20
@@ -44,6 +45,12 @@ def read_end(slot_dir: Path) -> Record | None:
         return msgspec.json.decode(data, type=Record)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
+
+
+class _Head(msgspec.Struct):
+    """What a record of any version begins with."""
+
+    schema: str = ""
 
 
 class RecordFolder:
@@ -100,12 +107,25 @@ class RecordFolder:
         try:
             record = self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._problem(f"record {name} is damaged: {str(error)[:200]}")
+            newer = _newer_schema(data)
+            what = f"is of {newer}, newer than this reader, and was not understood" if newer else "is damaged"
+            self._problem(f"record {name} {what}: {str(error)[:200]}")
             return None
         if record.run not in {None, self._run} or record.attempt not in {None, self._attempt}:
             return None
+        if record.schema != SCHEMA:
+            self._problem(f"records of {record.schema[:60]!r} are newer than this reader: read as far as understood")
         return Found(record=record, name=name, mtime=mtime)
 
     def _problem(self, text: str) -> None:
         if text not in self.problems and len(self.problems) < 50:  # noqa: PLR2004 - as many as anyone reads
             self.problems.append(text)
+
+
+def _newer_schema(data: bytes) -> str | None:
+    """The schema that a record names, when it is another than this reader's."""
+    try:
+        said = msgspec.json.decode(data, type=_Head).schema
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return repr(said[:60]) if said not in {"", SCHEMA} else None

@@ -1,7 +1,7 @@
 """The settle window: from the first definite failure until all evidence of the fall is there, and not a moment longer.
 
 Opened by a process that ended badly, never by a line alone: a job may print an error and live on. Closed when every slot has ended, when
-nothing new came for the quiet time, or at the hard limit.
+nothing new came for the quiet time and the minimum is over, or at the hard limit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ class SettleWindow:
     """Monotonic seconds everywhere.
 
     Args:
-        policies: quiet time and hard limit.
+        policies: quiet time, minimum and hard limit.
     """
 
     def __init__(self, policies: Policies) -> None:
         self._quiet = policies.settle_quiet_s
+        self._least = policies.settle_min_s
         self._most = policies.settle_max_s
         self.opened: float | None = None
         self._news = 0.0
@@ -37,7 +38,8 @@ class SettleWindow:
         """Whether the rest of the slots need not be waited for."""
         if self.opened is None:
             return False
-        return now - self._news >= self._quiet or now - self.opened >= self._most
+        open_for = now - self.opened
+        return open_for >= self._most or (open_for >= self._least and now - self._news >= self._quiet)
 
     def close(self) -> None:
         """Forget the failure: the gang went on without the one that fell."""
