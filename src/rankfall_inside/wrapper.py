@@ -12,7 +12,20 @@ import sys
 import time
 
 from rankfall_inside import environ as environment
-from rankfall_inside import launch, outcome, procfs, ranks, reap, records, signals, spawn, stacks, streams, termination
+from rankfall_inside import (
+    launch,
+    old_forms,
+    outcome,
+    procfs,
+    ranks,
+    reap,
+    records,
+    signals,
+    spawn,
+    stacks,
+    streams,
+    termination,
+)
 from rankfall_inside.channel import Channel
 from rankfall_inside.commands import Commands
 from rankfall_inside.console import UNKNOWN, Console
@@ -98,7 +111,13 @@ class Wrapper:
         )
         # Several slots of one machine would overwrite each other's.
         self._last_words = environ.get(termination.VARIABLE) or (termination.DEFAULT_PATH if options.alone else "")
-        needed = self._channel.active or options.exit_code == "cause" or os.path.exists(self._last_words)
+        self._error_file = environ.get(old_forms.VARIABLE, "")
+        needed = (
+            bool(self._error_file)
+            or self._channel.active
+            or options.exit_code == "cause"
+            or os.path.exists(self._last_words)
+        )
         self._inbox = Inbox(files.records, place=files.place, take=self._hook_record, look=needed)
         self._control = files.control()
         self._notices = files.notices()
@@ -367,6 +386,7 @@ class Wrapper:
             }
         )
         termination.write(self._last_words, self._falls.first_error(), end)
+        old_forms.write(self._error_file, self._falls.first_error(), folder=self._files.records)
         self._delivery.settle(self._patience(), last=True)
 
     def _patience(self) -> float:

@@ -47,6 +47,8 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
     }
     if spec.record_store is not None:
         env["RANKFALL_RECORD_STORE"] = spec.record_store
+    if spec.error_file is not None:
+        env["RANKFALL_ERROR_FILE"] = spec.error_file
     if spec.policies.retryable:
         env["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
     if spec.policies.final:

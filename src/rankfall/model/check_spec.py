@@ -15,7 +15,7 @@ import msgspec
 from rankfall.model.check_kubernetes import check_kubernetes
 from rankfall.model.check_roles import ROLE_NAME, ROLE_RULE, check_roles
 from rankfall.model.check_rules import check_rules
-from rankfall.model.check_store import check_record_store
+from rankfall.model.check_store import check_error_file, check_record_store
 from rankfall.model.errors import SpecError
 from rankfall.model.foreign import FOREIGN
 from rankfall.model.spec import JobSpec
@@ -53,6 +53,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise SpecError("$.policies.retryable", f"{min(both)!r} stands in policies.final too; choose one")
     check_rules(spec)
     check_record_store(spec)
+    check_error_file(spec)
     check_kubernetes(spec)
     check_roles(spec, alone=_check_alone)
     return spec

@@ -1,4 +1,4 @@
-"""Whether a job's record store can work: who writes there has the standard library only, and must be there at all."""
+"""Whether a job's record store and error file can work: who writes there has the standard library only, and must be there at all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _FIELD: Final = "$.record_store"
 _FILE: Final = re.compile(r"file://(/[\w.@+-]+)+/?")
 _S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?")
 _MAX: Final = 1024
+_ERROR_FILE: Final = re.compile(r"(/[\w.@+-]+)*/[\w.@+-]*\*?[\w.@+-]*\.(?:json|pb)")
 # What others would be called, and how they are reached all the same.
 _OTHERS: Final = ("gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://", "http://", "https://")
 
@@ -47,6 +48,25 @@ def check_record_store(spec: JobSpec) -> None:
                 f"{path} is on no volume of the pods: what is written there is gone with them",
                 hint="name a path below one of $.kubernetes.volume_mounts or the workspace, mounted at the same path here",
             )
+
+
+def check_error_file(spec: JobSpec) -> None:
+    """Refuse a file that no older reader would know.
+
+    Raises:
+        SpecError: with what is allowed.
+    """
+    path = spec.error_file
+    if path is None:
+        return
+    if len(path) > _MAX or not _ERROR_FILE.fullmatch(path) or "/../" in path:
+        raise SpecError(
+            "$.error_file",
+            f"{path[:100]!r} is no absolute path of a .json or .pb file",
+            hint="as: /out/error.json (torchelastic's form), /out/error-*.pb (Flyte's, one for each slot)",
+        )
+    if spec.inside == "off":
+        raise SpecError("$.error_file", "with inside: off nobody is in the slots who could write it")
 
 
 def _mounted(spec: JobSpec) -> list[str]:

@@ -47,6 +47,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         log_dir: a folder of this machine into which the files for reading go when the run is over; it belongs to one run.
         record_store: where each rank's records are copied to as well, and read from: ``file:///path`` of a directory that all
             slots and this machine share, or ``s3://bucket/prefix``.
+        error_file: where each slot writes its first error once more for readers that know no records: a path in the slot that ends
+            with ``.json`` (torchelastic's form) or ``.pb`` (Flyte's); the first writer of a name wins, a ``*`` makes it unique.
         restart_scope: what is started again after a fall: the whole ``gang`` as a new attempt, or inside the attempt the one
             ``replica`` that fell, while the others run on; for independent workers (launcher ``exec``) only.
         kubernetes: its pods, on the backends that make some.
@@ -80,6 +82,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     strategy: str | None = None
     log_dir: str | None = None
     record_store: str | None = None
+    error_file: str | None = None
     restart_scope: RestartScope = "gang"
     kubernetes: Kubernetes = Kubernetes()
 

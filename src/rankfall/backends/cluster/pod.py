@@ -203,6 +203,8 @@ def _own(request: Request, start: Start) -> list[Object]:
         }
         if spec.record_store is not None:
             values["RANKFALL_RECORD_STORE"] = spec.record_store
+        if spec.error_file is not None:
+            values["RANKFALL_ERROR_FILE"] = spec.error_file
         if spec.python is not None:
             values["RANKFALL_PYTHON"] = spec.python
     if spec.policies.retryable:
