@@ -19,7 +19,7 @@ from rankfall.observe.cluster.podfacts import stamp_ns
 from testbed import clock, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl
-from testbed.proxy import Answer, Cut, EndStream, HalfOpen, Match, Place, Proxy, When, before
+from testbed.proxy import Answer, Cut, EndStream, HalfOpen, Match, Place, Proxy, Slow, When, before
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 FULL = pytest.mark.full
@@ -115,6 +115,24 @@ def test_logs_s22_s26_s27_ends_at_the_moment_of_a_cut_lose_nothing(record):
     for instance in (0, 1):
         record.whole(1, lines=lines, instance=instance)
     assert {"last", "early", "refused"} <= proxy.counters().by_rule.keys()
+
+
+def test_logs_s21_s23_a_log_that_is_replayed_slowly_loses_nothing_beside_one_that_is_live(record):
+    """All connections are cut while one pod is thousands of lines behind; one stream of the other ends in order though its container runs."""
+    proxy, space = record.proxy, record.namespace
+    behind, live = 8_000, 1500
+    proxy.add("slow", Slow(bytes_per_second=100_000), Match(path="/numbers-0/log"))
+    proxy.add("end", EndStream(at=When(after_bytes=20_000)), Match(path="/numbers-1/log", nth=1))
+    record.kubectl.apply([counting(0, space, lines=behind, rate=1e9), counting(1, space, lines=live)])
+    record.start()
+    for slot, number in ((0, 500), (1, 600), (0, 3000)):
+        record.hears(slot, number)
+        proxy.cut_all()
+    for slot, lines in ((0, behind), (1, live)):
+        assert record.closed(slot).log == "complete"
+        record.whole(slot, lines=lines)
+    assert record.gaps() == []
+    assert {"slow", "end"} <= proxy.counters().by_rule.keys()
 
 
 def test_logs_s28_s29_a_late_pod_and_one_that_never_starts_disturb_nobody(record):

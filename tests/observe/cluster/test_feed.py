@@ -228,6 +228,36 @@ def test_two_restarts_between_two_looks_lose_an_instance_and_say_so(tmp_path):
     play(tmp_path, story)
 
 
+def test_logs_s23_a_clean_end_of_a_container_that_runs_is_resumed_within_2_s_and_one_that_ended_is_left(
+    tmp_path, monkeypatch
+):
+    # The pauses that the product has.
+    monkeypatch.setattr(follower, "_FIRST_S", 0.1)
+    monkeypatch.setattr(follower, "SETTLE_S", 1.0)
+    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0, start=False)
+        pod.faults += ["end"] * 2
+        made.start(pod)
+        made.write(pod, b"one", b"two")
+        fed.start()
+        await until(lambda: len(pod.requests) == 1, "the first request")
+        for number in (2, 3):
+            # Half of it is the product's own pause.
+            async with asyncio.timeout(2.0):
+                await until(lambda n=number: len(pod.requests) == n, f"request {number}")
+        made.write(pod, b"three")
+        await fed.holds(pod, b"three\n")
+        made.end(pod)
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod) == b"one\ntwo\nthree\n"
+        # Three follows, and one look for the end.
+        assert [query.get("follow") for query in pod.requests] == ["true", "true", "true", None]
+
+    play(tmp_path, story)
+
+
 def test_logs_s26_starts_of_a_container_that_nobody_saw_are_said_to_be_missing(tmp_path):
     """Before anybody looked for the first time, and between two looks."""
 
