@@ -56,13 +56,14 @@ def test_the_first_writer_of_a_name_wins_and_nothing_else_fails(tmp_path: Path) 
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(120)
 def test_errors_s8_torchelastics_own_class_reads_it(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # noqa: PLC0415 - loads torch
 
     path = tmp_path / "error.json"
     old_forms.write(str(path), {"at_ns": 1_790_000_000 * 10**9, "error": {"types": ["ValueError"], "message": "bad"}})
     found = ProcessFailure(local_rank=0, pid=7, exitcode=1, error_file=str(path))
-    assert (found.message, found.timestamp) == ("ValueError: bad", 1_790_000_000)
+    assert (found.message["message"], found.timestamp) == ("ValueError: bad", 1_790_000_000)
 
 
 @pytest.mark.parametrize("path", ["error.json", "/a/../error.pb", "/a/error.txt", "/a*/error.pb", "/a/**.pb"])
