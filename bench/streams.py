@@ -111,12 +111,15 @@ def _plain(folder: Path, script: Path) -> float:
 
 
 def _ours(folder: Path, script: Path) -> tuple[float, float]:
+    from rankfall.store.content import content_size
+    from rankfall.store.names import find_streams
+
     with tempfile.TemporaryDirectory(dir=folder) as name:
         home = Path(name)
         runs = home / "runs"
 
         def size() -> int:
-            return sum(p.stat().st_size for p in runs.glob("*/logs/attempt-1/*/*/*.log"))
+            return sum(content_size(name.path) for run in runs.glob("*/logs") for name in find_streams(run))
 
         argv = [PYTHON, "-m", "rankfall", "run", "--nproc-per-node", "8", "--launcher", "torchrun", "-q", str(script)]
         clock = _Clock(size)

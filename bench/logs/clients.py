@@ -81,18 +81,21 @@ def start(tool: str, scene: Scene, folder: Path) -> Client:
     out = folder / "out"
     if tool == "ours":
         # The run's own recorder, as a user starts it: every line into the run directory, all signatures looked for, the state kept.
+        from rankfall.store.content import content_size, read_bytes
+        from rankfall.store.names import find_streams
+
         run = scene.copy(folder / "home")
         argv = [sys.executable, "-m", "rankfall", "wait", scene.run]
         env = scene.environment(folder / "home")
 
         def streams() -> list[Path]:
-            return [path for path in run.glob("logs/*/*/*/*.log") if path.name != "slot.err.log"]
+            return [name.path for name in find_streams(run / "logs") if name.path.name != "slot.err.log"]
 
         def size() -> int:
-            return sum(path.stat().st_size for path in streams())
+            return sum(content_size(path) for path in streams())
 
         def text() -> bytes:
-            return b"".join(path.read_bytes() for path in streams())
+            return b"".join(read_bytes(path, 0, content_size(path)) for path in streams())
 
     else:
         env = scene.environment()

@@ -24,6 +24,7 @@ from rankfall.model import JobSpec, Record
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import INDEX_LABEL, PodFact
 from rankfall.store import RunDir
+from rankfall.store.content import content_size, read_bytes
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object
@@ -140,7 +141,10 @@ class Recording:
     def text(self, slot: int, stream: str, *, instance: int = 0) -> bytes:
         """The bytes of one stream."""
         path = self.run.stream_dir(1, "worker", slot, instance) / f"{stream}.out.log"
-        return path.read_bytes() if path.exists() else b""
+        try:
+            return read_bytes(path, 0, content_size(path))
+        except FileNotFoundError:
+            return b""
 
     def numbers(self, slot: int, rank: int, *, instance: int = 0) -> list[int]:
         """The numbers of a rank, as they are stored."""
