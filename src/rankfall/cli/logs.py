@@ -16,9 +16,12 @@ from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import FINAL_STATES, NotFound, UsageError
 from rankfall.store import RunDir
+from rankfall.store.follow import PATIENCE_S
 from rankfall.store.lines import Follower, LineQuery, read_lines
 
 _TICK_S: Final = 0.1
+# Whose a line of a launcher's local rank is may only be found by a look into its pod: so long it waits for that, seconds.
+_FOREIGN_PATIENCE_S: Final = 20.0
 _BATCH: Final = 1000
 
 
@@ -147,7 +150,8 @@ def follow_lines(
 ) -> None:
     """Write lines as they come until the run (or ``over``) says that it is over, then all that is left."""
     over = over or (lambda: state_of(directory) in FINAL_STATES)
-    follower = Follower(directory, query)
+    patience = PATIENCE_S if directory.foreign is None else _FOREIGN_PATIENCE_S
+    follower = Follower(directory, query, patience=patience)
     told = False
     while True:
         ended = over()

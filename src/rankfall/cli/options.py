@@ -39,14 +39,20 @@ def target_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """A run, or a job of a cluster that Rankfall did not start, with where that is; given to the verb as ``run`` and ``where``."""
 
     @functools.wraps(function)
-    def with_where(*, namespace: str | None, context: str | None, kubeconfig: str | None, **rest: Any) -> Any:
-        return function(where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig), **rest)
+    def with_where(
+        *, namespace: str | None, context: str | None, kubeconfig: str | None, no_exec: bool, **rest: Any
+    ) -> Any:
+        where = Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec)
+        return function(where=where, **rest)
 
     return click.argument("run", required=False, metavar="[RUN | KIND/NAME]")(place_options(with_where))
 
 
 def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``-n``, ``--context`` and ``--kubeconfig``: where a job is that Rankfall did not start."""
+    """``-n``, ``--context``, ``--kubeconfig`` and ``--no-exec``: where a job is that Rankfall did not start, and how it may be looked at."""
+    function = click.option("--no-exec", is_flag=True, help="Of KIND/NAME: do not look into its pods for the ranks.")(
+        function
+    )
     function = click.option("--kubeconfig", metavar="FILE", help="Of KIND/NAME; default: as kubectl finds it.")(
         function
     )

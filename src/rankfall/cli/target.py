@@ -25,16 +25,17 @@ _SHORT: Final = {"po": "pod"}
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a target is looked for; None = as kubectl would choose."""
+    """Where a target is looked for, None = as kubectl would choose; ``no_exec``: its pods are not looked into."""
 
     namespace: str | None = None
     context: str | None = None
     kubeconfig: str | None = None
+    no_exec: bool = False
 
     @property
     def given(self) -> bool:
         """Whether anything was said."""
-        return any((self.namespace, self.context, self.kubeconfig))
+        return any((self.namespace, self.context, self.kubeconfig, self.no_exec))
 
 
 NOWHERE: Final = Where()
@@ -78,7 +79,7 @@ def run_to_look_at(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     if target is None:
         if where.given:
             raise UsageError(
-                "-n, --context and --kubeconfig say where a job is that Rankfall did not start",
+                "-n, --context, --kubeconfig and --no-exec are for a job that Rankfall did not start",
                 hint=f"a run knows its cluster; of another job give KIND/NAME: {', '.join(FOREIGN_KINDS)}",
             )
         if name is not None and _TARGET.fullmatch(name):
@@ -94,6 +95,7 @@ def run_to_look_at(name: str | None, *, where: Where = NOWHERE) -> RunDir:
         namespace=where.namespace,
         context=where.context,
         kubeconfig=where.kubeconfig,
+        look_inside=not where.no_exec,
     )
     if opened.note:
         emit.say(f"rankfall: {opened.note}")

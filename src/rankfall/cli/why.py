@@ -54,6 +54,7 @@ def why(
     namespace: str | None,
     context: str | None,
     kubeconfig: str | None,
+    no_exec: bool,
     output: Output,
 ) -> None:
     """Say which rank fell first, why, and where.
@@ -69,7 +70,7 @@ def why(
         fresh=fresh,
         own=[Path(text) for text in signatures],
         strategy=strategy,
-        where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig),
+        where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec),
     )
     if output is not Output.TABLE:
         sys.stdout.write(emit.document(verdict, output))

@@ -10,6 +10,8 @@ import msgspec
 
 from rankfall.model import Evidence, RankFacts
 from rankfall.observe import evidence as make
+from rankfall.observe.cluster.told import NAME as TOLD
+from rankfall.observe.cluster.told import Told, ToldRank, read_told
 from rankfall.observe.facts import Facts
 from rankfall.observe.starts import Starts
 from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
@@ -64,6 +66,7 @@ class SlotStreams:
         self._outside = outside
         self._catalogue = catalogue
         self._starts = starts
+        self._told = _ToldRanks(foreign=run_dir.foreign is not None)
         self._streams: dict[Path, _Stream] = {}
         self._known: set[str] = set()
         self._folders: dict[int, str] = {}
@@ -117,6 +120,9 @@ class SlotStreams:
 
     def _row(self, stream: _Stream, owner: RankFacts | None) -> StreamRow:
         instance = stream.tail.path.parent.name
+        told = self._told.of(stream)
+        if told is not None:
+            owner = None
         return StreamRow(
             stream=stream.name,
             attempt=self._attempt,
@@ -125,23 +131,31 @@ class SlotStreams:
             slot=stream.slot,
             instance=int(instance) if instance.isdecimal() else 0,
             local=stream.local,
-            rank=owner.rank if owner else stream.rank,
-            from_byte=0,
-            to_byte=None,
-            proof=f"start record of pid {owner.pid}" if owner else "prefix" if stream.rank is not None else "",
+            rank=told.rank if told else owner.rank if owner else stream.rank,
+            from_byte=told.since if told else 0,
+            to_byte=told.until if told else None,
+            proof=told.proof
+            if told
+            else f"start record of pid {owner.pid}"
+            if owner
+            else "prefix"
+            if stream.rank is not None
+            else "",
         )
 
     def _evidence(self, stream: _Stream, item: Placed, *, owner: RankFacts | None, node: str | None) -> Evidence:
         """Of a signature in a stream the first few pieces and the last one are told apart; a flood costs no more."""
         kind = (item.finding.meaning.signature or item.finding.meaning.fingerprint, item.finding.prefix.rank)
         count = stream.kept[kind] = stream.kept.get(kind, 0) + 1
+        told = self._told.of(stream)
+        known = told is not None and told.since <= item.byte and (told.until is None or item.byte < told.until)
         piece = make.of_finding(
             item.finding,
             stream=stream.name,
             byte=item.byte,
             where=f"{stream.name}:{item.line}",
             at=item.at,
-            rank=owner.rank if owner else stream.rank,
+            rank=told.rank if told is not None and known else owner.rank if owner else stream.rank,
             slot=stream.slot,
             node=node,
             attempt=self._attempt,
@@ -202,6 +216,27 @@ class _Owners:
             return stream.ordinal
         held = self._by_rank.get((stream.slot, stream.rank))
         return held[1] if held else None
+
+
+class _ToldRanks:
+    """What manifest and processes prove of the streams of a job that Rankfall did not start; read again when it changed."""
+
+    def __init__(self, *, foreign: bool) -> None:
+        self._foreign = foreign
+        self._held: dict[Path, tuple[int, Told]] = {}
+
+    def of(self, stream: _Stream) -> ToldRank | None:
+        if not self._foreign or stream.ordinal is None:
+            return None
+        folder = stream.tail.path.parent
+        try:
+            changed = (folder / TOLD).stat().st_mtime_ns
+        except OSError:
+            return None
+        held = self._held.get(folder)
+        if held is None or held[0] != changed:
+            held = self._held[folder] = (changed, read_told(folder))
+        return held[1].ranks.get(stream.ordinal)
 
 
 def _entries(folder: str) -> list[str]:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Collection
 from itertools import accumulate
 from typing import NoReturn
 
+import msgspec
+
 from rankfall.backends.cluster.submitted import cluster_of, run_of
+from rankfall.backends.foreign.record import looks_inside
 from rankfall.backends.foreign.workload import ForeignWorkload
 from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
@@ -85,7 +88,9 @@ class ForeignBackend:
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """Its pods."""
-        return (Source(kind="pods", path=str(run_of(plan).path), pods=cluster_of(plan)),)
+        run_dir = run_of(plan)
+        pods = msgspec.structs.replace(cluster_of(plan), look_inside=looks_inside(run_dir))
+        return (Source(kind="pods", path=str(run_dir.path), pods=pods),)
 
     def release(self) -> None:
         """Close the connection to the cluster."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rankfall.backends.foreign.find import Located, locate
-from rankfall.backends.foreign.record import record_of
+from rankfall.backends.foreign.record import record_of, set_look_inside
 from rankfall.kube.access import Access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
@@ -40,6 +40,7 @@ def open_target(
     namespace: str | None = None,
     context: str | None = None,
     kubeconfig: str | None = None,
+    look_inside: bool = True,
 ) -> Opened:
     """The record of a target.
 
@@ -49,6 +50,7 @@ def open_target(
         namespace: None = the context's.
         context: None = the current one.
         kubeconfig: one file; None = as kubectl finds them.
+        look_inside: learn the ranks of its pods from their processes, by exec, where nothing else proves them.
 
     Raises:
         NotFound: there is no such object, and no record of one.
@@ -64,7 +66,9 @@ def open_target(
             raise
         return Opened(run=held, note=f"as it was seen last: {error.message}")
     if found.run is None:
-        return Opened(run=record_of(found.foreign, home=home))
+        run = record_of(found.foreign, home=home)
+        set_look_inside(run, look=look_inside)
+        return Opened(run=run)
     try:
         own = RunDir.open(home, found.run)
     except RankfallError:

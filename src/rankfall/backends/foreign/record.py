@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from rankfall.model import JobSpec, Kubernetes, Policies
+from rankfall.model import JobSpec, Kubernetes, Policies, StoreError
 from rankfall.model.foreign import FOREIGN, Foreign
 from rankfall.model.roles import Role
 from rankfall.store import RunDir
+
+_NO_EXEC: Final = "no-exec"
 
 
 def spec_of(foreign: Foreign) -> JobSpec:
@@ -34,3 +37,24 @@ def record_of(foreign: Foreign, *, home: Path) -> RunDir:
         StoreError: it cannot be made.
     """
     return RunDir.of_foreign(spec_of(foreign), foreign, home=home)
+
+
+def looks_inside(run_dir: RunDir) -> bool:
+    """Whether its recorder may look into the pods for the ranks of their processes."""
+    return not (run_dir.path / _NO_EXEC).exists()
+
+
+def set_look_inside(run_dir: RunDir, *, look: bool) -> None:
+    """Say whether recorders that begin from now on may.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    path = run_dir.path / _NO_EXEC
+    try:
+        if look:
+            path.unlink(missing_ok=True)
+        else:
+            path.touch()
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}", hint="make its folder writable") from error

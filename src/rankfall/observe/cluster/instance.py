@@ -6,6 +6,7 @@ another process that looks like either carries ``[rank ?] `` in front and is sto
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ RECORD_MARK: Final = b"\x1erankfall/1 "
 _RANK: Final = b"[rank "
 _STRANGE: Final = b"[rank ?] "
 _MAX_RANK_DIGITS: Final = 7
+# What torchrun puts before the lines of its ranks when it is to (``--tee``): the role's name and the local rank.
+_TAG: Final = re.compile(rb"\[(?:default|trainer)(\d{1,3})\]:")
 # A line without an end is stored in parts of this size, so that memory stays bounded.
 MAX_PART: Final = 1 << 20
 _NS: Final = 1_000_000_000
@@ -37,10 +40,13 @@ class InstanceLog:
         on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
             beginning, to the end, or not known.
         ended: whether a record was taken that the wrapper writes last of all.
+        foreign: no wrapper of ours is in the container: what looks like its words is the job's own text. Lines that torchrun gave the number of
+            a local rank go to streams of these numbers, as they are.
 
     Attributes:
         cursor: where to resume; its totals count lines.
         bytes: taken from the API by this object.
+        base: added to a local rank gives the number of its stream; set by whoever knows of the launcher's rounds.
         at_end: the newest stream was read to an end that the server gave it; set by whoever reads.
         live: what comes now was written just now; set by whoever reads.
         delay_ns: least difference between arrival here and the stamp of the node, of what came live; negative: that node's clock is ahead,
@@ -58,17 +64,20 @@ class InstanceLog:
         now: Callable[[], int],
         on_gap: Callable[[int | None, int | None], None] | None = None,
         ended: Callable[[], bool] = lambda: False,
+        foreign: bool = False,
     ) -> None:
         self.cursor = Cursor(folder)
         self.bytes = 0
         self.delay_ns: int | None = None
         self.at_end = False
         self.live = False
+        self.base = 0
         self._folder = folder
         self._on_record = on_record
         self._now = now
         self._on_gap = on_gap
         self._ended = ended
+        self._foreign = foreign
         self._files: dict[str, StreamAppender] = {}
         self._stamps = StampParser()
         self._splitter = Splitter(self._stamps)
@@ -168,7 +177,7 @@ class InstanceLog:
 
     def _plain(self, data: bytes) -> bool:
         """Whether this is a chunk of new lines that may be stored as one."""
-        return len(data) >= LEAST and self._part is None and not self.cursor.expecting
+        return not self._foreign and len(data) >= LEAST and self._part is None and not self.cursor.expecting
 
     def _chunk(self, data: bytes, taken: Taken) -> None:
         """Store a chunk that was taken apart, and commit."""
@@ -248,6 +257,9 @@ class InstanceLog:
 
     def _route(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:
         """Stream of a line and where its own bytes begin; None for a record."""
+        if self._foreign:
+            tag = _TAG.match(line, start)
+            return (f"{self.base + int(tag[1])}.out" if tag else SLOT_STREAM), start
         if line.startswith(_RANK, start):
             begin = start + len(_RANK)
             end = line.find(b"] ", begin, begin + _MAX_RANK_DIGITS + 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from rankfall.model import Record
 from rankfall.observe.cluster.channel import RecordIntake
 from rankfall.observe.cluster.gaps import gap_record
 from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.observe.cluster.told import Told, ToldRank, read_told, write_told
 from rankfall.observe.log_store import StoreCopies
 from rankfall.store import RunDir
 from rankfall.store.home import replace_file
@@ -38,6 +39,7 @@ class Instances:
         token: of the log channel.
         named: the attempt that its pods' own records name; None = this one.
         stores: told which of them store their ranks' lines elsewhere.
+        foreign: Rankfall did not start the job.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Instances:
         token: str,
         named: int | None = None,
         stores: StoreCopies | None = None,
+        foreign: bool = False,
     ) -> None:
         self._stores = stores
+        self._foreign = foreign
         self._run_dir = run_dir
         self._attempt = attempt
         self._role_of = role_of
@@ -85,9 +89,26 @@ class Instances:
             intake.keep(record, after)
 
         log = self._open[key] = InstanceLog(
-            folder, on_record=intake.take, now=time.time_ns, on_gap=on_gap, ended=lambda: intake.ended
+            folder,
+            on_record=intake.take,
+            now=time.time_ns,
+            on_gap=on_gap,
+            ended=lambda: intake.ended,
+            foreign=self._foreign,
         )
+        if self._foreign:
+            log.base = read_told(folder).base
         return log
+
+    def tell(self, slot: int, *, uid: str, number: int, ranks: Mapping[int, int], proof: str) -> None:
+        """Write down the ranks of an instance that its manifest proves, by local rank; they hold for all of it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder = self.folder(slot, uid=uid, number=number)
+        if ranks and not read_told(folder).ranks:
+            write_told(folder, Told(ranks={local: ToldRank(rank=rank, proof=proof) for local, rank in ranks.items()}))
 
     def take_message(self, slot: int, text: str, *, uid: str, number: int) -> int:
         """Take the records of a container's termination message, as ``RecordIntake.take_message``.

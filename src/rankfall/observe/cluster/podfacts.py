@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rankfall.observe.cluster.manifest_ranks import static_ranks
 from rankfall.observe.cluster.source import PodSource
 
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
@@ -71,6 +72,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         grace_s: what it was given for that.
         overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
         container: name of the training container.
+        ranks: local rank -> rank, where the manifest of a pod that Rankfall did not make proves them.
         role: of the pod, where it bears the marks of another tool; None = it does not say, or Rankfall's labels do.
         main, last: state of the training container, and of the instance before it.
         log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
@@ -94,6 +96,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     overdue: bool = False
     container: str = ""
     role: str | None = None
+    ranks: dict[int, int] = {}
     conditions: tuple[Condition, ...] = ()
     main: ContainerFact | None = None
     last: ContainerFact | None = None
@@ -145,6 +148,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         grace_s=_number(meta.get("deletionGracePeriodSeconds")),
         container=container,
         role=role if source.marks is not None else None,
+        ranks=static_ranks(pod, container) if source.marks is not None else {},
         # Those that a verdict may need first: anybody may add others.
         conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
             :_MAX_CONDITIONS
@@ -178,6 +182,7 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
         overdue=overdue,
         container=fact.container or held.container,
         role=fact.role or held.role,
+        ranks=fact.ranks or held.ranks,
     )
 
 

@@ -19,7 +19,9 @@ from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
 from rankfall.observe.cluster.clocks import ClockFile
 from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
-from rankfall.observe.cluster.follower import Follower
+from rankfall.observe.cluster.follower import End, Follower
+from rankfall.observe.cluster.identify import Identifier, tagged
+from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact
@@ -74,7 +76,9 @@ class Session:
             token=source.token,
             named=self._named,
             stores=self._stores.accepting,
+            foreign=source.marks is not None,
         )
+        self._identifier = Identifier(kube, namespace=source.namespace, trouble=troubles.say)
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
         self._unwritten: set[str] = set()
@@ -248,10 +252,16 @@ class Session:
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                 )
-                end = await (log.follower.take() if self._once else log.follower.run())
+                self._instances.tell(
+                    slot, uid=uid, number=number, ranks=pod.fact.ranks, proof="the manifest's static node rank"
+                )
+                end = await self._read(pod, log.follower, stored, slot=slot, number=number)
                 if end == "lost":
                     self._last_words(pod.fact, slot, number)
-                elsewhere = await self._stores.ended(self._instances.folder(slot, uid=uid, number=number))
+                # Of one that runs on there may come more.
+                elsewhere = end is None or await self._stores.ended(
+                    self._instances.folder(slot, uid=uid, number=number)
+                )
                 log.end = end if elsewhere else "lost"
             except OSError as error:
                 self._full(error)
@@ -267,6 +277,32 @@ class Session:
                 await asyncio.sleep(AGAIN_S)
         pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
         self._write(pod)
+
+    async def _read(
+        self, pod: Followed, follower: Follower, stored: InstanceLog, *, slot: int, number: int
+    ) -> End | None:
+        """Read a log, and look meanwhile which ranks write it where nothing proves that yet."""
+        source, fact = self._source, pod.fact
+        if source.marks is None or fact.ranks or not source.look_inside:
+            return await (follower.take() if self._once else follower.run())
+        folder = self._instances.folder(slot, uid=fact.uid, number=number)
+
+        def runs() -> bool:
+            return instance_state(pod.fact, number) == "running"
+
+        if self._once:
+            end = await follower.take()
+            if runs() and tagged(stored):
+                await self._identifier.look(fact.name, container=fact.container, log=stored, folder=folder)
+            return end
+        looking = asyncio.create_task(
+            self._identifier.watch(fact.name, container=fact.container, log=stored, folder=folder, running=runs)
+        )
+        try:
+            return await follower.run()
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
 
     def _last_words(self, fact: PodFact, slot: int, number: int) -> None:
         """What an instance left in its status is all there is of what its log did not give."""

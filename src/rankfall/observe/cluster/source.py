@@ -23,6 +23,7 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
         named: the attempt that the pods themselves name, where Kubernetes started the gang again without telling them; None = this one.
         apart: earlier attempts whose pods bear the same labels; theirs are not this one's.
         marks: how pods that Rankfall did not make say who they are; None = they bear Rankfall's own labels.
+        look_inside: of such pods, learn the ranks from their processes where nothing else proves them.
     """
 
     context: str
@@ -36,6 +37,7 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     apart: tuple[int, ...] = ()
     fields: str = ""
     marks: PodMarks | None = None
+    look_inside: bool = True
 
     def mine(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod that the selectors found is of this attempt's job."""
