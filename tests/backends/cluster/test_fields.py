@@ -29,6 +29,7 @@ BY_THE_SUPERVISOR = {
     "policies.max_restarts",
     "policies.budgets",
     "policies.hang_timeout_s",
+    "policies.settle_min_s",
     "policies.settle_quiet_s",
     "policies.settle_max_s",
     "policies.backoff_s",
@@ -75,6 +76,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "policies.retryable": ({}, {"policies": {"retryable": ["x.Error"]}}),
     "policies.final": ({}, {"policies": {"final": ["x.Error"]}}),
     "policies.hang_timeout_s": ({}, {"policies": {"hang_timeout_s": 60}}),
+    "policies.settle_min_s": ({}, {"policies": {"settle_min_s": 1}}),
     "policies.settle_quiet_s": ({}, {"policies": {"settle_quiet_s": 1}}),
     "policies.settle_max_s": ({}, {"policies": {"settle_max_s": 60}}),
     "policies.grace_s": ({}, {"policies": {"grace_s": 60}}),
@@ -100,6 +102,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "strategy": ({}, {"strategy": "earliest"}),
     "log_dir": ({}, {"log_dir": "/logs"}),
+    "record_store": ({}, {"record_store": "s3://team/records"}),
+    "error_file": ({}, {"error_file": "/out/error-*.pb"}),
 }
 SECTION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "image": ({}, {"image": "other:2"}),
