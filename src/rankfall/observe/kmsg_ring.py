@@ -14,8 +14,8 @@ import msgspec
 
 from rankfall.observe.kmsg import MAX_RECORD, KmsgRecord, parse_record
 
-# Overruns and records that were seen already give nothing; so many reads are made before the owner has its turn again.
-_READS_PER_ENTRY: Final = 64
+# A ring that is written faster than it is read only tells of overruns; after so many of them the owner has its turn again.
+_MAX_OVERRUNS: Final = 1_000
 
 
 class Cursor(msgspec.Struct, frozen=True):
@@ -85,9 +85,8 @@ class Ring:
             OSError: the device cannot be read any more; its owner opens it again with ``cursor``.
         """
         found: list[Entry] = []
-        reads = 0
-        while len(found) < limit and reads < _READS_PER_ENTRY * limit and not self.ended:
-            reads += 1
+        until = self.overruns + _MAX_OVERRUNS
+        while len(found) < limit and self.overruns < until and not self.ended:
             try:
                 data = self._read(self._fd, MAX_RECORD)
             except BlockingIOError:
