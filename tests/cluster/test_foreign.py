@@ -17,7 +17,7 @@ from testbed import accounts, images, workloads
 from testbed.bed import Bed
 from testbed.client import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 LINES = 120
 # Each line says its own rank; the last rank falls when all is said.
 TRAIN = f"""

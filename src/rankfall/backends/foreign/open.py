@@ -57,6 +57,8 @@ def open_target(
         KubeError: the cluster cannot be asked, and there is no record either.
         StoreError: the record cannot be made.
     """
+    # Written into the record, which is read from anywhere.
+    kubeconfig = None if kubeconfig is None else str(Path(kubeconfig).expanduser().absolute())
     access = load_access(kubeconfig=kubeconfig, context=context, namespace=namespace)
     try:
         found = _located(access, target, kubeconfig)
