@@ -180,6 +180,30 @@ def test_a_bare_pod_is_a_target(cluster, capsys):
     )
 
 
+def test_launch_s16_ranks_that_the_manifest_proves_are_told_without_a_look_into_a_pod(cluster, capsys):
+    cluster.job()
+    for number in range(2):
+        pod = cluster.pod(number)
+        options = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=2", "--tee", "3"]
+        pod.manifest = {"command": ["torchrun", *options, "train.py"]}
+        cluster.do(lambda made, pod=pod: made.tell("MODIFIED", pod))
+        cluster.write(pod, *(f"[default{local}]:I am rank {2 * number + local}" for local in range(2)), "of no rank")
+    out = rankfall(capsys, "logs", "job/plain", "--no-exec")
+    tagged = [line for line in out.splitlines() if "I am" in line]
+    assert sorted(tagged) == [f"[rank {rank}] [default{rank % 2}]:I am rank {rank}" for rank in range(4)]
+    assert sorted(set(out.splitlines()) - set(tagged)) == ["[slot 0] of no rank", "[slot 1] of no rank"]
+    assert "I am rank 3" in rankfall(capsys, "logs", "job/plain", "--rank", "3")
+
+
+def test_a_pod_that_does_not_say_which_one_it_is_is_named_and_not_taken_for_another(plain, capsys):
+    cluster, _ = plain
+    cluster.write(cluster.pod(0, name="stray", labels={}), "who am I")
+    assert guard.run(["logs", "job/plain"]) == 0
+    out, err = capsys.readouterr()
+    assert "who am I" not in out
+    assert "stray does not say which pod of its job it is: its log is not read" in err
+
+
 def test_pods_without_places_are_numbered_as_they_were_made(cluster, capsys):
     cluster.job(count=2, completionMode="NonIndexed", backoffLimit=3)
     for name in ("a", "b"):

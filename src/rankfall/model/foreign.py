@@ -57,6 +57,9 @@ class PodMarks(msgspec.Struct, frozen=True, kw_only=True):
         role = said if isinstance(said, str) and said in self.sizes else None
         index = _number(labels.get(self.index, annotations.get(self.index))) if self.index else None
         outer = _number(labels.get(self.outer, annotations.get(self.outer))) if self.outer else 0
+        if role is not None and self.index and index is None and self.sizes[role] == 1:
+            # Of one pod there is nothing to number, as of an MPIJob's launcher.
+            index = 0
         if role is None or index is None or outer is None:
             return role, None
         return role, outer * self.sizes[role] + index

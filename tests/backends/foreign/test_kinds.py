@@ -106,6 +106,8 @@ def test_jobs_of_the_training_operator_are_found_by_replica_type_and_number(kind
     labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "1"}
     assert found.marks.place(labels, {}) == ("worker", 1)
     assert found.marks.place({}, {}) == (None, None)
+    assert found.marks.place({"training.kubeflow.org/replica-type": "master"}, {}) == ("master", 0)
+    assert found.marks.place({"training.kubeflow.org/replica-type": "worker"}, {}) == ("worker", None)
 
 
 def condition(kind: str, **fields: Any) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class Pod:
     deleting: bool = False
     # In the place of those of Rankfall's own pods.
     labels: dict[str, str] | None = None
+    # What its container's manifest says beside the name.
+    manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
     def container(self) -> Container | None:
@@ -197,7 +199,7 @@ class World:
                 if pod.labels is None
                 else pod.labels,
             },
-            "spec": {"nodeName": f"n{pod.slot}", "containers": [{"name": "main"}]},
+            "spec": {"nodeName": f"n{pod.slot}", "containers": [{"name": "main"} | pod.manifest]},
             "status": shown | pod.status,
         }
 

@@ -184,6 +184,10 @@ class Session:
         pod = self._pods.get(fact.uid)
         if pod is None:
             pod = self._pods[fact.uid] = Followed(self._placed(fact))
+            if self._source.marks is not None and pod.fact.slot is None:
+                self._troubles.say(
+                    f"place of {fact.uid}", f"{fact.name} does not say which pod of its job it is: its log is not read"
+                )
         else:
             pod.fact = later(pod.fact, fact)
         if pod.fact.deleting is not None and not pod.fact.over:
