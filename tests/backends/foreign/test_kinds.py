@@ -142,7 +142,7 @@ def test_a_pods_state_is_its_phase():
 
 def test_pods_without_marks_are_of_the_one_role_and_have_no_place():
     assert PodMarks(sizes={"pod": 1}).place({}, {}) == ("pod", None)
-    assert PodMarks(sizes={"pod": 1}, index="i").place({"i": "x"}, {}) == ("pod", None)
+    assert PodMarks(sizes={"pod": 2}, index="i").place({"i": "x"}, {}) == ("pod", None)
 
 
 def test_a_long_name_is_cut_and_told_apart_by_the_uid():
