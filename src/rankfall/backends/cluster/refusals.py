@@ -249,7 +249,7 @@ def supervised_only(spec: JobSpec) -> list[Problem]:
     policies, usual = spec.policies, Policies()
     found = [
         _needs_supervisor(f"$.policies.{field}")
-        for field in ("settle_quiet_s", "settle_max_s", "backoff_s", "backoff_max_s")
+        for field in ("settle_min_s", "settle_quiet_s", "settle_max_s", "backoff_s", "backoff_max_s")
         if getattr(policies, field) != getattr(usual, field)
     ]
     if policies.hang_timeout_s not in {None, usual.hang_timeout_s}:
