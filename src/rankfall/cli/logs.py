@@ -22,7 +22,8 @@ from rankfall.store.lines import Follower, LineQuery, read_lines
 _TICK_S: Final = 0.1
 # Whose a line of a launcher's local rank is may only be found by a look into its pod: so long it waits for that, seconds.
 _FOREIGN_PATIENCE_S: Final = 20.0
-_BATCH: Final = 1000
+# Lines shown at one look of a follow.
+_MOST: Final = 5000
 
 
 @click.command("logs")
@@ -155,19 +156,21 @@ def follow_lines(
     told = False
     while True:
         ended = over()
-        count = writer.write(follower.poll())
+        lines = follower.poll(limit=_MOST)
+        writer.write(lines)
         if ended or writer.spent:
             break
         if (
             not told
-            and not count
+            and not lines
             and directory.foreign is None
             and directory.lease_holder() is None
             and state_of(directory) != "queued"
         ):
             told = True
             emit.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
-        if not count:
+        if len(lines) < _MOST:
+            # Also after some lines: what comes a moment later is cheaper to show together.
             time.sleep(_TICK_S)
     if not writer.spent:
         writer.write(follower.drain())

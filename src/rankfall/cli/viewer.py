@@ -46,6 +46,8 @@ _TOLD: Final = frozenset(
 _TEXT: Final = 400
 # Shorter than for `logs`: who watches wants to see it now, and ranks that print within a twentieth of a second print together.
 _HOLD_S: Final = 0.05
+# Lines shown at one look; a look that gives fewer has shown all there is.
+_BATCH: Final = 5000
 
 
 class Viewer:
@@ -91,14 +93,14 @@ class Viewer:
         self._shown_attempt: int | None = None
 
     def step(self) -> bool:
-        """Show what is new; whether there was anything."""
+        """Show what is new; whether there is more at once. What comes a moment later is cheaper to show together."""
         events, self._offset = read_events(self._directory.path, offset=self._offset)
         # Lines first: a verdict should stand below what led to it.
         count = self._lines(final=False)
         for event in events:
             self._tell(event)
         self._told_ranks()
-        return bool(count or events)
+        return count >= _BATCH
 
     def finish(self, outcome: Outcome) -> None:
         """Show all that is left, then how it ended."""
@@ -133,7 +135,7 @@ class Viewer:
             return 0
         count = 0
         while True:
-            lines = self._follower.poll()
+            lines = self._follower.poll(limit=_BATCH)
             count += len(lines)
             if not self._write(lines):
                 return count

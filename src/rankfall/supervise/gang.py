@@ -37,6 +37,8 @@ from rankfall.supervise.suspension import read_suspension
 
 # Between two looks at the run directory, at the workload, and at it while nobody answers, seconds.
 _STEP_S: Final = 0.1
+# While it goes on: nothing is decided here, and what is shown is read from the record by the viewer itself. Each look costs as much as some hundred lines.
+_CALM_S: Final = 0.5
 LOOK_S: Final = 2.0
 _AGAIN_S: Final = 5.0
 # How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
@@ -178,7 +180,7 @@ class GangWatch:
                 if self._control.wish is not None or over:
                     self._keeper.store(force=True)
                     return None
-                self._control.wait(_STEP_S)
+                self._control.wait(_CALM_S if stay and self._how is None else _STEP_S)
         finally:
             self._feed.stop()
 
