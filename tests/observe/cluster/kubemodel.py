@@ -90,6 +90,8 @@ class World:
         self.pods_refused: int | None = None
         self.logs_refused: int | None = None
         self.gets_refused: int | None = None
+        # A server that was away is back in the moment in which a pod is asked for.
+        self.back_at_get = False
         # Other objects by their path, and every request that asked for a change.
         self.objects: dict[str, dict[str, Any]] = {}
         self.changes: list[str] = []
@@ -241,6 +243,8 @@ class World:
             return await (self._watch(request) if "watch" in request.query else self._list())
         if parts[-1] == "log":
             return await self._log(request, parts[-2])
+        if self.back_at_get:
+            self.gets_refused = self.logs_refused = None
         if self.gets_refused is not None:
             return self._no(self.gets_refused)
         if request.path in self.objects:

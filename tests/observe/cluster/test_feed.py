@@ -451,7 +451,8 @@ def test_launch_s32_a_server_that_denies_a_last_reading_for_a_moment_costs_no_li
     play(tmp_path, story)
 
 
-def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, monkeypatch):
+@pytest.mark.parametrize("back", ["at any moment", "after the last try"])
+def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, monkeypatch, back):
     monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
 
     async def story(made: World, fed: Fed) -> None:
@@ -470,7 +471,10 @@ def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, 
         fact = fed.fact(pod)
         assert fact is not None
         assert fact.log == "open"
-        made.gets_refused = made.logs_refused = None
+        if back == "after the last try":
+            made.back_at_get = True
+        else:
+            made.gets_refused = made.logs_refused = None
         assert (await fed.closed(pod)).log == "complete"
         assert fed.stream(pod) == b"first\nlast\n"
         assert fed.records("gap-*.json") == []

@@ -97,6 +97,7 @@ class Follower:
         self._following = True
         self._denied_since: float | None = None
         self._trying_since: float | None = None
+        self._once_more = True
 
     def look(self) -> None:
         """The pod was seen anew."""
@@ -177,7 +178,7 @@ class Follower:
         if self._log.cursor.lines > before:
             self._failures = min(self._failures, 1)
             if self._trying_since is not None:
-                self._trying_since = _clock()
+                self._trying_since, self._once_more = _clock(), True
         elif _clock() - began > LIVE_S:
             self._failures = min(self._failures, 1)
         return False
@@ -289,10 +290,12 @@ class Follower:
         """Whether the last reading of an ended container is not tried again."""
         if self._hopeless or self._trying_since is None or _clock() - self._trying_since <= PATIENCE_S:
             return self._hopeless
-        if await self._refresh():
-            return True
-        self._trying_since = _clock()
-        return False
+        if not await self._refresh():
+            self._trying_since, self._once_more = _clock(), True
+            return False
+        # An API that answers now may have been away at the last try: the log is given up when another one has failed since.
+        again, self._once_more = self._once_more, False
+        return not again
 
     def _denied(self) -> bool:
         if self._denied_since is None:
