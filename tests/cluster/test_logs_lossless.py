@@ -124,9 +124,11 @@ def test_logs_s21_s23_a_log_that_is_replayed_slowly_loses_nothing_beside_one_tha
     proxy, space = record.proxy, record.namespace
     behind, live = 8_000, 1500
     proxy.add("slow", Slow(bytes_per_second=100_000), Match(path="/numbers-0/log"))
-    proxy.add("end", EndStream(at=When(after_bytes=20_000)), Match(path="/numbers-1/log", nth=1))
+    proxy.add("end", EndStream(at=When(called=True)), Match(path="/numbers-1/log"))
     record.kubectl.apply([counting(0, space, lines=behind, rate=1e9), counting(1, space, lines=live)])
     record.start()
+    record.hears(1, 100)
+    proxy.fire("end")
     for slot, number in ((0, 500), (1, 600), (0, 3000)):
         record.hears(slot, number)
         proxy.cut_all()
