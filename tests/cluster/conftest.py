@@ -22,6 +22,7 @@ from testbed.client import Kubectl
 from testbed.components import choose
 from testbed.layout import Layout
 from testbed.ondemand import kwok
+from testbed.proxy import Proxy, before
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +69,13 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl.create_namespace(name)
     yield name
     kubectl.run("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture
+def proxy(bed: beds.Bed) -> Iterator[Proxy]:
+    """Between a client and the bed's API server, with the faults that a test asks for."""
+    with Proxy(before.settings(bed.layout)) as made:
+        yield made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

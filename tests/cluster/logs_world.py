@@ -20,9 +20,10 @@ import yaml
 from cluster import recorder
 from cluster.programs import pod
 from helpers import wait_until
+from rankfall.kube.labels import COMPLETION_INDEX
 from rankfall.model import JobSpec, Record
 from rankfall.observe.cluster.journal import JournalReader, journal_path
-from rankfall.observe.cluster.podfacts import INDEX_LABEL, PodFact
+from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.store import RunDir
 from rankfall.store.content import content_size, read_bytes
 from testbed import accounts
@@ -63,7 +64,7 @@ def counting(
 
 def marked(slot: int, made: Object) -> Object:
     """The same pod as one of the recorded ones."""
-    made["metadata"]["labels"] = APP | {INDEX_LABEL: str(slot)}
+    made["metadata"]["labels"] = APP | {COMPLETION_INDEX: str(slot)}
     return made
 
 

@@ -27,7 +27,6 @@ from testbed.proxy import (
     WatchError,
     Way,
     When,
-    before,
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -61,12 +60,6 @@ STREAMS: dict[str, Action] = {
 RATE, BURST = 20 + 50, 40 + 100
 # Likewise: each stream that is refused is asked for again so often in the first quarter of a minute.
 OUTAGE_S, STREAM_TRIES = 15.0, 12
-
-
-@pytest.fixture
-def proxy(bed: Bed) -> Iterator[Proxy]:
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.fixture

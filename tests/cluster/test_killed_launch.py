@@ -17,17 +17,11 @@ from helpers import wait_until
 from rankfall.store import RunDir, list_runs
 from testbed.bed import Bed
 from testbed.client import Kubectl
-from testbed.proxy import HalfOpen, Match, Proxy, When, before
+from testbed.proxy import HalfOpen, Match, Proxy, When
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 FULL = pytest.mark.full
 LINES = 3
-
-
-@pytest.fixture
-def proxy(bed: Bed) -> Iterator[Proxy]:
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from rankfall.kube.kubeconfig import load_access
 from rankfall.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, SECRETS, TRAINJOBS
 from rankfall.kube.retry import Retry
 from testbed import kubeconfig
-from testbed.proxy import Answer, Cut, Match, Proxy, When, before
+from testbed.proxy import Answer, Cut, Match, When, before
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -49,12 +49,6 @@ def run(access: Access, story: Story, **how: Any) -> Any:
 @pytest.fixture
 def access(kubectl, namespace) -> Access:
     return load_access(kubeconfig=str(kubectl.kubeconfig), namespace=namespace)
-
-
-@pytest.fixture
-def proxy(bed):
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.fixture

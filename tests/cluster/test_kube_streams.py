@@ -41,7 +41,7 @@ from rankfall.kube.resources import (
 from rankfall.kube.watch import Event, watch
 from rankfall.kube.watch_wait import Pace
 from testbed import accounts, faults, process
-from testbed.proxy import Answer, Cut, Match, OldServer, Proxy, When, before, old_answers
+from testbed.proxy import Answer, Cut, Match, OldServer, When, before, old_answers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -61,12 +61,6 @@ def access(kubectl, namespace):
     # No pod can be made before the namespace's account is there.
     assert kubectl.wait_until("get", "serviceaccount", "default", "-n", namespace, limit_s=90)
     return load_access(kubeconfig=str(kubectl.kubeconfig), namespace=namespace)
-
-
-@pytest.fixture
-def proxy(bed) -> Iterator[Proxy]:
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.fixture

@@ -65,12 +65,6 @@ SLEEP = ["python3", "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
-def proxy(bed):
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
-
-
-@pytest.fixture
 def config(bed, proxy, kubectl, namespace, tmp_path) -> Path:
     """Our user, with its rights and no more, through the proxy."""
     direct = accounts.create(bed.control, kubectl, "launcher", namespace=namespace, rules=RULES)

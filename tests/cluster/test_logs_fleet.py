@@ -15,7 +15,7 @@ import pytest
 
 from cluster.logs_world import APP, Recording, recording, resident, sockets, threads
 from helpers import wait_until
-from rankfall.observe.cluster.podfacts import INDEX_LABEL
+from rankfall.kube.labels import COMPLETION_INDEX
 from rankfall.store.stream import IndexReader
 from testbed import faults
 from testbed.bed import Bed
@@ -39,7 +39,7 @@ def followed(bed: Bed, kubectl: Kubectl, tmp_path: Path, *, pods: int) -> Iterat
     """A fleet whose pods are the slots of one attempt, and a recorder that has not begun."""
 
     def labels(index: int) -> dict[str, str]:
-        return APP | {INDEX_LABEL: str(index)}
+        return APP | {COMPLETION_INDEX: str(index)}
 
     with (
         kwok.fleet(bed, nodes=4, pods=pods, labels=labels) as fleet,

@@ -19,17 +19,11 @@ from rankfall.observe.cluster.podfacts import stamp_ns
 from testbed import clock, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl
-from testbed.proxy import Answer, Cut, EndStream, HalfOpen, Match, Place, Proxy, Slow, When, before
+from testbed.proxy import Answer, Cut, EndStream, HalfOpen, Match, Place, Proxy, Slow, When
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 FULL = pytest.mark.full
 NS = 1_000_000_000
-
-
-@pytest.fixture
-def proxy(bed: Bed) -> Iterator[Proxy]:
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.fixture

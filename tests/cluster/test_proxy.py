@@ -21,7 +21,6 @@ from testbed.proxy import (
     How,
     Match,
     OldServer,
-    Proxy,
     ShiftTimes,
     WatchError,
     When,
@@ -38,12 +37,6 @@ for number in range(100000):
     time.sleep(0.02)
 """
 FOLLOW = Match(follow=True)
-
-
-@pytest.fixture
-def proxy(bed):
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -46,12 +45,6 @@ _OTHERWISE: dict[Triple, str] = {
     ("", "persistentvolumeclaims", "get"): _COPIES,
     ("", "events", "list"): "test_launch_s54_what_never_runs_fails_early_with_its_reason_and_leaves_no_pod",
 }
-
-
-@pytest.fixture
-def proxy(bed: Bed) -> Iterator[Proxy]:
-    with Proxy(before.settings(bed.layout)) as made:
-        yield made
 
 
 @pytest.mark.cluster

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Final, TypeVar
 
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError
+from rankfall.kube.errors import KubeError, Unreachable
 
 _T = TypeVar("_T")
 _TICK_S: Final = 0.1
 _LAST_S: Final = 15.0
+# For one look with all of its requests, seconds: who watches looks again soon.
+_LOOK_S: Final = 15.0
 
 
 class Abandoned(KubeError):  # noqa: N818 - reads as the answer that it is
@@ -59,6 +61,15 @@ class Portal:
         except (KeyboardInterrupt, CancelledError):
             future.cancel()
             raise
+
+    def look(self, work: Callable[[Kube], Coroutine[Any, Any, _T]]) -> _T:
+        """Run ``work`` with the client as one look, which only asks: it has 15 s with all of its requests.
+
+        Raises:
+            Unreachable: that was not enough.
+            KubeError: what the client raises, and whatever ``work`` raises.
+        """
+        return self.call(lambda kube: _in_time(work(kube)))
 
     def start(self, work: Callable[[Kube], Awaitable[None]]) -> None:
         """Run ``work`` with the client beside all calls, until it ends or the portal is closed."""
@@ -109,3 +120,11 @@ class Portal:
         kube, self._kube = self._kube, None
         if kube is not None:
             await kube.__aexit__(None, None, None)
+
+
+async def _in_time(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            return await work
+    except TimeoutError:
+        raise Unreachable(f"no answer within {_LOOK_S:g} s", hint="it is asked again") from None

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from kube.apiserver import status
 from rankfall.kube.access import Access, Endpoint, Login
-from rankfall.observe.cluster.podfacts import INDEX_LABEL
+from rankfall.kube.labels import COMPLETION_INDEX
 from testbed.pki import Authority
 
 NS = 1_000_000_000
@@ -197,7 +197,7 @@ class World:
                 "uid": pod.uid,
                 "resourceVersion": str(self.version),
                 "creationTimestamp": rfc3339(START, digits=0),
-                "labels": {INDEX_LABEL: str(pod.slot), "rankfall.dev/attempt": "1"}
+                "labels": {COMPLETION_INDEX: str(pod.slot), "rankfall.dev/attempt": "1"}
                 if pod.labels is None
                 else pod.labels,
             },

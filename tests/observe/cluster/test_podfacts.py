@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from observe.cluster.kubemodel import NS
-from rankfall.observe.cluster.podfacts import INDEX_LABEL, MAX_TEXT, MAX_WORD, PodFact, later, pod_fact, stamp_ns
+from rankfall.kube.fields import MAX_TEXT, MAX_WORD
+from rankfall.kube.labels import COMPLETION_INDEX
+from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact, stamp_ns
 from rankfall.observe.cluster.source import PodSource
 
 DAY = "2026-11-21T16:00:00Z"
@@ -22,8 +24,8 @@ POD: dict[str, Any] = {
         "uid": "u-1",
         "creationTimestamp": DAY,
         "deletionTimestamp": DAY,
-        "labels": {INDEX_LABEL: "1", "rankfall.dev/attempt": "2"},
-        "annotations": {INDEX_LABEL: "1"},
+        "labels": {COMPLETION_INDEX: "1", "rankfall.dev/attempt": "2"},
+        "annotations": {COMPLETION_INDEX: "1"},
     },
     "spec": {"nodeName": "n1"},
     "status": {

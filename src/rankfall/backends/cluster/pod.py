@@ -26,6 +26,7 @@ from rankfall.backends.cluster.objects import Request
 from rankfall.backends.cluster.text import NODE_REFERENCE, check_variables, escape
 from rankfall.backends.environment import place
 from rankfall.backends.torchrun import ELASTIC_ENV
+from rankfall.kube.labels import COMPLETION_INDEX, JOBSET_RESTART
 from rankfall.model import JobSpec, Refused, Resources
 from rankfall.model.kubernetes_spec import EnvSource
 from rankfall.model.log_store import log_store_place
@@ -34,8 +35,6 @@ from rankfall_inside import carry_pack
 BUNDLE_KEY: Final = "inside.pyz"
 CODE_KEY: Final = carry_pack.NAME
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "rankfall"}
-_INDEX: Final = "batch.kubernetes.io/job-completion-index"
-_RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 # The label is there since Kubernetes 1.28, the annotation ever since Indexed Jobs are.
 _INDEX_LABEL_SINCE: Final = 28
 # The kubelet's SIGKILL comes so many seconds after the wrapper's own, which is the one that is recorded.
@@ -180,13 +179,15 @@ def _own(request: Request, start: Start) -> list[Object]:
     spec, names = request.spec, request.names
     index = "labels" if request.served.at_least(_INDEX_LABEL_SINCE) else "annotations"
     own: list[Object] = [
-        _field("RANKFALL_INDEX" if request.gang.several else "RANKFALL_SLOT", f"metadata.{index}['{_INDEX}']"),
+        _field(
+            "RANKFALL_INDEX" if request.gang.several else "RANKFALL_SLOT", f"metadata.{index}['{COMPLETION_INDEX}']"
+        ),
         _field("RANKFALL_NODE", "spec.nodeName"),
         _field("RANKFALL_POD", "metadata.name"),
         _field("RANKFALL_POD_UID", "metadata.uid"),
     ]
     if request.restarts_as_set:
-        own.append(_field("RANKFALL_RESTART", f"metadata.labels['{_RESTART}']"))
+        own.append(_field("RANKFALL_RESTART", f"metadata.labels['{JOBSET_RESTART}']"))
     values = {
         "RANKFALL_RUN": names.run,
         "RANKFALL_ATTEMPT": str(names.attempt),

@@ -19,14 +19,12 @@ from rankfall.backends.cluster.ownership import Object, owners_of, span, uid_of
 from rankfall.backends.cluster.remove_blockers import Left
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
+from rankfall.kube.labels import JOB_NAME, JOBSET_NAME
 from rankfall.kube.resources import JOBS, JOBSETS, PODS, SERVICES, TRAINJOBS, Resource
 from rankfall.kube.watch import watch
 
 Tell = Callable[[Sequence[Left]], Awaitable[None]]
 
-JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
-# Known to every server that has Indexed Jobs; its successor with a prefix only since 1.27.
-JOB_NAME: Final = "job-name"
 # Seconds between two words about a wait.
 _TELL_S: Final = 15.0
 # A last look is worth so many seconds after the time is over.

@@ -28,6 +28,7 @@ from rankfall.backends.cluster.pod import (
     volumes,
 )
 from rankfall.backends.cluster.refusals import Problem
+from rankfall.kube.labels import JOBSET_NAME, JOBSET_ROLE
 from rankfall.model import JobSpec, Kubernetes
 
 API_VERSION: Final = "trainer.kubeflow.org/v1alpha1"
@@ -135,7 +136,7 @@ def selector(request: Request) -> str:
     """Label selector of the attempt's pods."""
     if not own_runtime(request.spec) and request.served.pod_overrides in {None, "podSpecOverrides"}:
         # Pods of such a runtime do not carry our labels.
-        return f"jobset.sigs.k8s.io/jobset-name={request.names.object},jobset.sigs.k8s.io/replicatedjob-name={TRAINER_ROLE}"
+        return f"{JOBSET_NAME}={request.names.object},{JOBSET_ROLE}={TRAINER_ROLE}"
     return ",".join(f"{key}={value}" for key, value in request.names.labels.items())
 
 

@@ -5,25 +5,20 @@ It asks, suspends, releases and removes the very object of the launch and no oth
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from rankfall.backends.cluster.launch_patience import Say
 from rankfall.backends.cluster.ownership import uid_of
 from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.plan import ClusterPlan
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import Conflict, ObjectNotFound, Unreachable
+from rankfall.kube.errors import Conflict, ObjectNotFound
+from rankfall.kube.labels import JOBSET_NAME
 from rankfall.kube.portal import Portal
 from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
 from rankfall.observe.cluster.native_state import NativeState, native_state, of_restart, with_job_of_set
 
 RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainjob": TRAINJOBS}
-_T = TypeVar("_T")
-_SET: Final = "jobset.sigs.k8s.io/jobset-name"
-# For one look with all of its requests, seconds: who watches looks again soon.
-_LOOK_S: Final = 15.0
 
 
 class Workload:
@@ -49,7 +44,7 @@ class Workload:
         Raises:
             KubeError: it cannot be seen now.
         """
-        return self._portal.call(lambda kube: _in_time(self._look(kube)))
+        return self._portal.look(self._look)
 
     def pods(self, selector: str) -> dict[str, str]:
         """Phases of the pods that are there now, by UID.
@@ -57,7 +52,7 @@ class Workload:
         Raises:
             KubeError: they cannot be seen now.
         """
-        return self._portal.call(lambda kube: _in_time(self._pods(kube, selector)))
+        return self._portal.look(lambda kube: self._pods(kube, selector))
 
     def hold(self, *, suspend: bool) -> bool:
         """Suspend it, or release it; False when it is not there any more.
@@ -101,7 +96,7 @@ class Workload:
         if state.phase != "failed" or place.backend == "job":
             return state
         return with_job_of_set(
-            state, (await kube.list(JOBS, namespace=place.namespace, labels=f"{_SET}={place.object}")).items
+            state, (await kube.list(JOBS, namespace=place.namespace, labels=f"{JOBSET_NAME}={place.object}")).items
         )
 
     async def _inner(self, kube: Kube) -> dict[str, Any] | None:
@@ -128,11 +123,3 @@ class Workload:
         except (ObjectNotFound, Conflict):
             return False
         return True
-
-
-async def _in_time(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        async with asyncio.timeout(_LOOK_S):
-            return await work
-    except TimeoutError:
-        raise Unreachable(f"no answer within {_LOOK_S:g} s", hint="it is asked again") from None

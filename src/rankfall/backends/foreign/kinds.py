@@ -10,6 +10,18 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.kube.fields import mapping, mappings
+from rankfall.kube.labels import (
+    COMPLETION_INDEX,
+    JOB_UID,
+    JOBSET_JOB,
+    JOBSET_NAME,
+    JOBSET_ROLE,
+    JOBSET_UID,
+    TRAINING_INDEX,
+    TRAINING_JOB,
+    TRAINING_TYPE,
+)
 from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
 from rankfall.model.foreign import Foreign, PodMarks
 
@@ -27,14 +39,6 @@ RESOURCES: Final[dict[str, Resource]] = {
 _REPLICAS: Final = {"pytorchjob": "pytorchReplicaSpecs", "tfjob": "tfReplicaSpecs", "mpijob": "mpiReplicaSpecs"}
 _CONTAINERS: Final = {"pytorchjob": "pytorch", "tfjob": "tensorflow"}
 _DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-# Of JobSet: labels of its pods.
-SET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
-_SET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
-_SET_ROLE: Final = "jobset.sigs.k8s.io/replicatedjob-name"
-_SET_JOB: Final = "jobset.sigs.k8s.io/job-index"
-_INDEX: Final = "batch.kubernetes.io/job-completion-index"
-_JOB_UID: Final = "batch.kubernetes.io/controller-uid"
-_TRAINING: Final = "training.kubeflow.org"
 # A Job retries so often where it does not say.
 _RETRIES: Final = 6
 _MOST: Final = 100_000
@@ -49,7 +53,7 @@ def foreign_of(kind: str, item: Mapping[str, Any], *, inner: Mapping[str, Any] |
         item: the object.
         inner: of a TrainJob the JobSet that it made; None while there is none.
     """
-    meta = _map(item, "metadata")
+    meta = mapping(item, "metadata")
     base = Foreign(
         kind=kind,
         name=str(meta.get("name")),
@@ -75,24 +79,26 @@ def _of_pod(base: Foreign, item: Mapping[str, Any]) -> Foreign:
         base,
         fields=f"metadata.name={base.name}",
         # Another pod of this name, made later, is another one's.
-        marks=msgspec.structs.replace(marks, since=str(_map(item, "metadata").get("creationTimestamp") or "")),
+        marks=msgspec.structs.replace(marks, since=str(mapping(item, "metadata").get("creationTimestamp") or "")),
         slots={"pod": 1},
         launcher=_launcher([template]),
     )
 
 
 def _of_job(base: Foreign, item: Mapping[str, Any]) -> Foreign:
-    spec = _map(item, "spec")
-    template = _map(spec, "template")
-    own = _map(_map(spec, "selector"), "matchLabels")
+    spec = mapping(item, "spec")
+    template = mapping(spec, "template")
+    own = mapping(mapping(spec, "selector"), "matchLabels")
     selector = ",".join(f"{name}={value}" for name, value in sorted(own.items()) if isinstance(value, str))
     count = _job_size(spec)
     indexed = spec.get("completionMode") == "Indexed"
     return msgspec.structs.replace(
         base,
-        selector=selector or f"{_JOB_UID}={base.uid}",
+        selector=selector or f"{JOB_UID}={base.uid}",
         marks=PodMarks(
-            index=_INDEX if indexed else "", sizes={"worker": count}, containers=_containers({"worker": template})
+            index=COMPLETION_INDEX if indexed else "",
+            sizes={"worker": count},
+            containers=_containers({"worker": template}),
         ),
         slots={"worker": count},
         launcher=_launcher([template]),
@@ -102,43 +108,43 @@ def _of_job(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 def _of_set(base: Foreign, item: Mapping[str, Any]) -> Foreign:
     """A JobSet, or the one that a TrainJob made: it bears the TrainJob's name."""
-    meta = _map(item, "metadata")
-    jobs = {str(one.get("name")): one for one in _list(_map(item, "spec"), "replicatedJobs")}
-    inner = {role: _map(_map(one, "template"), "spec") for role, one in jobs.items()}
+    meta = mapping(item, "metadata")
+    jobs = {str(one.get("name")): one for one in mappings(mapping(item, "spec"), "replicatedJobs")}
+    inner = {role: mapping(mapping(one, "template"), "spec") for role, one in jobs.items()}
     sizes = {role: _job_size(spec) for role, spec in inner.items()}
-    templates = {role: _map(spec, "template") for role, spec in inner.items()}
+    templates = {role: mapping(spec, "template") for role, spec in inner.items()}
     return msgspec.structs.replace(
         base,
-        selector=f"{SET_NAME}={meta.get('name')}",
+        selector=f"{JOBSET_NAME}={meta.get('name')}",
         marks=PodMarks(
-            role=_SET_ROLE,
-            index=_INDEX,
-            outer=_SET_JOB,
+            role=JOBSET_ROLE,
+            index=COMPLETION_INDEX,
+            outer=JOBSET_JOB,
             sizes=sizes,
             containers=_containers(templates),
-            owner=(_SET_UID, str(meta.get("uid"))),
+            owner=(JOBSET_UID, str(meta.get("uid"))),
             since=str(meta.get("creationTimestamp") or ""),
         ),
         slots={role: sizes[role] * _count(one.get("replicas"), 1) for role, one in jobs.items()},
         launcher=_launcher(templates.values()),
-        restarts=_count(_map(_map(item, "spec"), "failurePolicy").get("maxRestarts"), 0),
+        restarts=_count(mapping(mapping(item, "spec"), "failurePolicy").get("maxRestarts"), 0),
         ends_together=all(_never_retries(spec) for spec in inner.values()),
     )
 
 
 def _of_trainjob(base: Foreign, item: Mapping[str, Any]) -> Foreign:
     """A TrainJob without a JobSet: what its own text says, which is little."""
-    count = _count(_map(_map(item, "spec"), "trainer").get("numNodes"), 1)
+    count = _count(mapping(mapping(item, "spec"), "trainer").get("numNodes"), 1)
     return msgspec.structs.replace(
         base,
-        selector=f"{SET_NAME}={base.name}",
+        selector=f"{JOBSET_NAME}={base.name}",
         marks=PodMarks(
-            role=_SET_ROLE,
-            index=_INDEX,
-            outer=_SET_JOB,
+            role=JOBSET_ROLE,
+            index=COMPLETION_INDEX,
+            outer=JOBSET_JOB,
             sizes={"node": count},
             containers={"node": "node"},
-            since=str(_map(item, "metadata").get("creationTimestamp") or ""),
+            since=str(mapping(item, "metadata").get("creationTimestamp") or ""),
         ),
         slots={"node": count},
     )
@@ -146,19 +152,19 @@ def _of_trainjob(base: Foreign, item: Mapping[str, Any]) -> Foreign:
 
 def _of_replicas(base: Foreign, item: Mapping[str, Any]) -> Foreign:
     """A job of the training operator (v1): replicas by type, each pod with its type and number."""
-    replicas = _map(_map(item, "spec"), _REPLICAS[base.kind])
-    found = {name.lower(): _map(replicas, name) for name in replicas}
-    templates = {role: _map(one, "template") for role, one in found.items()}
+    replicas = mapping(mapping(item, "spec"), _REPLICAS[base.kind])
+    found = {name.lower(): mapping(replicas, name) for name in replicas}
+    templates = {role: mapping(one, "template") for role, one in found.items()}
     slots = {role: _count(one.get("replicas"), 1) for role, one in found.items()} or {"worker": 1}
     return msgspec.structs.replace(
         base,
-        selector=f"{_TRAINING}/job-name={base.name}",
+        selector=f"{TRAINING_JOB}={base.name}",
         marks=PodMarks(
-            role=f"{_TRAINING}/replica-type",
-            index=f"{_TRAINING}/replica-index",
+            role=TRAINING_TYPE,
+            index=TRAINING_INDEX,
             sizes=slots,
             containers=_containers(templates, usual=_CONTAINERS.get(base.kind)),
-            since=str(_map(item, "metadata").get("creationTimestamp") or ""),
+            since=str(mapping(item, "metadata").get("creationTimestamp") or ""),
         ),
         slots=slots,
         launcher=_launcher(templates.values()),
@@ -170,8 +176,8 @@ def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None
     """The training container by role: the one that kubectl would show, else the usual one, else the first."""
     found = {}
     for role, template in templates.items():
-        names = [str(one.get("name")) for one in _list(_map(template, "spec"), "containers")]
-        said = _map(_map(template, "metadata"), "annotations").get(_DEFAULT_CONTAINER)
+        names = [str(one.get("name")) for one in mappings(mapping(template, "spec"), "containers")]
+        said = mapping(mapping(template, "metadata"), "annotations").get(_DEFAULT_CONTAINER)
         for name in (said, usual, *names):
             if isinstance(name, str) and name in names:
                 found[role] = name
@@ -182,7 +188,7 @@ def _containers(templates: Mapping[str, Mapping[str, Any]], *, usual: str | None
 def _launcher(templates: Iterable[Mapping[str, Any]]) -> str:
     """Whether torchrun starts the ranks: a word of a command says so, also inside a script of the shell."""
     for template in templates:
-        for container in _list(_map(template, "spec"), "containers"):
+        for container in mappings(mapping(template, "spec"), "containers"):
             words = [*_words(container.get("command")), *_words(container.get("args"))]
             if any(name in word for word in words for name in _TORCHRUN):
                 return "torchrun"
@@ -206,13 +212,3 @@ def _count(value: Any, otherwise: int) -> int:
 
 def _words(value: Any) -> list[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _map(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    value = data.get(field)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(data: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    value = data.get(field)
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []

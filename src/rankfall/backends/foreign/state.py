@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.kube.fields import text, word
 from rankfall.observe.cluster.native_state import NativeState, native_state
-from rankfall.observe.cluster.podfacts import MAX_TEXT, MAX_WORD
 
 _OWN: Final = frozenset({"job", "jobset", "trainjob"})
 _ENDS: Final = (("Failed", "failed"), ("Succeeded", "succeeded"))
@@ -37,8 +37,8 @@ def _of_pod(item: Mapping[str, Any]) -> NativeState:
     return NativeState(
         phase="failed" if phase == "Failed" else "succeeded",
         start="0/",
-        reason=_word(status.get("reason"), MAX_WORD),
-        message=_word(status.get("message"), MAX_TEXT),
+        reason=word(status.get("reason")),
+        message=text(status.get("message")),
     )
 
 
@@ -52,14 +52,10 @@ def _of_conditions(item: Mapping[str, Any]) -> NativeState:
             return NativeState(
                 phase="failed" if phase == "failed" else "succeeded",
                 start="0/",
-                reason=_word(end.get("reason"), MAX_WORD),
-                message=_word(end.get("message"), MAX_TEXT),
-                at=_word(end.get("lastTransitionTime"), MAX_WORD),
+                reason=word(end.get("reason")),
+                message=text(end.get("message")),
+                at=word(end.get("lastTransitionTime")),
             )
     # Pods of a suspended one are deleted; what it does after its release is the same start as far as it says.
     policy = (item.get("spec") or {}).get("runPolicy") or {}
     return NativeState(phase="suspended" if policy.get("suspend") is True else "going", start="0/")
-
-
-def _word(value: Any, most: int) -> str | None:
-    return value[:most] if isinstance(value, str) and value else None

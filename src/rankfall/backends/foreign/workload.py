@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
-
 from rankfall.backends.foreign.find import made_set
 from rankfall.backends.foreign.kinds import RESOURCES
 from rankfall.backends.foreign.state import state_of
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ObjectNotFound, Unreachable
+from rankfall.kube.errors import ObjectNotFound
 from rankfall.kube.portal import Portal
 from rankfall.kube.resources import PODS
 from rankfall.model.foreign import Foreign
 from rankfall.observe.cluster.native_state import NativeState
-
-_T = TypeVar("_T")
-# For one look with all of its requests, seconds: who watches looks again soon.
-_LOOK_S: Final = 15.0
 
 
 class ForeignWorkload:
@@ -40,7 +32,7 @@ class ForeignWorkload:
         Raises:
             KubeError: it cannot be seen now.
         """
-        return self._portal.call(lambda kube: _in_time(self._look(kube)))
+        return self._portal.look(self._look)
 
     def pods(self, selector: str) -> dict[str, str]:
         """Phases of its pods that are there now, by UID.
@@ -48,7 +40,7 @@ class ForeignWorkload:
         Raises:
             KubeError: they cannot be seen now.
         """
-        return self._portal.call(lambda kube: _in_time(self._pods(kube, selector)))
+        return self._portal.look(lambda kube: self._pods(kube, selector))
 
     async def _look(self, kube: Kube) -> NativeState | None:
         foreign = self._foreign
@@ -74,11 +66,3 @@ class ForeignWorkload:
             if foreign.marks.mine(item["metadata"].get("labels") or {}, item["metadata"].get("creationTimestamp"))
         ]
         return {str(item["metadata"].get("uid")): str((item.get("status") or {}).get("phase")) for item in mine}
-
-
-async def _in_time(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        async with asyncio.timeout(_LOOK_S):
-            return await work
-    except TimeoutError:
-        raise Unreachable(f"no answer within {_LOOK_S:g} s", hint="it is asked again") from None

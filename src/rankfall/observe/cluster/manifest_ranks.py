@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+from rankfall.kube.labels import COMPLETION_INDEX
+
 _TORCHRUN: Final = ("torchrun", "torch.distributed.run")
 _ELASTIC: Final = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone")
 _ELASTIC_ENV: Final = ("PET_RDZV_BACKEND", "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "PET_RDZV_CONF", "PET_STANDALONE")
@@ -82,8 +83,10 @@ def _variables(container: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[st
             continue
         value = one.get("value")
         path = ((one.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
-        if isinstance(path, str) and _INDEX in path:
-            held = (meta.get("annotations") or {}).get(_INDEX, (meta.get("labels") or {}).get(_INDEX))
+        if isinstance(path, str) and COMPLETION_INDEX in path:
+            held = (meta.get("annotations") or {}).get(
+                COMPLETION_INDEX, (meta.get("labels") or {}).get(COMPLETION_INDEX)
+            )
             value = held if isinstance(held, str) else None
         elif "valueFrom" in one:
             value = None

@@ -11,14 +11,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.observe.cluster.podfacts import MAX_TEXT, MAX_WORD
+from rankfall.kube.fields import MAX_TEXT, condition, mapping, number, text, word
+from rankfall.kube.labels import JOBSET_RESTART
 
 Phase = Literal["suspended", "going", "succeeded", "failed"]
 
 _GOOD: Final = {"Job": "Complete", "JobSet": "Completed", "TrainJob": "Complete"}
-# Which of a start's pods are meant is said by this label; it counts from 0.
-RESTART_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
-_MOST: Final = 1 << 31
 
 
 class NativeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,24 +54,24 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
         inner: the JobSet of a TrainJob, which says less than its set; None = there is none yet, or no more.
     """
     kind = str(workload.get("kind"))
-    deleting = bool(_map(workload, "metadata").get("deletionTimestamp"))
+    deleting = bool(mapping(workload, "metadata").get("deletionTimestamp"))
     gang = inner if kind == "TrainJob" else workload
-    restarts = _number(_map(gang, "status").get("restarts")) if gang is not None else 0
+    restarts = (number(mapping(gang, "status").get("restarts")) or 0) if gang is not None else 0
     # Failure first, as Kubernetes itself weighs them.
     for name, phase in (("Failed", "failed"), (_GOOD.get(kind, "Complete"), "succeeded")):
-        end = _condition(workload, name)
+        end = condition(workload, name)
         if end.get("status") == "True":
             return NativeState(
                 phase="failed" if phase == "failed" else "succeeded",
                 start=_start(gang, restarts),
                 restarts=restarts,
-                reason=_word(end.get("reason"), MAX_WORD),
-                message=_word(end.get("message"), MAX_TEXT),
-                at=_word(end.get("lastTransitionTime"), MAX_WORD),
+                reason=word(end.get("reason")),
+                message=text(end.get("message")),
+                at=word(end.get("lastTransitionTime")),
                 deleting=deleting,
             )
     # Its condition is behind: right after a release it still says, or says for the first time, that the workload is suspended.
-    held = any(_map(one, "spec").get("suspend") is True for one in (workload, gang) if one is not None)
+    held = any(mapping(one, "spec").get("suspend") is True for one in (workload, gang) if one is not None)
     if held or gang is None:
         return NativeState(phase="suspended" if held else "going", restarts=restarts, deleting=deleting)
     return NativeState(phase="going", start=_start(gang, restarts), restarts=restarts, deleting=deleting)
@@ -93,52 +91,31 @@ def same_start(one: str, other: str) -> bool:
 
 def with_job_of_set(state: NativeState, jobs: Iterable[Mapping[str, Any]]) -> NativeState:
     """The same end in the words of the job that failed: a set only names it, and the job knows why (a deadline, a rule, which pod)."""
-    ends = (_condition(job, "Failed") for job in jobs if _restart_of(job) == state.restarts)
+    ends = (condition(job, "Failed") for job in jobs if _restart_of(job) == state.restarts)
     end = next((one for one in ends if one.get("status") == "True"), None)
     if end is None:
         return state
-    said = [text for text in (state.message, _word(end.get("message"), MAX_TEXT)) if text]
+    said = [one for one in (state.message, text(end.get("message"))) if one]
     return msgspec.structs.replace(
-        state, reason=_word(end.get("reason"), MAX_WORD) or state.reason, message="; ".join(said)[:MAX_TEXT]
+        state, reason=word(end.get("reason")) or state.reason, message="; ".join(said)[:MAX_TEXT]
     )
 
 
 def of_restart(selector: str, restart: int | None) -> str:
     """A selector of the pods that bear this number of their set's restarts; None = of all of them."""
-    kept = [part for part in selector.split(",") if not part.startswith(f"{RESTART_LABEL}=")]
-    return ",".join([*kept, *([] if restart is None else [f"{RESTART_LABEL}={restart}"])])
+    kept = [part for part in selector.split(",") if not part.startswith(f"{JOBSET_RESTART}=")]
+    return ",".join([*kept, *([] if restart is None else [f"{JOBSET_RESTART}={restart}"])])
 
 
 def _restart_of(job: Mapping[str, Any]) -> int:
-    text = _map(_map(job, "metadata"), "labels").get(RESTART_LABEL)
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10 else -1  # noqa: PLR2004 - as digits of ``_MOST``
+    said = number(mapping(mapping(job, "metadata"), "labels").get(JOBSET_RESTART))
+    return -1 if said is None else said
 
 
 def _start(gang: Mapping[str, Any] | None, restarts: int) -> str:
     """A restart counts up, and the end of a suspension has a time of its own: two of both are two starts."""
     if gang is None:
         return ""
-    resumed = _condition(gang, "Suspended")
+    resumed = condition(gang, "Suspended")
     since = resumed.get("lastTransitionTime") if resumed.get("status") == "False" else None
-    return f"{restarts}/{_word(since, MAX_WORD) or ''}"
-
-
-def _condition(item: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    found = _map(item, "status").get("conditions")
-    for one in found if isinstance(found, list) else ():
-        if isinstance(one, Mapping) and one.get("type") == kind:
-            return one
-    return {}
-
-
-def _map(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    value = data.get(field)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _word(value: Any, most: int) -> str | None:
-    return value[:most] if isinstance(value, str) and value else None
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else 0
+    return f"{restarts}/{word(since) or ''}"

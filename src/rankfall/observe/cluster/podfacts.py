@@ -12,19 +12,16 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rankfall.kube.fields import MAX_TEXT, mapping, mappings, number, text, word
+from rankfall.kube.labels import COMPLETION_INDEX
 from rankfall.observe.cluster.manifest_ranks import static_ranks
 from rankfall.observe.cluster.source import PodSource
 
-INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 ROLE_LABEL: Final = "rankfall.dev/role"
-MAX_TEXT: Final = 4096
-MAX_WORD: Final = 256
 _MAX_CONDITIONS: Final = 16
 _KEPT_CONDITIONS: Final = frozenset({"PodScheduled", "DisruptionTarget", "PodReadyToStartContainers", "Ready"})
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
-# Not a number of the API: it has no index, code or count that is larger.
-_MOST: Final = 1 << 31
 
 LogState = Literal["open", "complete", "lost", "none"]
 ContainerState = Literal["waiting", "running", "terminated", "unknown"]
@@ -123,29 +120,32 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         seen_ns: when it was seen.
         gone: the API said that it was deleted.
     """
-    meta, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
-    labels, annotations = _map(meta, "labels"), _map(meta, "annotations")
+    meta, spec, status = mapping(pod, "metadata"), mapping(pod, "spec"), mapping(pod, "status")
+    labels, annotations = mapping(meta, "labels"), mapping(meta, "annotations")
     if source.marks is not None:
         role, index = source.marks.place(labels, annotations)
     else:
-        role, index = _word(labels.get(ROLE_LABEL)), _number(labels.get(INDEX_LABEL) or annotations.get(INDEX_LABEL))
-    first = next((_word(one.get("name")) for one in _list(spec, "containers")), None)
+        role, index = (
+            word(labels.get(ROLE_LABEL)),
+            number(labels.get(COMPLETION_INDEX) or annotations.get(COMPLETION_INDEX)),
+        )
+    first = next((word(one.get("name")) for one in mappings(spec, "containers")), None)
     container = source.container_of(role, first or "")
     own = _status(status, container)
     return PodFact(
         seen_ns=seen_ns,
-        name=_word(meta.get("name")) or "",
-        uid=_word(meta.get("uid")) or "",
+        name=word(meta.get("name")) or "",
+        uid=word(meta.get("uid")) or "",
         slot=source.slot_of(role, index),
-        attempt=_number(labels.get("rankfall.dev/attempt")),
-        node=_word(spec.get("nodeName")),
-        phase=_word(status.get("phase")) or "Unknown",
-        reason=_word(status.get("reason")),
-        message=_text(status.get("message")),
+        attempt=number(labels.get("rankfall.dev/attempt")),
+        node=word(spec.get("nodeName")),
+        phase=word(status.get("phase")) or "Unknown",
+        reason=word(status.get("reason")),
+        message=text(status.get("message")),
         gone=gone,
-        created=_word(meta.get("creationTimestamp")),
-        deleting=_word(meta.get("deletionTimestamp")),
-        grace_s=_number(meta.get("deletionGracePeriodSeconds")),
+        created=word(meta.get("creationTimestamp")),
+        deleting=word(meta.get("deletionTimestamp")),
+        grace_s=number(meta.get("deletionGracePeriodSeconds")),
         container=container,
         role=role if source.marks is not None else None,
         ranks=static_ranks(pod, container) if source.marks is not None else {},
@@ -193,12 +193,12 @@ def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
     return held.state == "terminated" and main.state == "running"
 
 
-def stamp_ns(text: str | None) -> int | None:
+def stamp_ns(said: str | None) -> int | None:
     """RFC 3339 as nanoseconds since the epoch; None where it is absent or no time. The API gives whole seconds."""
-    if not text:
+    if not said:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(said)
         return None if moment.tzinfo is None else int(moment.timestamp()) * 1_000_000_000
     except (ValueError, OverflowError):
         return None
@@ -210,103 +210,79 @@ def _first(one: int | None, other: int | None) -> int | None:
 
 def _conditions(status: Mapping[str, Any]) -> list[Condition]:
     found = []
-    for one in _list(status, "conditions"):
-        kind = _word(one.get("type"))
+    for one in mappings(status, "conditions"):
+        kind = word(one.get("type"))
         if kind in _KEPT_CONDITIONS or (
             kind and one.get("status") == "True" and kind not in {"Initialized", "ContainersReady"}
         ):
             found.append(
                 Condition(
                     type=kind or "",
-                    status=_word(one.get("status")) or "Unknown",
-                    reason=_word(one.get("reason")),
-                    message=_text(one.get("message")),
-                    at=_word(one.get("lastTransitionTime")),
+                    status=word(one.get("status")) or "Unknown",
+                    reason=word(one.get("reason")),
+                    message=text(one.get("message")),
+                    at=word(one.get("lastTransitionTime")),
                 )
             )
     return found
 
 
 def _status(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
-    for one in _list(status, "containerStatuses"):
+    for one in mappings(status, "containerStatuses"):
         if one.get("name") == container:
             return one
     return {}
 
 
 def _container(status: Mapping[str, Any], field: str) -> ContainerFact | None:
-    states = _map(status, field)
-    restarts = _number(status.get("restartCount")) or 0
+    states = mapping(status, field)
+    restarts = number(status.get("restartCount")) or 0
     if field == "lastState" and not _waits_again(status):
         restarts = max(0, restarts - 1)
     if not states:
         return None
-    common: dict[str, Any] = {"restarts": restarts, "id": _word(status.get("containerID"))}
+    common: dict[str, Any] = {"restarts": restarts, "id": word(status.get("containerID"))}
     if "terminated" in states:
-        end = _map(states, "terminated")
+        end = mapping(states, "terminated")
         return ContainerFact(
             state="terminated",
-            exit_code=_number(end.get("exitCode")),
-            signal=_number(end.get("signal")) or None,
-            reason=_word(end.get("reason")),
-            message=_text(end.get("message")),
-            started=_word(end.get("startedAt")),
-            finished=_word(end.get("finishedAt")),
-            **(common | {"id": _word(end.get("containerID")) or common["id"]}),
+            exit_code=number(end.get("exitCode")),
+            signal=number(end.get("signal")) or None,
+            reason=word(end.get("reason")),
+            message=text(end.get("message")),
+            started=word(end.get("startedAt")),
+            finished=word(end.get("finishedAt")),
+            **(common | {"id": word(end.get("containerID")) or common["id"]}),
         )
     if "running" in states:
         return ContainerFact(
             state="running",
             ready=status.get("ready") is True,
-            started=_word(_map(states, "running").get("startedAt")),
+            started=word(mapping(states, "running").get("startedAt")),
             **common,
         )
-    waiting = _map(states, "waiting")
+    waiting = mapping(states, "waiting")
     return ContainerFact(
-        state="waiting", reason=_word(waiting.get("reason")), message=_text(waiting.get("message")), **common
+        state="waiting", reason=word(waiting.get("reason")), message=text(waiting.get("message")), **common
     )
 
 
 def _waits_again(status: Mapping[str, Any]) -> bool:
     """Whether the kubelet shows the newest instance, which has ended, as the last one, because it is going to start another (CrashLoopBackOff)."""
-    ended = _word(_map(_map(status, "lastState"), "terminated").get("containerID"))
-    return "waiting" in _map(status, "state") and ended is not None and ended == _word(status.get("containerID"))
+    ended = word(mapping(mapping(status, "lastState"), "terminated").get("containerID"))
+    return "waiting" in mapping(status, "state") and ended is not None and ended == word(status.get("containerID"))
 
 
 def _others(status: Mapping[str, Any], container: str) -> list[str]:
     found = []
-    for one in [*_list(status, "initContainerStatuses"), *_list(status, "containerStatuses")]:
-        name, state = _word(one.get("name")), _map(one, "state")
+    for one in [*mappings(status, "initContainerStatuses"), *mappings(status, "containerStatuses")]:
+        name, state = word(one.get("name")), mapping(one, "state")
         if name == container:
             continue
-        waiting, end = _map(state, "waiting"), _map(state, "terminated")
-        reason = _word(waiting.get("reason"))
+        waiting, end = mapping(state, "waiting"), mapping(state, "terminated")
+        reason = word(waiting.get("reason"))
         if reason not in _STARTING:
-            found.append(f"{name}: {reason}: {_text(waiting.get('message')) or ''}"[:MAX_TEXT])
-        elif code := _number(end.get("exitCode")):
-            found.append(f"{name}: {_word(end.get('reason')) or 'ended'}: exit code {code}")
+            found.append(f"{name}: {reason}: {text(waiting.get('message')) or ''}"[:MAX_TEXT])
+        elif code := number(end.get("exitCode")):
+            found.append(f"{name}: {word(end.get('reason')) or 'ended'}: exit code {code}")
     return found
-
-
-def _map(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    value = data.get(field)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(data: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
-    value = data.get(field)
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str | None:
-    return value[:MAX_TEXT] if isinstance(value, str) and value else None
-
-
-def _word(value: Any) -> str | None:
-    return value[:MAX_WORD] if isinstance(value, str) and value else None
-
-
-def _number(value: Any) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:  # noqa: PLR2004 - as digits of ``_MOST``
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else None
