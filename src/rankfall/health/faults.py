@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Final
 
 import msgspec
@@ -12,14 +13,23 @@ from rankfall.health.recognise import Recogniser
 from rankfall.health.rules import bad_conditions
 from rankfall.model import Verdict
 from rankfall.model.health import FaultSource, FaultTrust, NodeFault, shown
+from rankfall.model.health_report import KernelLine, KernelReport
 from rankfall.observe.kmsg import KmsgRecord
 
 #: The kernel's own clock is not that of the epoch and drifts from it; nothing tells by how much, so a second on each side is allowed.
 STAMP_UNCERTAINTY_S: Final = 1.0
+_BOOT: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 def of_record(
-    record: KmsgRecord, *, node: str, boot: str, boot_at: int, reader: Recogniser, job: str | None = None
+    record: KmsgRecord,
+    *,
+    node: str,
+    boot: str,
+    boot_at: int,
+    reader: Recogniser,
+    job: str | None = None,
+    uncertainty: float = STAMP_UNCERTAINTY_S,
 ) -> NodeFault | None:
     """What a record of the ring says about the node; None = nothing.
 
@@ -30,6 +40,7 @@ def of_record(
         boot_at: when the kernel's clock began, in nanoseconds since the epoch.
         reader: of this boot of this node.
         job: the pod whose process the line names, when that is known.
+        uncertainty: of ``boot_at``, in seconds.
 
     Returns:
         A fault of trust ``kernel``; of trust ``injected`` when a process wrote the record.
@@ -48,10 +59,74 @@ def of_record(
         boot=boot,
         seq=record.seq,
         at=at,
-        uncertainty=STAMP_UNCERTAINTY_S,
+        uncertainty=uncertainty,
         job=job,
     )
     return _said(fault, line, record.text)
+
+
+def of_report(report: KernelReport, *, node: str) -> list[NodeFault]:
+    """What an agent's annotation says about its node, a fault for each record that it still names; one told before has the id that it had.
+
+    Args:
+        report: as read from the Node.
+        node: the Node that bears it.
+    """
+    return [
+        NodeFault(
+            id=f"kmsg:{report.boot}:{place.seq}",
+            node=node,
+            source="kmsg",
+            trust=entry.trust,
+            code=entry.code,
+            slug=entry.slug,
+            device=entry.device,
+            instance=entry.instance,
+            boot=report.boot,
+            seq=place.seq,
+            at=place.at,
+            uncertainty=entry.uncertainty,
+            job=entry.job,
+            pid=entry.pid,
+            process=entry.process,
+            text=entry.text,
+            detail=entry.detail,
+        )
+        for entry in report.entries
+        for place in entry.seen
+    ]
+
+
+def of_agent_line(line: KernelLine, *, node: str) -> NodeFault | None:
+    """What a line that an agent printed says, as a collector brought it; None = no fault. The same record has the id of the agent's annotation.
+
+    Args:
+        line: as read.
+        node: whose pod printed it, by the collector's metadata; a line that names another one gives nothing.
+    """
+    if line.kind != "record" or line.code is None or line.node != node or line.trust is None:
+        return None
+    if line.seq is None or not _BOOT.fullmatch(line.boot):
+        return None
+    return NodeFault(
+        id=f"kmsg:{line.boot}:{line.seq}",
+        node=node,
+        source="loki",
+        trust="collector" if line.trust == "kernel" else "injected",
+        code=line.code,
+        slug=line.slug,
+        device=line.device,
+        instance=line.instance,
+        boot=line.boot,
+        seq=line.seq,
+        at=line.at,
+        uncertainty=line.uncertainty,
+        job=line.job,
+        pid=line.pid,
+        process=line.process,
+        text=shown(line.text),
+        detail=line.detail,
+    )
 
 
 def of_line(
