@@ -86,7 +86,7 @@ class Cluster:
 
     def write(self, node: dict[str, Any], operations: list[dict[str, Any]]) -> None:
         assert operations[0] == {
-            "op": "test",
+            "op": "replace",
             "path": "/metadata/resourceVersion",
             "value": node["metadata"]["resourceVersion"],
         }

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from health.cluster import SECOND, Cluster
+from rankfall.health.config import parse_config
 from rankfall.health.nodes import CheckRound, Clear, Remedy, condition
-from rankfall.health.overrides import parse_rules
 from rankfall.health.policy import Budget, Policy, Taint
-from rankfall.health.rules import Rules
 
 XID = "xid/79"
 
@@ -245,7 +244,7 @@ def test_health_s33_s34_an_unknown_code_is_shown_and_acts_when_an_operator_says_
     assert cluster.see(fault).outcomes == ((fault.id, "unknown"),)
     assert cluster.reasons("n1") == ["FaultUnknown"]
     assert cluster.writes == 0
-    cluster.rules = Rules(parse_rules('[[rule]]\ncode = "xid/999"\naction = "quarantine"', origin="own"))
+    cluster.rules = parse_config('[[rule]]\ncode = "xid/999"\naction = "quarantine"', origin="own").rules
     cluster.see(fault)
     assert cluster.tainted == {"n1"}
 
@@ -311,7 +310,7 @@ def test_health_s44_163_acts_on_nothing_and_162_withdraws_it_without_checks():
     cluster = Cluster()
     cluster.see(cluster.fault("n1", "xid/163"))
     assert cluster.tainted == set()
-    cluster.rules = Rules(parse_rules('[[rule]]\ncode = "xid/163"\naction = "quarantine"', origin="own"))
+    cluster.rules = parse_config('[[rule]]\ncode = "xid/163"\naction = "quarantine"', origin="own").rules
     cluster.see()
     assert cluster.tainted == {"n1"}
     cluster.later(5)

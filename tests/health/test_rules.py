@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.health.overrides import RulesFile, parse_rules
-from rankfall.health.rules import Rules, packaged
+from rankfall.health.config import ConfigFile, load_config, parse_config
+from rankfall.health.rules import packaged
 from rankfall.model.errors import SpecError
 from rankfall.signatures.catalogue import default_catalogue
 
@@ -61,7 +61,7 @@ def test_health_s33_an_unknown_number_has_no_rule_until_an_operator_gives_it_one
     for code in ("xid/999", "sxid/99999/fatal", "kernel/none.such", "verdict/none_such"):
         assert RULES.find(code) is None
         assert RULES.action(code) == "none"
-    rules = Rules(parse_rules('[[rule]]\ncode = "xid/999"\naction = "quarantine"\n', origin="own"))
+    rules = parse_config('[[rule]]\ncode = "xid/999"\naction = "quarantine"\n', origin="own").rules
     assert rules.action("xid/999") == "quarantine"
 
 
@@ -83,13 +83,13 @@ def test_causes_of_verdicts_have_the_rule_of_the_causes():
 
 def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
     text = '[[rule]]\ncode = "sxid/20034"\naction = "watch"\n[[rule]]\ncode = "xid/31"\ncount = 9\n'
-    rules = Rules(parse_rules(text, origin="own"))
+    rules = parse_config(text, origin="own").rules
     assert rules.action("sxid/20034/fatal") == "watch"
     before, after = RULES.find("xid/31"), rules.find("xid/31")
     assert before is not None
     assert after is not None
     assert (after.count, after.action, after.window_s, after.name) == (9, before.action, before.window_s, before.name)
-    word = Rules(parse_rules(text + '[[rule]]\ncode = "sxid/20034/fatal"\naction = "suspect"\n', origin="own"))
+    word = parse_config(text + '[[rule]]\ncode = "sxid/20034/fatal"\naction = "suspect"\n', origin="own").rules
     assert (word.action("sxid/20034/fatal"), word.action("sxid/20034/nonfatal")) == ("suspect", "watch")
 
 
@@ -97,7 +97,7 @@ def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
     ("text", "word"),
     [
         ("[[rule", "not TOML"),
-        ("rules = []", "unknown key"),
+        ("rules = []", "no such section"),
         ("rule = 3", "list of tables"),
         ("[[rule]]\naction = 'none'", "code"),
         ("[[rule]]\ncode = 'Xid 79'\naction = 'none'", "code"),
@@ -109,28 +109,45 @@ def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
         ("[[rule]]\ncode = 'xid/79'\n[[rule]]\ncode = 'xid/79'", "already"),
         ("[[rule]]\ncode = 'xid/162'\naction = 'quarantine'", "action is none"),
         ("#" * (1 << 20) + "##", "larger"),
+        ("policy = 3", "must be a table"),
+        ("[policy]\nrate_node = 3", "rate_node"),
+        ("[policy.budget]\npercent = 0", "percent"),
+        ("[policy]\nkey = 'two words'", "key"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place(text, word):
     with pytest.raises(SpecError, match=word):
-        parse_rules(text, origin="own.toml")
+        parse_config(text, origin="own.toml")
 
 
 def test_health_s34_a_file_is_used_without_restart_and_a_bad_one_keeps_the_old_rules(tmp_path):
     path = tmp_path / "rules.toml"
-    file = RulesFile(path)
+    file = ConfigFile(path)
     assert not file.reload()
     assert "No such file" in (file.problem or "")
     path.write_text('[[rule]]\ncode = "xid/109"\naction = "none"\n')
     assert file.reload()
-    assert (file.rules.action("xid/109"), file.problem) == ("none", None)
+    assert (file.config.rules.action("xid/109"), file.problem) == ("none", None)
     assert not file.reload()
     for bad in (b"[[rule]]\ncode = 109", b"\xff\xfe"):
         path.write_bytes(bad)
         assert not file.reload()
-        assert file.rules.action("xid/109") == "none"
+        assert file.config.rules.action("xid/109") == "none"
         assert "stay in force" in (file.problem or "")
     path.write_text('[[rule]]\ncode = "xid/109"\naction = "none"\n')
     file.reload()
     assert file.problem is None
-    assert not RulesFile(None).reload()
+    assert not ConfigFile(None).reload()
+
+
+def test_one_file_holds_policy_and_rules(tmp_path):
+    path = tmp_path / "health.toml"
+    path.write_text(
+        '[policy]\nkey = "trainy.konduktor.ai/faulty"\n[policy.pools.h100]\npercent = 25\n[[rule]]\ncode = "xid/109"\naction = "none"\n'
+    )
+    config = load_config(path)
+    assert (config.policy.key, config.policy.pools["h100"].percent) == ("trainy.konduktor.ai/faulty", 25)
+    assert config.rules.action("xid/109") == "none"
+    assert load_config(None).policy.key == "rankfall.dev/faulty"
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_config(tmp_path / "none.toml")

@@ -10,7 +10,7 @@ import msgspec
 from rankfall.health.folding import SECOND, wanted
 from rankfall.health.policy import Policy, Safety, Trip
 from rankfall.health.rules import Rules
-from rankfall.model.health import Held, NodeHealth
+from rankfall.model.health import BY_HAND, Held, NodeHealth
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,8 @@ class Limits:
         struck: dict[str, set[str]] = {}
         for name, health in records.items():
             for cause in health.causes:
-                if wanted(cause, rules) == "quarantine" and (cause.due_at or 0) > since:
+                # What a person ordered is no sign of a fault that strikes many nodes.
+                if cause.code != BY_HAND and wanted(cause, rules) == "quarantine" and (cause.due_at or 0) > since:
                     struck.setdefault("/".join(cause.code.split("/")[:2]), set()).add(name)
         for code, nodes in sorted(struck.items()):
             if len(nodes) > self._policy.breaker_nodes:

@@ -9,7 +9,7 @@ import msgspec
 from rankfall.health.folding import SECOND, horizon_ns, wanted
 from rankfall.health.policy import Policy, Taint
 from rankfall.health.rules import ORDER, Rules
-from rankfall.model.health import MAX_MESSAGE, HealthCondition, Held, NodeHealth, OpenCause, shown
+from rankfall.model.health import BY_HAND, MAX_MESSAGE, HealthCondition, Held, NodeHealth, OpenCause, shown
 
 #: Steps of remediation that are proven by another boot id and by nothing else.
 REBOOTS: Final = frozenset({"reboot", "power_cycle"})
@@ -156,6 +156,11 @@ def grave(health: NodeHealth, rules: Rules) -> list[OpenCause]:
     return [cause for cause in health.causes if wanted(cause, rules) == "quarantine"]
 
 
+def kept_by_person(health: NodeHealth) -> bool:
+    """Whether only a person gives it back: one tainted it, or it came back too often."""
+    return health.lemon or any(cause.code == BY_HAND and not cause.cured for cause in health.causes)
+
+
 def returned(health: NodeHealth, *, rules: Rules, policy: Policy, news: bool, now: int) -> NodeHealth:
     """The next state of a node that carries our taint, without giving it back yet.
 
@@ -168,7 +173,7 @@ def returned(health: NodeHealth, *, rules: Rules, policy: Policy, news: bool, no
     """
     if health.state == "validating" and news:
         return replace(health, state="quarantined", since=now, clean=0, clean_since=None)
-    if health.state != "quarantined" or health.lemon:
+    if health.state != "quarantined" or kept_by_person(health):
         return health
     open_ = grave(health, rules)
     if not open_ and health.failed_check is None:
@@ -182,7 +187,7 @@ def returned(health: NodeHealth, *, rules: Rules, policy: Policy, news: bool, no
 
 def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
     """Whether its taint may go: enough clean rounds over long enough, or all that was wrong was taken back for good."""
-    if not health.tainted or health.lemon:
+    if not health.tainted or kept_by_person(health):
         return False
     counted = [cause for cause in health.causes if cause.on_probation or rules.action(cause.code) == "quarantine"]
     if counted and all(cause.cured and _released(cause, rules) for cause in counted):

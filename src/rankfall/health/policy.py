@@ -10,6 +10,14 @@ from rankfall.model.health import TAINT_KEY
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0)]
+# Keys of taints and labels: an optional domain and a name.
+_Key = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$(?!\n)"
+    ),
+]
+_Value = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$(?!\n)")]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +35,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         key, value, effect: of the one taint that is ours.
+        pool_label: label of nodes whose value is the name of their pool.
         budget, pools: for every pool, and for pools by name.
         rate_nodes, rate_s: most nodes that are quarantined within so many seconds.
         breaker_nodes, breaker_s: more nodes than this with one code within so many seconds is no fault of nodes: nothing more is
@@ -43,9 +52,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         dry_run: decide and tell, write nothing at all.
     """
 
-    key: str = TAINT_KEY
-    value: str = "true"
+    key: _Key = TAINT_KEY
+    value: _Value = "true"
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+    pool_label: _Key = "rankfall.dev/pool"
     budget: Budget = Budget()
     pools: dict[str, Budget] = {}
     rate_nodes: _Positive = 10
@@ -64,6 +74,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pod_codes: frozenset[str] = frozenset()
     kill_switch: bool = False
     dry_run: bool = False
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of taints that are ours: the one that is set, and the default one, which may be left from before it was set."""
+        return frozenset({self.key, TAINT_KEY})
 
 
 class Taint(msgspec.Struct, frozen=True, omit_defaults=True):

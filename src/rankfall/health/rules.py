@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from rankfall.model.causes import catalogue as causes
-from rankfall.model.health import MAX_SEEN
+from rankfall.model.health import BY_HAND, MAX_SEEN
 
 #: ``none`` is counted only; ``watch`` is written down; ``suspect`` marks the node; ``quarantine`` keeps the scheduler away from it.
 Action = Literal["none", "watch", "suspect", "quarantine"]
@@ -87,10 +87,15 @@ class Rules:
         return "none" if rule is None else rule.action
 
 
+_BY_HAND: Final = Rule(
+    code=BY_HAND, action="quarantine", remedy="inspect", note="a person said so; only a person takes it back"
+)
+
+
 @cache
 def packaged() -> Rules:
     """The packaged rules, read once."""
-    return Rules([*_xid(), *_sxid(), *_kernel(), *_conditions(), *_verdicts()])
+    return Rules([*_xid(), *_sxid(), *_kernel(), *_conditions(), *_verdicts(), _BY_HAND])
 
 
 def _xid() -> Iterator[Rule]:

@@ -21,6 +21,9 @@ ANNOTATION: Final = "rankfall.dev/node-health"
 CONDITION: Final = "RankfallHealthy"
 TAINT_KEY: Final = "rankfall.dev/faulty"
 
+#: The code of a cause that a person gave; only a person takes it back.
+BY_HAND: Final = "person/taint"
+
 #: Largest annotation that is written or read, in bytes of UTF-8; all annotations of an object share 256 KiB.
 MAX_ANNOTATION: Final = 32 << 10
 MAX_CAUSES: Final = 16
@@ -126,6 +129,11 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     def cured(self) -> bool:
         """It was taken back, and not seen since."""
         return self.cured_at is not None and (self.last_at or 0) <= self.cured_at
+
+    @property
+    def named(self) -> str:
+        """As commands and messages write it: ``xid/79@gpu 0000:4e:00``, or the code alone."""
+        return self.code if self.device is None else f"{self.code}@{self.device}"
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
