@@ -25,6 +25,9 @@ from rankfall.model.health_report import (
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 
 
+BEGIN = '{"schema":"rankfall.kernelreport/1",'
+
+
 def entry(number: int = 7, **more: object) -> KernelEntry:
     given: dict[str, object] = {
         "code": "xid/79", "seen": (Place(number, 100),), "first": Place(number, 100), "device": "gpu 0000:4e:00", "text": "a line"
@@ -55,7 +58,8 @@ def test_any_report_fits_and_comes_back(found):
     "text",
     [
         "", "{}", "[]", "x" * (MAX_REPORT + 1), "\ud800", '{"schema":"rankfall.kernelreport/2","boot":"b"}',
-        '{"boot":"b","entries":[{"code":"xid/79","seen":[],"first":[1,1]}]}', '{"boot":"b","other":1}', '{"boot":"a b"}', "[" * 5000,
+        '{"boot":"b"}', BEGIN + '"boot":"b","entries":[{"code":"xid/79","seen":[],"first":[1,1]}]}', BEGIN + '"boot":"b","other":1}',
+        BEGIN + '"boot":"a b"}', "[" * 5000, BEGIN + '"boot":' + "[" * 5000,
     ],
 )  # fmt: skip
 def test_a_report_of_another_form_is_refused_whole(text):
@@ -90,4 +94,6 @@ def test_a_printed_line_is_the_same_fault_and_only_of_its_own_node():
     assert of_agent_line(line, node="n2") is None
     for other in ({"kind": "plain"}, {"code": None}, {"seq": None}, {"boot": "a b"}, {"trust": None}):
         assert of_agent_line(msgspec.structs.replace(line, **other), node="n1") is None
-    assert decode_line(b"NVRM: Xid (PCI:0000:4e:00): 79") is None
+    for text in (b"NVRM: Xid (PCI:0000:4e:00): 79", '{"kind":"start","node":"n1","boot":"b"}', "\ud800"):
+        assert decode_line(text) is None
+    assert decode_line('{"schema":"rankfall.kernelline/1","kind":"start","node":1}') is None

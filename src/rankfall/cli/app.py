@@ -25,6 +25,7 @@ VERBS: Final = {
     "resume": ("hold", "Let a suspended run go on, or give a run its supervisor back."),
     "resize": ("resize", "Give a run another number of nodes; no budget is used."),
     "cp": ("cp", "Copy files to a run's folder and back."),
+    "agent": ("agent", "Read a node's kernel log and show on its Node what concerns its health."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
     "config": ("config", "Show formats: JSON schemas of the documents, exit codes, rights in a cluster."),
 }

@@ -72,7 +72,7 @@ def of_report(report: KernelReport, *, node: str) -> list[NodeFault]:
         report: as read from the Node.
         node: the Node that bears it.
     """
-    return [
+    found = [
         NodeFault(
             id=f"kmsg:{report.boot}:{place.seq}",
             node=node,
@@ -95,6 +95,8 @@ def of_report(report: KernelReport, *, node: str) -> list[NodeFault]:
         for entry in report.entries
         for place in entry.seen
     ]
+    # In the order of the ring: what takes a fault back must not come before it.
+    return sorted(found, key=lambda each: each.seq or 0)
 
 
 def of_agent_line(line: KernelLine, *, node: str) -> NodeFault | None:

@@ -26,6 +26,8 @@ REPORT_CONDITION: Final = "RankfallKernelLog"
 MAX_REPORT: Final = 8 << 10
 MAX_ENTRIES: Final = 32
 
+_LINE_BEGINS: Final = f'{{"schema":"{LINE_SCHEMA}",'.encode()
+
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Sequence = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -83,7 +85,15 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     text: _Text = ""
 
 
-class KernelReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class KernelReport(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="schema",
+    tag=REPORT_SCHEMA,
+):
     """What the kernel's log of one boot of one node held that concerns the node.
 
     Attributes:
@@ -92,10 +102,9 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         lost: records that were overwritten before they could be read.
         more: entries that did not fit; the gravest and newest are kept.
         injected: the agent runs in the test mode, in which records that processes wrote are told too.
-        entries: the newest last.
+        entries: the gravest last, and of equally grave ones the newest.
     """
 
-    schema: Literal["rankfall.kernelreport/1"] = REPORT_SCHEMA
     boot: _Boot
     seq: _Sequence | None = None
     lost: _Count = 0
@@ -104,7 +113,7 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     entries: Annotated[tuple[KernelEntry, ...], msgspec.Meta(max_length=MAX_ENTRIES)] = ()
 
 
-class KernelLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=LINE_SCHEMA):
     """One line that the agent prints: JSON on one line, in ASCII; a collector brings it to Loki.
 
     Attributes:
@@ -122,7 +131,6 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         note: what the agent says itself.
     """
 
-    schema: Literal["rankfall.kernelline/1"] = LINE_SCHEMA
     kind: Literal["record", "plain", "gap", "fold", "unreadable", "start", "alive"]
     node: str
     boot: str
@@ -171,6 +179,8 @@ def decode_report(text: str) -> KernelReport:
     hint = f"remove the annotation {REPORT_ANNOTATION}; the agent writes it anew"
     if len(text) > MAX_REPORT:
         raise EvidenceLost(f"{REPORT_ANNOTATION}: {len(text)} characters, more than {MAX_REPORT}", hint=hint)
+    if not text.startswith(f'{{"schema":"{REPORT_SCHEMA}"'):
+        raise EvidenceLost(f"{REPORT_ANNOTATION}: it does not begin with the schema {REPORT_SCHEMA}", hint=hint)
     try:
         return msgspec.json.decode(text, type=KernelReport)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
@@ -179,7 +189,10 @@ def decode_report(text: str) -> KernelReport:
 
 def decode_line(text: str | bytes) -> KernelLine | None:
     """Read a line that an agent printed; None = it is none. Unknown fields of newer agents are passed over."""
+    data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    if not data.startswith(_LINE_BEGINS):
+        return None
     try:
-        return msgspec.json.decode(text, type=KernelLine)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return msgspec.json.decode(data, type=KernelLine)
+    except (msgspec.DecodeError, RecursionError):
         return None

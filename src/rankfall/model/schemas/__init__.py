@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rankfall.model.health import NodeFault, NodeHealth
+from rankfall.model.health_report import KernelLine, KernelReport
 from rankfall.model.record import Record
 from rankfall.model.run import RunsDocument, StatusDocument
 from rankfall.model.spec import JobSpec
@@ -14,6 +15,8 @@ from rankfall.model.verdict import Verdict
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.job-1": JobSpec,
+    "rankfall.kernelline-1": KernelLine,
+    "rankfall.kernelreport-1": KernelReport,
     "rankfall.nodefault-1": NodeFault,
     "rankfall.nodehealth-1": NodeHealth,
     "rankfall.record-1": Record,

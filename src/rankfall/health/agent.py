@@ -1,0 +1,362 @@
+"""The agent of one node: reads the kernel's log with an exact cursor, prints what matters, and has it shown on the Node.
+
+One thread waits for records and does everything but talk to the API server. It never waits for anything else, so the ring is read as fast as it is
+written; what was overwritten nevertheless becomes a gap with its size. Order of a batch: it is offered to the Node first, then printed, then the
+cursor is kept. A kill between the two last prints a line again with the same boot and number; it loses none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, Literal, Protocol, Self
+
+import msgspec
+
+from rankfall.health.agent_book import Book
+from rankfall.health.agent_jobs import PROC, pod_of
+from rankfall.health.agent_publish import Standing
+from rankfall.health.agent_state import AgentState, StateFile
+from rankfall.health.agent_storm import Storm
+from rankfall.health.faults import of_record
+from rankfall.health.recognise import Recogniser
+from rankfall.health.rules import Rules, packaged
+from rankfall.model import EvidenceLost
+from rankfall.model.health import NodeFault, shown
+from rankfall.model.health_report import KernelEntry, KernelLine
+from rankfall.observe.kmsg import KmsgRecord
+from rankfall.observe.kmsg_clock import KernelClock
+from rankfall.observe.kmsg_ring import Entry, Gap, Ring, Unreadable
+from rankfall.observe.kmsg_source import Opened
+
+ALIVE_S: Final = 60.0
+#: Cursor of what nobody printed and nothing was made of: reading it again harms nothing.
+SAVE_S: Final = 10.0
+_SAVE_STORM_S: Final = 1.0
+_REOPEN_S: Final = (0.2, 30.0)
+_TEXT: Final = 1_024
+replace = msgspec.structs.replace
+
+
+class Shows(Protocol):
+    """Who brings the report to the Node."""
+
+    told: int
+
+    def forget(self) -> None:
+        """Another boot."""
+
+    def offer(self, standing: Standing, *, new: KernelEntry | None = None, urgent: bool = False) -> None:
+        """Show this from now on."""
+
+
+class Agent:
+    """Reads until it is told to stop.
+
+    Args:
+        node: name of the Node.
+        open_: opens the ring; called again when it broke.
+        out: takes the lines, JSON each.
+        state: what is kept over restarts.
+        shows: None = nothing is written to the Node.
+        say: takes a sentence for people.
+        all_: print every record, not only those of interest.
+        injected: the test mode: what processes wrote into the log counts as well.
+        once: end when everything that is in the ring was read.
+        boot: of this kernel, to tell that its ring cannot be read; None = not known.
+        rules, proc, monotonic, kernel_clock: of tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        open_: Callable[[], Opened],
+        out: BinaryIO,
+        state: StateFile,
+        shows: Shows | None,
+        say: Callable[[str], None],
+        all_: bool = False,
+        injected: bool = False,
+        once: bool = False,
+        boot: str | None = None,
+        rules: Rules | None = None,
+        proc: Path = PROC,
+        monotonic: Callable[[], float] = time.monotonic,
+        kernel_clock: Callable[[], KernelClock] = KernelClock,
+    ) -> None:
+        self._node, self._open, self._out, self._file = node, open_, out, state
+        self._shows, self._say, self._all, self._injected, self._once = shows, say, all_, injected, once
+        self._rules, self._proc, self._monotonic = rules or packaged(), proc, monotonic
+        self._make_clock = kernel_clock
+        self._state = state.load()
+        self._cursor = self._state.cursor
+        self._report = self._state.report
+        self._standing: Standing | None = None
+        self._storm = Storm()
+        self._saved_at = self._alive_at = monotonic()
+        self._stopping = False
+        self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fresh(boot or "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
+    @property
+    def wakes(self) -> int:
+        """A descriptor: a byte written to it makes the agent look whether it was told to stop. For ``signal.set_wakeup_fd``."""
+        return self._wake_out
+
+    def stop(self) -> None:
+        """End after the batch that is being read. May be called by a signal handler and by other threads."""
+        self._stopping = True
+        os.write(self._wake_out, b"s")
+
+    def run(self) -> None:
+        """Read the ring, and open it again whenever it breaks.
+
+        Raises:
+            EvidenceLost: with ``once``, when it cannot be opened.
+        """
+        failures = 0
+        while not self._stopping:
+            try:
+                opened = self._open()
+            except EvidenceLost as error:
+                if self._once:
+                    raise
+                self._unreadable(error, first=failures == 0)
+                failures += 1
+                self._pause(failures)
+                continue
+            try:
+                gave = self._follow(opened)
+            finally:
+                os.close(opened.fd)
+            if self._once:
+                break
+            failures = 0 if gave else failures + 1
+            self._pause(failures)
+        self._print(self._storm.due(now=self._monotonic(), all_=True))
+        self._save()
+
+    def _follow(self, opened: Opened) -> bool:
+        """Read one open ring to its end; whether it gave anything."""
+        self._begin(opened.boot)
+        ring = Ring(opened.fd, boot=opened.boot, after=self._cursor)
+        poll = select.poll()
+        poll.register(opened.fd, select.POLLIN)
+        poll.register(self._wake_in, select.POLLIN)
+        gave = waited = False
+        while not self._stopping:
+            try:
+                entries = ring.take()
+            except OSError as error:
+                self._say(f"the kernel's log broke: {error}; it is opened again")
+                return gave
+            if entries:
+                gave = True
+                self._batch(ring, entries, live=waited)
+                waited = False
+                continue
+            if ring.ended or self._once:
+                return gave
+            self._idle()
+            waited = any(fd == opened.fd for fd, _ in poll.poll(self._patience() * 1_000))
+            self._woken()
+        return gave
+
+    def _begin(self, boot: str) -> None:
+        if boot != self._boot:
+            self._fresh(boot)
+        if self._shows is not None and (self._report is None or self._report.boot != boot):
+            self._shows.forget()
+        note = "TEST MODE: records that processes wrote into the kernel's log count as the kernel's" * self._injected
+        self._print(
+            [KernelLine(kind="start", node=self._node, boot=boot, seq=self._seq(), at=time.time_ns(), note=note)]
+        )
+        self._show(readable=True, urgent=True)
+
+    def _fresh(self, boot: str) -> None:
+        """Nothing is known of this boot but what was kept."""
+        self._boot = boot
+        self._book = Book(boot, rules=self._rules, injected=self._injected, report=self._report)
+        self._reader, self._clock = Recogniser(), self._make_clock()
+
+    def _batch(self, ring: Ring, entries: Iterable[Entry], *, live: bool) -> None:
+        lines: list[KernelLine] = []
+        now = self._monotonic()
+        changed = False
+        for entry in entries:
+            if isinstance(entry, KmsgRecord):
+                self._clock.read(entry.stamp_us, live=live)
+                live = False
+                line, counted = self._record(entry)
+                changed = changed or counted
+            elif isinstance(entry, Gap):
+                self._book.lost += entry.size
+                line, changed = self._gap(entry), True
+            else:
+                line = self._strange(entry)
+            if line is not None and (line.kind in {"plain", "gap"} or self._storm.admit(line, now=now)):
+                lines.append(line)
+        self._cursor = ring.cursor
+        if changed:
+            self._show(readable=True)
+        lines += self._storm.due(now=now)
+        self._print(lines)
+        if lines or now - self._saved_at >= (_SAVE_STORM_S if changed else SAVE_S):
+            self._save()
+
+    def _record(self, record: KmsgRecord) -> tuple[KernelLine | None, bool]:
+        """The line of a record, if it is one to print, and whether it changed what the Node is to show."""
+        fault = self._fault(record)
+        if fault is None:
+            return (replace(self._line("plain", record), **self._time(record)) if self._all else None), False
+        entry = self._book.add(fault)
+        if entry is not None and entry.count == 1:
+            self._show(readable=True, new=entry, seq=record.seq)
+        line = replace(
+            self._line("record", record),
+            at=fault.at,
+            uncertainty=fault.uncertainty,
+            code=fault.code,
+            device=fault.device,
+            instance=fault.instance,
+            slug=fault.slug,
+            job=fault.job,
+            pid=fault.pid,
+            process=fault.process,
+            detail=fault.detail,
+        )
+        return line, entry is not None
+
+    def _fault(self, record: KmsgRecord) -> NodeFault | None:
+        begin = self._clock.beginning()
+        fault = of_record(
+            record,
+            node=self._node,
+            boot=self._boot,
+            boot_at=begin.at,
+            uncertainty=begin.uncertainty,
+            reader=self._reader,
+        )
+        if fault is None or fault.pid is None or not record.by_kernel:
+            return fault
+        return replace(fault, job=pod_of(fault.pid, proc=self._proc))
+
+    def _time(self, record: KmsgRecord) -> dict[str, float]:
+        begin = self._clock.beginning()
+        return {"at": begin.at + record.stamp_us * 1_000, "uncertainty": begin.uncertainty}
+
+    def _line(self, kind: Literal["record", "plain"], record: KmsgRecord) -> KernelLine:
+        return KernelLine(
+            kind=kind,
+            node=self._node,
+            boot=self._boot,
+            seq=record.seq,
+            stamp_us=record.stamp_us,
+            facility=record.facility,
+            level=record.level,
+            trust="kernel" if record.by_kernel else "injected",
+            text=shown(record.text[: 2 * _TEXT].decode("ascii", "backslashreplace"), _TEXT),
+        )
+
+    def _gap(self, gap: Gap) -> KernelLine:
+        told = f"{gap.size} records were overwritten before they were read"
+        self._say(told)
+        return KernelLine(
+            kind="gap", node=self._node, boot=gap.boot, seq=gap.first, last_seq=gap.last, count=gap.size, note=told
+        )
+
+    def _strange(self, entry: Unreadable) -> KernelLine:
+        text = shown(entry.data[:_TEXT].decode("ascii", "backslashreplace"), _TEXT)
+        return KernelLine(kind="unreadable", node=self._node, boot=self._boot, text=text)
+
+    def _idle(self) -> None:
+        """Nothing to read: what is due by the clock."""
+        now = self._monotonic()
+        lines = self._storm.due(now=now)
+        if now - self._alive_at >= ALIVE_S:
+            lines.append(KernelLine(kind="alive", node=self._node, boot=self._boot, seq=self._seq(), at=time.time_ns()))
+            self._alive_at = now
+        self._print(lines)
+        if lines or (self._cursor != self._state.cursor and now - self._saved_at >= SAVE_S):
+            self._save()
+
+    def _patience(self) -> float:
+        """Seconds for which nothing is due by the clock."""
+        now = self._monotonic()
+        ends = [self._alive_at + ALIVE_S]
+        ends += [] if (fold := self._storm.next()) is None else [fold]
+        ends += [self._saved_at + SAVE_S] if self._cursor != self._state.cursor else []
+        return max(0.01, min(ends) - now)
+
+    def _pause(self, failures: int) -> None:
+        if not self._stopping:
+            first, cap = _REOPEN_S
+            poll = select.poll()
+            poll.register(self._wake_in, select.POLLIN)
+            poll.poll(min(cap, first * 2.0 ** min(failures, 20)) * 1_000)
+            self._woken()
+
+    def _woken(self) -> None:
+        """Empty the pipe: signals that mean nothing to us wake us too."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_in, 4_096)
+
+    def _unreadable(self, error: EvidenceLost, *, first: bool) -> None:
+        if first:
+            self._say(str(error))
+        self._show(readable=False, note=error.message, urgent=first)
+
+    def _show(
+        self,
+        *,
+        readable: bool,
+        new: KernelEntry | None = None,
+        seq: int | None = None,
+        note: str = "",
+        urgent: bool = False,
+    ) -> None:
+        if not self._boot:
+            return  # which boot it would be about is not known
+        report = self._book.report(seq if seq is not None else self._seq())
+        before = self._state
+        since = before.since if before.since and before.readable == readable else time.time_ns()
+        self._state = replace(before, readable=readable, since=since)
+        self._standing = Standing(report=report, readable=readable, since=since, note=note)
+        if self._shows is not None:
+            self._shows.offer(self._standing, new=new, urgent=urgent)
+
+    def _seq(self) -> int | None:
+        """Highest number of this boot that was read."""
+        return self._cursor.seq if self._cursor is not None and self._cursor.boot == self._boot else None
+
+    def _print(self, lines: Iterable[KernelLine]) -> None:
+        data = b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+        if data:
+            self._out.write(data)
+            self._out.flush()
+
+    def _save(self) -> None:
+        self._saved_at = self._monotonic()
+        report = self._book.report(self._seq()) if self._boot else self._report
+        told = self._state.told if self._shows is None else self._shows.told
+        state = AgentState(
+            cursor=self._cursor, report=report, told=told, since=self._state.since, readable=self._state.readable
+        )
+        if state != self._state:
+            self._file.save(state)
+        self._state = state
