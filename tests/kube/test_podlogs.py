@@ -132,31 +132,6 @@ def test_a_container_that_has_not_begun_is_a_state(run):
     assert "log of pod here/p, container main" in error.message
 
 
-def test_a_cut_gives_what_had_come_and_then_says_so(run):
-    pieces = [bytes([65 + number]) * 3000 for number in range(5)]
-
-    async def story(server, kube):
-        gate, found = asyncio.Event(), b""
-        server.plays(body(*pieces, end="cut", each=gate))
-        async with open_log(kube, "p", container="main", follow=True) as chunks:
-            found += await anext(chunks)
-            # The rest comes and the connection breaks while nobody reads.
-            gate.set()
-            content = chunks.ag_frame.f_locals["response"].content
-            while content.exception() is None:  # noqa: ASYNC110 - of the library, which tells nobody
-                await asyncio.sleep(0.01)
-            found += await anext(chunks)
-            with pytest.raises(
-                Unreachable, match=r"get log of pod here/p, container main: the connection to .* broke off"
-            ) as raised:
-                await anext(chunks)
-        assert raised.value.__cause__ is None
-        assert raised.value.__context__ is None
-        return found
-
-    assert run(story) == b"".join(pieces)
-
-
 def test_silence_is_a_lost_connection_where_a_limit_is_given(run):
     async def story(server, kube):
         server.plays(body(b"one\n", end="never"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
@@ -139,7 +140,7 @@ def _cause(error: BaseException) -> tuple[str, bool]:
         return "it closed the connection", False
     if isinstance(inner, ssl.SSLError):
         return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
+    if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return "its name is not known", False
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the proxy refused with status {error.status}", False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import aiohttp
 
 from rankfall.kube import answers
@@ -16,7 +18,7 @@ def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> U
         what: verb and object.
         server: its address.
     """
-    if isinstance(error, aiohttp.ClientPayloadError | ConnectionError):
+    if isinstance(error, aiohttp.ClientPayloadError | ConnectionError | ssl.SSLEOFError):
         hint = "it is opened anew by who reads on; a cut that comes again and again has its cause on the way: network, proxy, load balancer"
         return Unreachable(f"cannot {what}: the connection to {server} broke off", hint=hint)
     return answers.lost(error, what=what, server=server)

@@ -12,6 +12,7 @@ import aiohttp
 from rankfall.kube.access import Access
 from rankfall.kube.bodies import Object, pairs
 from rankfall.kube.counters import Counters
+from rankfall.kube.flow import Flow
 from rankfall.kube.limiter import Limiter
 from rankfall.kube.objects import ALL_NAMESPACES, MANAGER, Listing, Objects, Propagation
 from rankfall.kube.request import Params, Request
@@ -74,7 +75,7 @@ class Kube(Objects):
         head_timeout: float | None = None,
         repeat: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A body as it comes: watches, logs. Errors are raised before it begins; inside, aiohttp's own (``answers.lost`` words them).
+        """A body as it comes: watches. Errors are raised before it begins; inside, aiohttp's own (``answers.lost`` words them).
 
         Args:
             path: of ``Resource.path``.
@@ -93,6 +94,25 @@ class Kube(Objects):
             yield response
         finally:
             response.close()
+
+    @asynccontextmanager
+    async def flow(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | Params | None = None,
+        read_timeout: float | None,
+        verb: str = "stream",
+        what: str | None = None,
+        head_timeout: float | None = None,
+        repeat: bool = True,
+    ) -> AsyncIterator[Flow]:
+        """As ``stream``, for bodies that are only read from end to end: logs. Arguments and errors are the same."""
+        request = Request(
+            "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat
+        )
+        async with self._transport.flow(request, read_timeout=read_timeout, head=head_timeout) as flow:
+            yield flow
 
     @asynccontextmanager
     async def websocket(

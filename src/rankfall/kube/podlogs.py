@@ -6,6 +6,7 @@ It refuses what the API would refuse or round behind one's back: a beginning wit
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import aiohttp
 
 from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
-from rankfall.kube.pausing import gathered
+from rankfall.kube.flow import Flow
 from rankfall.kube.podlogs_kubelet import Complaint, complaint, not_started
 from rankfall.kube.resources import PODS
 
@@ -78,7 +79,7 @@ async def open_log(
     )
     space = kube.namespace if namespace is None else namespace
     what = f"log of {PODS.shown(pod, space)}, container {container}"
-    opened = kube.stream(
+    opened = kube.flow(
         PODS.path(space, pod, "log"),
         params=params,
         read_timeout=read_timeout,
@@ -88,35 +89,25 @@ async def open_log(
         what=what,
         repeat=repeat,
     )
-    async with opened as response:
-        yield _chunks(response, what=f"get {what}", server=kube.access.server, gather_s=gather_s)
+    async with opened as flow:
+        yield _chunks(flow, what=f"get {what}", server=kube.access.server, gather_s=gather_s)
 
 
-async def _chunks(response: aiohttp.ClientResponse, *, what: str, server: str, gather_s: float) -> AsyncIterator[bytes]:
+async def _chunks(flow: Flow, *, what: str, server: str, gather_s: float) -> AsyncIterator[bytes]:
     while True:
         try:
-            chunk = await response.content.readany()
+            chunk = await flow.chunk()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             lost = broken(error, what=what, server=server)
-            # The library forgets what has come when the connection breaks. It may be the last that anybody hears of a node.
-            rest = _unread(response.content)
         else:
             if not chunk:
                 return
             yield chunk
-            if gather_s:
-                await gathered(response, gather_s, size=len(chunk))
+            # Also without a pause others have their turn: a body may come as fast as it is read.
+            await (flow.gather(gather_s, size=len(chunk)) if gather_s else asyncio.sleep(0))
             continue
-        if rest:
-            yield rest
         # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
         raise lost
-
-
-def _unread(content: aiohttp.StreamReader) -> bytes:
-    """What has come and was not read yet. There is no public way to it once the connection is broken."""
-    first, *others = content._buffer or (b"",)  # noqa: SLF001
-    return b"".join((first[content._buffer_offset :], *others))  # noqa: SLF001
 
 
 def _params(**given: str | None) -> dict[str, str]:

@@ -54,7 +54,7 @@ def pool(connections: int, timeout: aiohttp.ClientTimeout, *, sockets: Sockets) 
         connector=aiohttp.TCPConnector(limit=connections, socket_factory=sockets.make),
         timeout=timeout,
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"User-Agent": _agent()},
+        headers={"User-Agent": agent()},
         raise_for_status=_refuse,
     )
     # aiohttp sends a DELETE again by itself when a kept connection turns out to be closed: unseen, and without asking what it risks.
@@ -62,7 +62,7 @@ def pool(connections: int, timeout: aiohttp.ClientTimeout, *, sockets: Sockets) 
     return made
 
 
-def _agent() -> str:
+def agent() -> str:
     """What access logs of the server show of us."""
     try:
         return f"rankfall/{metadata.version('rankfall')}"

@@ -7,12 +7,15 @@ that a thousand open logs never make a call wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 from multidict import CIMultiDict
@@ -23,11 +26,13 @@ from rankfall.kube.access import Access
 from rankfall.kube.counters import Counters
 from rankfall.kube.credentials import Credentials, Proof
 from rankfall.kube.errors import ApiError, CredentialsError, KubeError, Unauthorized, Unreachable
+from rankfall.kube.flow import Beat, Flow, ProxiedFlow, StraightFlow, message, place
 from rankfall.kube.limiter import Limiter
+from rankfall.kube.link import Buffers, Link
 from rankfall.kube.proxies import proxy_for
 from rankfall.kube.request import Request
 from rankfall.kube.retry import Retry, Risk, repeats
-from rankfall.kube.sessions import Limits, pool, read, through
+from rankfall.kube.sessions import Limits, agent, pool, read, through
 from rankfall.kube.sockets import Sockets
 
 T = TypeVar("T")
@@ -53,6 +58,9 @@ class Transport:
         self._proxy, self._proxy_headers = through(proxy_for(access.endpoint, os.environ))
         self._dice = random.Random()  # noqa: S311 - of pauses, not of secrets
         self._sockets = Sockets()
+        # They leave by themselves when nobody holds them.
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._buffers, self._beat = Buffers(), Beat()
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
@@ -75,6 +83,8 @@ class Transport:
         for session in (self._calls, self._streams):
             if session is not None:
                 await session.close()
+        for link in tuple(self._links):
+            link.close()
         await self._sockets.close()
         await self._credentials.close()
 
@@ -112,6 +122,41 @@ class Transport:
             return response
 
         return await self._repeated(request, once)
+
+    @asynccontextmanager
+    async def flow(self, request: Request, *, read_timeout: float | None, head: float | None) -> AsyncIterator[Flow]:
+        """As ``stream``, a body that is only read from end to end: at a fraction of the cost where no proxy is on the way."""
+        if self._proxy is not None:
+            proxied = ProxiedFlow(await self.stream(request, read_timeout=read_timeout, head=head))
+            with contextlib.closing(proxied):
+                yield proxied
+            return
+
+        async def once(request: Request, proof: Proof) -> StraightFlow:
+            link = Link(self._buffers)
+            self._links.add(link)
+            try:
+                async with asyncio.timeout(self._limits.head if head is None else head):
+                    return await self._straight(link, request, proof, read_timeout=read_timeout)
+            except BaseException:
+                link.close()
+                raise
+
+        with contextlib.closing(await self._repeated(request, once)) as straight:
+            yield straight
+
+    async def _straight(
+        self, link: Link, request: Request, proof: Proof, *, read_timeout: float | None
+    ) -> StraightFlow:
+        url = urlsplit(self._url(request))
+        host, port = place(url)
+        name = self._access.endpoint.tls_server_name
+        await link.open(host, port, context=proof.context, name=name, limit_s=self._limits.connect)
+        made = StraightFlow(link, self._beat, read_timeout=read_timeout)
+        given = [*proof.headers, ("Accept", "application/json"), ("User-Agent", agent())]
+        answered = await made.ask(message(url, given))
+        self.counters.by_status[answered.status] += 1
+        return made
 
     async def websocket(
         self, request: Request, *, protocols: Sequence[str], heartbeat: float | None, largest: int
@@ -230,10 +275,9 @@ class Transport:
             headers["Accept-Encoding"] = "identity"
         if request.body is not None:
             headers["Content-Type"] = request.kind
-        query = f"?{urlencode(request.params)}" if request.params else ""
         return {
             # Encoded already: a second time would turn %2F into %252F, and decoding would make a slash of it.
-            "url": URL(f"{endpoint.server}{request.path}{query}", encoded=True),
+            "url": URL(self._url(request), encoded=True),
             "headers": headers,
             "data": request.body,
             "ssl": True if proof.context is None else proof.context,
@@ -243,6 +287,10 @@ class Transport:
             # A redirect would carry impersonation to another host.
             "allow_redirects": False,
         }
+
+    def _url(self, request: Request) -> str:
+        query = f"?{urlencode(request.params)}" if request.params else ""
+        return f"{self._access.endpoint.server}{request.path}{query}"
 
 
 def _open(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:

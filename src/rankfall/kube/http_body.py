@@ -1,0 +1,143 @@
+"""The head and the body of one HTTP/1.1 answer, out of bytes that come cut anywhere. Pure; for bodies that are read as they come.
+
+It refuses what it does not know (a folded header, another encoding than ``chunked``, a size that is no number): with ``OSError(EPROTO)``, which
+the client words as it does every broken answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final, NamedTuple
+
+from multidict import CIMultiDict
+
+# Of a head, and of what stands between two chunks: more than any server sends.
+MAX_HEAD: Final = 64 * 1024
+_MAX_SIZE_LINE: Final = 4096
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?")
+_HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)")
+_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_CONTINUES: Final = 200
+
+
+class Head(NamedTuple):
+    """Status and headers of an answer."""
+
+    status: int
+    headers: CIMultiDict[str]
+
+
+def split_head(data: bytes) -> tuple[Head, bytes] | None:
+    """The head, and what follows it; None while it is not whole. Answers that only say "wait" (1xx) are passed over.
+
+    Raises:
+        OSError: this is no head of HTTP/1.1, or it is too long.
+    """
+    while True:
+        text, ended, rest = data.partition(b"\r\n\r\n")
+        if not ended:
+            if len(data) > MAX_HEAD or (data and not b"HTTP/1.".startswith(data[:7])):
+                raise _garbled("its head")
+            return None
+        first, *lines = text.split(b"\r\n")
+        found = _STATUS.fullmatch(first)
+        headers: CIMultiDict[str] = CIMultiDict()
+        for line in lines:
+            field = _HEADER.fullmatch(line)
+            if field is None:
+                raise _garbled("a header")
+            headers.add(field[1].decode("ascii"), field[2].rstrip().decode("utf-8", "replace"))
+        if found is None:
+            raise _garbled("its first line")
+        if int(found[1]) >= _CONTINUES:
+            return Head(int(found[1]), headers), rest
+        data = rest
+
+
+class Body:
+    """Takes the framing off a body.
+
+    Args:
+        head: of its answer.
+
+    Attributes:
+        ended: nothing follows.
+
+    Raises:
+        OSError: the head says that it comes in a form that nobody asked for.
+    """
+
+    def __init__(self, head: Head) -> None:
+        coding = head.headers.get("Transfer-Encoding", "").strip().lower()
+        length = head.headers.get("Content-Length")
+        if coding not in {"", "chunked"} or head.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _garbled("the form of its body")
+        self._chunked = coding == "chunked"
+        # Of the chunk, its CR and LF included; of the body, where it has a length; None = to the end of the connection.
+        self._left: int | None = 0 if self._chunked else None
+        self._rest = b""
+        self.ended = False
+        if not self._chunked and length is not None:
+            if not (length.isascii() and length.isdigit()):
+                raise _garbled("the length of its body")
+            self._left = int(length)
+            self.ended = self._left == 0
+
+    def feed(self, data: bytes) -> bytes:
+        """What these bytes hold of the body; may be nothing.
+
+        Raises:
+            OSError: they are not what the head says.
+        """
+        if self.ended:
+            return b""
+        if not self._chunked:
+            return self._plain(data)
+        data, self._rest = self._rest + data if self._rest else data, b""
+        pieces: list[bytes] = []
+        at, size, left = 0, len(data), self._left or 0
+        while at < size:
+            if not left:
+                found = _SIZE.match(data, at)
+                if found is None:
+                    if b"\n" in data[at : at + _MAX_SIZE_LINE] or size - at > _MAX_SIZE_LINE:
+                        raise _garbled("the size of a chunk")
+                    self._rest = data[at:]
+                    break
+                at, left = found.end(), int(found[1], 16) + 2
+                if left == 2:  # noqa: PLR2004 - the chunk that ends a body; what may follow it are headers
+                    self.ended = True
+                    break
+            end = at + left
+            if end <= size:
+                if data[end - 2 : end] != b"\r\n":
+                    raise _garbled("the end of a chunk")
+                pieces.append(data[at : end - 2])
+                at, left = end, 0
+                continue
+            # The last two bytes stay here until both have come, so that they are looked at together.
+            take = max(0, min(size - at, left - 2))
+            pieces.append(data[at : at + take])
+            self._rest = data[at + take :]
+            left -= take
+            break
+        self._left = left
+        return b"".join(pieces)
+
+    def closed(self) -> bool:
+        """The connection was ended in order; whether that is the body's end."""
+        self.ended = self.ended or (self._left is None)
+        return self.ended
+
+    def _plain(self, data: bytes) -> bytes:
+        if self._left is None:
+            return data
+        data = data[: self._left]
+        self._left -= len(data)
+        self.ended = not self._left
+        return data
+
+
+def _garbled(what: str) -> OSError:
+    return OSError(errno.EPROTO, f"{what} is not HTTP/1.1")
