@@ -9,7 +9,18 @@ import click
 from rankfall.cli import emit
 from rankfall.model import UsageError
 
-_SCHEMAS = ("job", "record", "verdict", "runs", "status", "nodehealth", "nodefault", "kernelreport", "kernelline")
+_SCHEMAS = (
+    "job",
+    "record",
+    "verdict",
+    "runs",
+    "status",
+    "nodes",
+    "nodehealth",
+    "nodefault",
+    "kernelreport",
+    "kernelline",
+)
 
 
 @click.group("config")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -60,6 +61,28 @@ def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("-n", "--namespace", metavar="NAME", help="Of KIND/NAME; default: that of the context.")(
         function
     )
+
+
+def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--context`` and ``--kubeconfig``: which cluster, given to the verb as ``where``."""
+
+    @functools.wraps(function)
+    def with_where(*, context: str | None, kubeconfig: str | None, **rest: Any) -> Any:
+        return function(where=Where(context=context, kubeconfig=kubeconfig), **rest)
+
+    made = click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it.")(with_where)
+    return click.option("--context", metavar="NAME", help="Of the kubeconfig; default: the current one.")(made)
+
+
+def health_config_option(function: F) -> F:
+    """``--config FILE``: policy and rules of node health, given to the verb as ``config``."""
+    return click.option(
+        "--config",
+        envvar="RANKFALL_HEALTH_CONFIG",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Policy and rules of node health, as TOML; default: $RANKFALL_HEALTH_CONFIG, else the packaged ones.",
+    )(function)
 
 
 def max_bytes(function: F) -> F:

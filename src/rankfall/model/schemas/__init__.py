@@ -8,6 +8,7 @@ import msgspec
 
 from rankfall.model.health import NodeFault, NodeHealth
 from rankfall.model.health_report import KernelLine, KernelReport
+from rankfall.model.nodes import NodesDocument
 from rankfall.model.record import Record
 from rankfall.model.run import RunsDocument, StatusDocument
 from rankfall.model.spec import JobSpec
@@ -19,6 +20,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.kernelreport-1": KernelReport,
     "rankfall.nodefault-1": NodeFault,
     "rankfall.nodehealth-1": NodeHealth,
+    "rankfall.nodes-1": NodesDocument,
     "rankfall.record-1": Record,
     "rankfall.runs-1": RunsDocument,
     "rankfall.status-1": StatusDocument,
@@ -33,7 +35,7 @@ def schema_of(name: str) -> dict[str, Any]:
     only the fields without a default are.
     """
     schema = msgspec.json.schema(DOCUMENTS[name])
-    if name.split(".")[1].split("-", maxsplit=1)[0] in {"runs", "status", "verdict"}:
+    if name.split(".")[1].split("-", maxsplit=1)[0] in {"nodes", "runs", "status", "verdict"}:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
                 part["required"] = list(part["properties"])
