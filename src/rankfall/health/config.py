@@ -18,6 +18,8 @@ from rankfall.health.rules import Rules, packaged
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
 
+#: Names the file where no flag does.
+ENVIRONMENT: Final = "RANKFALL_HEALTH_CONFIG"
 MAX_FILE: Final = 1 << 20
 _LISTS: Final = frozenset({"rule"})
 _TABLES: Final = frozenset({"policy"})
