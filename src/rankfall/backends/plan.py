@@ -48,23 +48,14 @@ class ClusterPlan(PodSource, frozen=True, kw_only=True):
     """Where in a cluster an attempt lives, and what finds it again: its pods, and the object that makes them.
 
     Attributes:
-        backend: ``job``, ``jobset`` or ``trainjob``.
-        object: name of the workload.
-        jobs: names of the workloads by role, where each role has one of its own; the first owns the others.
         excluded: nodes that were avoided, beside those of the spec.
         restart: how often Kubernetes itself had started the gang again before this attempt; its pods bear that number.
     """
 
     backend: str
     object: str
-    jobs: dict[str, str] = msgspec.field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     restart: int = 0
-
-    @property
-    def workloads(self) -> tuple[str, ...]:
-        """All of them, the one that owns the others first."""
-        return tuple(self.jobs.values()) or (self.object,)
 
     def without(self, roles: Collection[str]) -> ClusterPlan:
         """The same place, in which these roles have no workload."""

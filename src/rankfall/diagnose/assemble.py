@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from rankfall.diagnose.candidates import HANG, Candidate
 from rankfall.diagnose.roots import Root
-from rankfall.diagnose.rules import NEAREST
+from rankfall.diagnose.rules import ELSEWHERE_WHEN_ALONE, NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.model import (
     Alternative,
@@ -83,7 +83,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         consequences=_consequences(subjects, {s.key for s in shown}, chosen),
         alternatives=_alternatives(root),
         missing=_missing(case, subjects, chosen),
-        retry=_retry(info.retry, chosen, case),
+        retry=_retry(info.retry, chosen, case, one_node=_one_node(subjects, shown)),
         node_action=_node_action(info.node_action, chosen, everywhere=everywhere),
     )
     return Diagnosis(
@@ -349,14 +349,26 @@ def _numbers(word: str, numbers: tuple[int, ...]) -> str:
     return f" {word}{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
-def _retry(default: Retry, chosen: Candidate, case: Case) -> Retry:
+def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) -> Retry:
     """The catalogue's word, bent only by what the evidence itself says."""
     mark = chosen.best.mark if chosen.best else None
     if mark is not None:
         return "yes" if mark == "retryable" else "no"
+    if chosen.best is not None and chosen.best.retry is not None:
+        return chosen.best.retry
+    if one_node and chosen.slug in ELSEWHERE_WHEN_ALONE:
+        return "elsewhere"
     if default == "no" and chosen.confidence in {"suspected", "unknown"} and not case.hung:
         return "once"
     return default
+
+
+def _one_node(subjects: Subjects, shown: Sequence[Subject]) -> bool:
+    """Whether this befell one node, while slots on another one began."""
+    nodes = {subject.node for subject in shown}
+    struck = {subject.slot_number for subject in shown}
+    begun = {s.node for s in subjects.slots.values() if s.slot not in struck and s.state in {"running", "ended"}}
+    return len(nodes) == 1 and None not in nodes and bool(begun - nodes - {None})
 
 
 def _node_action(most: NodeAction, chosen: Candidate, *, everywhere: bool) -> NodeAction:

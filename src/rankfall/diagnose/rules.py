@@ -98,7 +98,12 @@ EXIT_SLUGS: Final = MappingProxyType({126: "permission_denied", 127: "command_no
 OWN_FAULT_SIGNALS: Final = frozenset({4, 6, 7, 8, 11, 31})
 
 # Why a slot does not begin. What keeps several of them from it in the same words is one fault.
-NEVER_BEGAN: Final = frozenset({"image_pull", "container_config", "unschedulable", "admission_rejected"})
+NEVER_BEGAN: Final = frozenset(
+    {"image_pull", "container_config", "volume_mount", "unschedulable", "admission_rejected"}
+)
+
+# What is the job's fault where all nodes say it, and the node's where one does while others began.
+ELSEWHERE_WHEN_ALONE: Final = frozenset({"image_pull"})
 
 # Sources that a job cannot forge.
 TRUSTED: Final = frozenset({"kernel", "platform", "wrapper", "supervisor"})

@@ -5,6 +5,8 @@ Every part of a path is percent-encoded, so no name can climb out of its place. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
@@ -99,4 +101,17 @@ TRAINJOBS: Final = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "Tr
 TRAINING_RUNTIMES: Final = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
 CLUSTER_TRAINING_RUNTIMES: Final = Resource(
     "trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime", namespaced=False
+)
+
+_KUBEFLOW: Final = "kubeflow.org"
+#: Kinds of objects that make pods, by the word that targets and backends have for them.
+WORKLOADS: Final[Mapping[str, Resource]] = MappingProxyType(
+    {
+        "job": JOBS,
+        "jobset": JOBSETS,
+        "trainjob": TRAINJOBS,
+        "pytorchjob": Resource(_KUBEFLOW, "v1", "pytorchjobs", "PyTorchJob"),
+        "tfjob": Resource(_KUBEFLOW, "v1", "tfjobs", "TFJob"),
+        "mpijob": Resource(_KUBEFLOW, "v1", "mpijobs", "MPIJob"),
+    }
 )

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from rankfall.model.causes import EvidenceRole
+from rankfall.model.causes import EvidenceRole, Retry
 
 Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
 # Who could have written it. ``job``: text of the job, which may say anything; ``inside``: our hook in the rank;
@@ -32,6 +32,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         fingerprint: cause + normalised text + top user frame; no rank, node, time, pointer or port.
         peers: ranks that the text names as missing, closed or lagging.
         mark: the user's own word about retry, on the root's exception only.
+        retry: what its own text says of another try, where that is not what its cause says in general.
         pid: process that it speaks of.
         pod: name of the pod that wrote it, where only its own words say so.
         attempt, round: None = unknown, taken as the present ones.
@@ -60,6 +61,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peers: tuple[int, ...] = ()
     peer_hosts: tuple[str, ...] = ()
     mark: Literal["retryable", "final"] | None = None
+    retry: Retry | None = None
     exit_code: int | None = None
     signal: int | None = None
     gpu: str | None = None

@@ -15,10 +15,12 @@ from typing import Final
 
 import msgspec
 
+from rankfall.diagnose.rules import NEVER_BEGAN
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.foreign import FOREIGN
 from rankfall.observe import evidence as make
+from rankfall.observe.cluster.around import AroundView
 from rankfall.observe.cluster.clocks import ClockView
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import StopMark
@@ -39,6 +41,8 @@ from rankfall.store import RunDir, StreamRow
 from rankfall.store.catalogues import tolerant_catalogue
 
 _SIGKILL: Final = 9
+# What a slot may wait for, as evidence has it.
+_WAITS_FOR: Final = NEVER_BEGAN | {"command_not_found"}
 # So many clocks that disagree are named, and so many gaps.
 _MAX_CLOCKS: Final = 4
 _MAX_GAPS: Final = 16
@@ -111,6 +115,7 @@ class AttemptObserver:
             expected[slot] = msgspec.structs.replace(expected[slot], instance=number)
         self._facts = Facts(expected, elastic=spec.elastic, here=here)
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
+        self._around = None if here else AroundView(run_dir.path, attempt=attempt, catalogue=found)
         self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=self._pods)
         # Records of starts that are not looked at yet.
         self._later: list[Found] = []
@@ -211,7 +216,8 @@ class AttemptObserver:
 
     def waits(self) -> str | None:
         """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
-        waiting = self._pods.waiting() if self._pods is not None else []
+        waiting = [] if self._pods is None else [*self._pods.waiting(), *self._around_now()]
+        waiting = [piece for piece in waiting if piece.slug in _WAITS_FOR and piece.slot is not None]
         if not waiting:
             return None
         first = waiting[0]
@@ -250,7 +256,7 @@ class AttemptObserver:
         mine = {only} if only is not None else None
         slots = tuple(facts for facts in self.slots() if mine is None or facts.slot in mine)
         ranks = tuple(facts for facts in self.ranks() if mine is None or facts.slot in mine)
-        evidence = (*self._evidence.values(), *self._waiting.values(), *self._left_found)
+        evidence = (*self._evidence.values(), *self._waiting.values(), *self._around_now(), *self._left_found)
         ended = all(s.state in {"ended", "lost"} for s in slots if s.state != "expected") and any(
             s.state in {"ended", "lost"} for s in slots
         )
@@ -263,6 +269,8 @@ class AttemptObserver:
             *self._streams.problems,
             *self._notes,
         ]
+        if self._around is not None and self._pods is not None and not _explained(evidence):
+            missing += self._around.missing(self._pods.counting())
         killed = any(r.signal == _SIGKILL and r.killed_by == "foreign" for r in ranks)
         if killed and self._kernel_note:
             missing.append(self._kernel_note)
@@ -383,6 +391,13 @@ class AttemptObserver:
         self._keep(dumps)
         self._notes += [problem for problem in problems if problem not in self._notes]
 
+    def _around_now(self) -> list[Evidence]:
+        """What Events, nodes and the objects that make the pods say, as it stands now."""
+        if self._around is None or self._pods is None:
+            return []
+        pods, slots = self._pods.counting(), tuple(self._facts.slots.values())
+        return self._around.evidence(pods, slots, self.ranks(), stopped=self._pods.stop is not None)
+
     def _single_files(self) -> None:
         """Workers that know no records may have left the one error file of old."""
         places = {number: (facts, self._slot_dir(number)) for number, facts in self._facts.slots.items()}
@@ -418,11 +433,13 @@ class AttemptObserver:
             msgspec.structs.replace(e, uncertainty=(e.uncertainty or 0.0) + self._facts.uncertainty(e.slot))
             for e in found
         )
-        self._notes += [problem for problem in pods.problems if problem not in self._notes]
+        around = self._around is not None and self._around.poll()
+        problems = [*pods.problems, *(self._around.problems if self._around is not None else ())]
+        self._notes += [problem for problem in problems if problem not in self._notes]
         for facts in tuple(self._facts.slots.values()):
             # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
             self._facts.set_slot(pods.merged(facts, slack=self._facts.slack(facts.slot)))
-        return changed
+        return changed or around
 
     def _poll_slots(self) -> None:
         """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
@@ -464,6 +481,11 @@ class AttemptObserver:
             for s in self._facts.slots.values()
             if s.state == "lost" or s.signal is not None or s.exit_code
         }
+
+
+def _explained(evidence: Iterable[Evidence]) -> bool:
+    """Whether a rank's own words give a cause, so that what the platform said would add nothing."""
+    return any(piece.role == "primary" and piece.source == "record" for piece in evidence)
 
 
 def _clock_note(slot: int, off: float) -> str:

@@ -137,7 +137,7 @@ class GangWatch:
         self._apart = {
             uid
             for number in (plan.cluster.apart if plan.cluster else ())
-            for uid in JournalReader.newest(journal_path(run_dir.path, number))
+            for uid in JournalReader.read(journal_path(run_dir.path, number))
         }
         self._file = pods_folder(run_dir.path, plan.attempt) / "start.json"
         self._started = _read(self._file)

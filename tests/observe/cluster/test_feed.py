@@ -679,7 +679,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path, monkeypatch):
         return real(fd, data)
 
     monkeypatch.setattr(append, "_all", append_all)
-    monkeypatch.setattr("rankfall.observe.cluster.journal.os.write", to_journal)
+    monkeypatch.setattr("rankfall.observe.cluster.looks.os.write", to_journal)
 
     async def story(made: World, fed: Fed) -> None:
         nonlocal full

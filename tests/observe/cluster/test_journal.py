@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from rankfall.observe.cluster import journal as module
+from rankfall.observe.cluster import looks as module
 from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import PodFact
 

@@ -7,7 +7,7 @@ import pytest
 
 from rankfall.model.causes import catalogue
 from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
-from rankfall.observe.cluster.reasons import Reason, ending_evidence, table, waiting_evidence
+from rankfall.observe.cluster.reasons import Reason, ending_evidence, row_of, rows, waiting_evidence
 
 DAY = "2026-11-21T16:00:00Z"
 DAY_NS = 1_795_276_800_000_000_000
@@ -35,7 +35,10 @@ def shown(row: Reason) -> PodFact:
     return pod(phase="Pending", conditions=(Condition(type="PodScheduled", status="False", reason=row.reason, at=DAY),))
 
 
-@pytest.mark.parametrize("row", table().values(), ids=lambda row: f"{row.where}-{row.reason}")
+OF_PODS = [row for row in rows() if row.where not in {"event", "made", "work"} and not row.text]
+
+
+@pytest.mark.parametrize("row", OF_PODS, ids=lambda row: f"{row.where}-{row.reason}")
 def test_every_row_makes_evidence_of_the_platform(row):
     look = waiting_evidence if row.where in {"waiting", "scheduled"} else ending_evidence
     (piece,) = look(shown(row), attempt=2)
@@ -57,13 +60,48 @@ def test_every_row_makes_evidence_of_the_platform(row):
 
 
 def test_the_table_holds_the_five_disruptions_of_the_platform():
-    assert {reason for where, reason in table() if where == "disruption"} == {
+    assert {row.reason for row in rows() if row.where == "disruption"} == {
         "PreemptionByScheduler",
         "DeletionByTaintManager",
         "EvictionByEvictionAPI",
         "DeletionByPodGC",
         "TerminationByKubelet",
     }
+
+
+@pytest.mark.parametrize(
+    ("message", "slug", "retry"),
+    [
+        ("failed to pull image: dial tcp 10.0.0.1:443: i/o timeout", "image_pull", "yes"),
+        ("toomanyrequests: You have reached your pull rate limit", "image_pull", "yes"),
+        ("pull access denied, repository does not exist or may require authorization", "image_pull", None),
+    ],
+)
+def test_errors_k8_the_text_of_a_pull_says_whether_it_may_come_right(message, slug, retry):
+    made = pod(phase="Pending", main=ContainerFact(state="waiting", reason="ErrImagePull", message=message))
+    (piece,) = waiting_evidence(made, attempt=1)
+    assert (piece.slug, piece.retry) == (slug, retry)
+
+
+@pytest.mark.parametrize(
+    ("message", "slug", "retry"),
+    [
+        ('exec: "trian": executable file not found in $PATH', "command_not_found", None),
+        ("error running hook #0: nvidia-container-cli: initialization error", "container_config", "elsewhere"),
+        ("something else", "container_config", None),
+    ],
+)
+def test_errors_k9_a_start_that_failed_is_told_by_the_words_of_the_runtime(message, slug, retry):
+    end = ContainerFact(state="terminated", exit_code=128, reason="StartError", message=message, finished=DAY)
+    (piece,) = ending_evidence(pod(main=end), attempt=1)
+    assert (piece.slug, piece.retry) == (slug, retry)
+    assert message in piece.line
+
+
+def test_the_patterns_of_the_table_are_followed_by_a_row_for_any_text():
+    for row in rows():
+        if row.text and (row.where, row.reason) != ("event", "BackOff") and row.reason != "Killing":
+            assert row_of(row.where, row.reason, "words") is not None, row
 
 
 @pytest.mark.parametrize("where", ["waiting", "terminated", "pod", "disruption", "scheduled"])

@@ -15,9 +15,9 @@ from rankfall.backends.cluster.remove import Removed, remove
 from rankfall.backends.cluster.remove_wait import pods_of
 from rankfall.backends.cluster.submitted import cluster_of, run_of, submitted_uid
 from rankfall.backends.cluster.telling import Telling
-from rankfall.backends.cluster.workload import RESOURCES
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.kube.client import Kube
+from rankfall.kube.resources import WORKLOADS
 from rankfall.model import InfrastructureError
 
 # How long the objects of an ended attempt may take to go before the next one begins, seconds.
@@ -56,11 +56,11 @@ async def _removed(kube: Kube, place: ClusterPlan, *, uid: str | None, say: Say)
         own = name == place.object
         answer = await remove(
             kube,
-            resource=RESOURCES[place.backend],
+            resource=WORKLOADS[place.backend],
             name=name,
             namespace=place.namespace,
             uid=uid if own else None,
-            pods_selector=place.selector if own else f"{place.selector},{pods_of(RESOURCES['job'], name)}",
+            pods_selector=place.selector if own else f"{place.selector},{pods_of(WORKLOADS['job'], name)}",
             wait_s=_CLEAR_S,
             say=say,
         )

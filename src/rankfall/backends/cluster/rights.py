@@ -119,9 +119,9 @@ RIGHTS: Final = (
     ),
     Right(
         on=EVENTS,
-        verbs=("list",),
-        why="why the pod that copies does not start, as a volume that is attached elsewhere; without it that is waited for, and not told. Only with "
-        "`kubernetes.workspace`",
+        verbs=_SEEN,
+        why="why a slot does not start or was taken away (no room, a volume that does not mount, a probe), and why the pod that copies does not; "
+        "without it that is told as far as the pods say it themselves, and the verdict says what is missing",
     ),
 )
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from rankfall.backends.cluster.workload import RESOURCES
 from rankfall.backends.plan import ClusterPlan
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ObjectNotFound
+from rankfall.kube.resources import WORKLOADS
 from rankfall.observe.cluster.stops import abandon, read_stop
 from rankfall.store import RunDir
 
@@ -32,7 +32,7 @@ async def suspend(kube: Kube, place: ClusterPlan) -> None:
     for name in place.workloads:
         with contextlib.suppress(ObjectNotFound):
             await kube.patch(
-                RESOURCES[place.backend],
+                WORKLOADS[place.backend],
                 name,
                 {"spec": {"suspend": True}},
                 namespace=place.namespace,

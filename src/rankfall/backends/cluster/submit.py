@@ -15,11 +15,11 @@ from rankfall.backends.cluster.launch_patience import Patience, Say
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.ownership import owner_reference
 from rankfall.backends.cluster.submitted import cluster_of, run_of
-from rankfall.backends.cluster.workload import RESOURCES
 from rankfall.backends.cluster.workspace import bring_code
 from rankfall.backends.plan import Plan
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
+from rankfall.kube.resources import WORKLOADS
 from rankfall.store.who import who
 
 # How long a cluster may fail a launch, or an object of the same name may take to go, seconds.
@@ -42,7 +42,7 @@ async def submit(kube: Kube, plan: Plan, compiled: Compiled, *, hold: Hold | Non
     place, run_dir = cluster_of(plan), run_of(plan)
     objects, number = compiled.objects, compiled.workload
     others = len(objects) - compiled.others
-    resource = RESOURCES[place.backend]
+    resource = WORKLOADS[place.backend]
     if hold is not None:
         patience = Patience(until=time.monotonic() + _LAUNCH_S, say=say)
         await hold.insist(kube, patience, notes={NOTE_ATTEMPT: str(plan.attempt)})

@@ -5,7 +5,7 @@ It asks, suspends, releases and removes the very object of the launch and no oth
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from rankfall.backends.cluster.launch_patience import Say
 from rankfall.backends.cluster.ownership import uid_of
@@ -15,10 +15,8 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict, ObjectNotFound
 from rankfall.kube.labels import JOBSET_NAME
 from rankfall.kube.portal import Portal
-from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
+from rankfall.kube.resources import JOBS, JOBSETS, PODS, WORKLOADS
 from rankfall.observe.cluster.native_state import NativeState, native_state, of_restart, with_job_of_set
-
-RESOURCES: Final[dict[str, Resource]] = {"job": JOBS, "jobset": JOBSETS, "trainjob": TRAINJOBS}
 
 
 class Workload:
@@ -72,7 +70,7 @@ class Workload:
         return self._portal.call(
             lambda kube: remove(
                 kube,
-                resource=RESOURCES[place.backend],
+                resource=WORKLOADS[place.backend],
                 name=place.object,
                 namespace=place.namespace,
                 uid=self._uid,
@@ -85,14 +83,14 @@ class Workload:
     async def _look(self, kube: Kube) -> NativeState | None:
         place = self._place
         try:
-            found = await kube.get(RESOURCES[place.backend], place.object, namespace=place.namespace)
+            found = await kube.get(WORKLOADS[place.backend], place.object, namespace=place.namespace)
         except ObjectNotFound:
             return None
         if uid_of(found) != self._uid:
             return None
         inner = await self._inner(kube) if place.backend == "trainjob" else None
         # An object that was asked for by name does not repeat its kind.
-        state = native_state({**found, "kind": RESOURCES[place.backend].kind}, inner=inner)
+        state = native_state({**found, "kind": WORKLOADS[place.backend].kind}, inner=inner)
         if state.phase != "failed" or place.backend == "job":
             return state
         return with_job_of_set(
@@ -119,7 +117,7 @@ class Workload:
         body = {"metadata": {"uid": self._uid}, "spec": {"suspend": suspend}}
         try:
             # With the UID in it, the server refuses the change of another object of this name.
-            await kube.patch(RESOURCES[place.backend], place.object, body, namespace=place.namespace, kind="merge")
+            await kube.patch(WORKLOADS[place.backend], place.object, body, namespace=place.namespace, kind="merge")
         except (ObjectNotFound, Conflict):
             return False
         return True

@@ -6,11 +6,11 @@ Only looks. What cannot be seen is an error, never an answer.
 from __future__ import annotations
 
 from rankfall.backends.cluster.held import held_back
-from rankfall.backends.cluster.workload import RESOURCES
 from rankfall.backends.plan import ClusterPlan
 from rankfall.backends.protocol import HeldBack
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ObjectNotFound
+from rankfall.kube.resources import WORKLOADS
 
 
 async def one_deleted(kube: Kube, place: ClusterPlan, *, uid: str) -> str | None:
@@ -26,7 +26,7 @@ async def one_deleted(kube: Kube, place: ClusterPlan, *, uid: str) -> str | None
     """
     for name in place.workloads:
         try:
-            found = await kube.get(RESOURCES[place.backend], name, namespace=place.namespace)
+            found = await kube.get(WORKLOADS[place.backend], name, namespace=place.namespace)
         except ObjectNotFound:
             return name
         meta = found.get("metadata", {})
@@ -49,11 +49,11 @@ async def held_together(kube: Kube, place: ClusterPlan, *, uid: str) -> HeldBack
     answer = HeldBack(state="free")
     for name in place.workloads:
         try:
-            found = await kube.get(RESOURCES[place.backend], name, namespace=place.namespace)
+            found = await kube.get(WORKLOADS[place.backend], name, namespace=place.namespace)
         except ObjectNotFound:
             return HeldBack(state="gone")
         mine = uid if name == place.object else None
-        one = held_back({**found, "kind": RESOURCES[place.backend].kind}, uid=mine)
+        one = held_back({**found, "kind": WORKLOADS[place.backend].kind}, uid=mine)
         if one.state == "gone":
             return one
         answer = one if one.state == "held" else answer

@@ -22,19 +22,10 @@ from rankfall.kube.labels import (
     TRAINING_JOB,
     TRAINING_TYPE,
 )
-from rankfall.kube.resources import JOBS, JOBSETS, PODS, TRAINJOBS, Resource
+from rankfall.kube.resources import PODS, WORKLOADS, Resource
 from rankfall.model.foreign import Foreign, PodMarks
 
-_KUBEFLOW: Final = "kubeflow.org"
-RESOURCES: Final[dict[str, Resource]] = {
-    "job": JOBS,
-    "jobset": JOBSETS,
-    "trainjob": TRAINJOBS,
-    "pytorchjob": Resource(_KUBEFLOW, "v1", "pytorchjobs", "PyTorchJob"),
-    "tfjob": Resource(_KUBEFLOW, "v1", "tfjobs", "TFJob"),
-    "mpijob": Resource(_KUBEFLOW, "v1", "mpijobs", "MPIJob"),
-    "pod": PODS,
-}
+RESOURCES: Final[dict[str, Resource]] = {**WORKLOADS, "pod": PODS}
 # Where the kinds of the training operator keep their replicas, and how their training container is called.
 _REPLICAS: Final = {"pytorchjob": "pytorchReplicaSpecs", "tfjob": "tfReplicaSpecs", "mpijob": "mpiReplicaSpecs"}
 _CONTAINERS: Final = {"pytorchjob": "pytorch", "tfjob": "tensorflow"}

@@ -79,7 +79,7 @@ class LokiTake:
         self._until = until
         self._say = say
         self._named = source.named or attempt
-        self._journal = JournalReader.newest(journal_path(run_dir.path, attempt))
+        self._journal = JournalReader.read(journal_path(run_dir.path, attempt))
         self._instances = Instances(
             run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=self._named
         )
@@ -121,7 +121,7 @@ class LokiTake:
             return []
         known = {fact.uid for fact in self._journal.values()}
         for other in self._source.apart:
-            known |= JournalReader.newest(journal_path(self._run_dir.path, other)).keys()
+            known |= JournalReader.read(journal_path(self._run_dir.path, other)).keys()
         query = self._selector() + logql.containing([f"rankfall/1 {self._source.token} "])
         found: dict[str, LostPod] = {}
         cursor = Cursor(State.beginning(self._since))

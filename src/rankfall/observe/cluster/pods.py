@@ -86,13 +86,21 @@ class PodView:
         if facts or moved:
             self._arrange()
         for fact in self._journal.pods.values() if moved else facts:
-            if fact.slot in self._looked_at and self._numbers.get(fact.uid) != (fact.slot, self._looked_at[fact.slot]):
+            if not self._counts(fact):
                 continue
             for piece in ending_evidence(fact, attempt=self._attempt):
                 if piece.id not in self._told:
                     self._told.add(piece.id)
                     found.append(piece)
         return bool(facts) or moved, found
+
+    def counting(self) -> list[PodFact]:
+        """All pods of the slots, but those of a start that is not looked at."""
+        return [fact for fact in self._journal.pods.values() if self._counts(fact)]
+
+    def _counts(self, fact: PodFact) -> bool:
+        number = self._looked_at.get(fact.slot) if fact.slot is not None else None
+        return number is None or self._numbers.get(fact.uid) == (fact.slot, number)
 
     def _arrange(self) -> None:
         """The pod of each slot, and the order of those that are told apart: the API's own stamps, then which was seen first."""

@@ -1,44 +1,72 @@
-"""What the platform's own reasons mean: the table ``reasons.csv``, and evidence made from it.
+"""What the platform's own reasons mean: the table ``reasons.csv``, and evidence of pods made from it.
 
 Reasons of the kubelet, the scheduler and the API are statements of the platform, never of the job. A reason that is not in the table
-makes no evidence: it stays in the journal of pods.
+makes no evidence: it stays in the journal of pods. Of several rows with one reason the first whose text stands in the message counts.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import re
 from importlib import resources
 from typing import Final, Literal
 
 import msgspec
 
 from rankfall.model import Evidence
+from rankfall.model.causes import EvidenceRole, Retry
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.text import digest
 
-Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled"]
+# Where a reason stands: in the state of a container, of a pod, in a condition of a pod; in an Event of a pod, in one of an object that makes
+# pods (``made``), in a condition of such an object (``work``).
+Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled", "event", "made", "work"]
 
 _LINE: Final = 1000
 _KILLED: Final = 128 + 9
 _TERMINATED: Final = 128 + 15
+_NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: where the reason stands, its name, the cause it proves and how specific that is."""
+    """One row.
+
+    Attributes:
+        where, reason: where the reason stands, and its name.
+        text: a pattern that the message has to hold, without regard to case; empty = any message.
+        slug, specificity, role: what it means as evidence, and how specific that is.
+        retry: of another try, where that is not what the cause says in general.
+    """
 
     where: Place
     reason: str
+    text: str = ""
     slug: str
     specificity: int
+    role: EvidenceRole = "primary"
+    retry: Retry | Literal[""] = ""
 
 
 @functools.cache
-def table() -> dict[tuple[str, str], Reason]:
-    """All rows by place and reason."""
+def rows() -> tuple[Reason, ...]:
+    """All rows, in order."""
     text = resources.files(__package__).joinpath("reasons.csv").read_text(encoding="utf-8")
-    rows = msgspec.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False)
-    return {(row.where, row.reason): row for row in rows}
+    return tuple(msgspec.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
+
+
+@functools.cache
+def _by_place() -> dict[tuple[str, str], tuple[tuple[re.Pattern[str], Reason], ...]]:
+    found: dict[tuple[str, str], tuple[tuple[re.Pattern[str], Reason], ...]] = {}
+    for row in rows():
+        key = (row.where, row.reason)
+        found[key] = (*found.get(key, ()), (re.compile(row.text, re.IGNORECASE), row))
+    return found
+
+
+def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
+    """The row that a reason has; None where it has none."""
+    return next((row for text, row in _by_place().get((where, reason), ()) if text.search(message or "")), None)
 
 
 def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
@@ -56,7 +84,7 @@ def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
                 fact,
                 "terminated",
                 end.reason,
-                f"exit code {end.exit_code}",
+                _words_of_end(end),
                 at=stamp_ns(end.finished),
                 attempt=attempt,
             )
@@ -91,27 +119,42 @@ def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
 def _evidence(
     fact: PodFact, where: Place, reason: str, message: str | None, *, at: int | None, attempt: int
 ) -> Evidence | None:
-    row = table().get((where, reason))
+    row = row_of(where, reason, message)
     if row is None:
         return None
+    seen, uncertainty = _when(fact, at)
     return Evidence(
         id=digest("pod", attempt, fact.uid, where, reason),
         source="pod",
         slug=row.slug,
-        role="primary",
+        role=row.role,
         trust="platform",
         slot=fact.slot,
         node=fact.node,
-        at=at if at is not None else fact.seen_ns,
-        # The API gives whole seconds; what has no time of its own happened at some time before it was seen.
-        uncertainty=1.0 if at is not None else 5.0,
+        at=seen,
+        uncertainty=uncertainty,
         where=f"pod/{fact.name}",
         line=f"{reason}: {message}"[:_LINE] if message else reason,
         specificity=row.specificity,
         fingerprint=f"{row.slug}:{where}:{reason}",
+        retry=row.retry or None,
         detail=_words(where, reason),
         attempt=attempt,
     )
+
+
+def _when(fact: PodFact, at: int | None) -> tuple[int, float]:
+    """Moment and uncertainty: the API gives whole seconds. What has no time of its own happened after the pod was made and before it was seen."""
+    if at is not None:
+        return at, 1.0
+    made = stamp_ns(fact.created)
+    return fact.seen_ns, max(5.0, (fact.seen_ns - made) / 1e9) if made is not None else 5.0
+
+
+def _words_of_end(end: ContainerFact) -> str:
+    """The code; of a container that never began the runtime's words too, which are not the job's."""
+    code = f"exit code {end.exit_code}"
+    return f"{code}: {end.message}" if end.reason in _NEVER_BEGAN and end.message else code
 
 
 def _words(where: Place, reason: str) -> str:

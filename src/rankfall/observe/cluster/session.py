@@ -17,6 +17,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
+from rankfall.observe.cluster.around_feed import AroundFeed, around_path
 from rankfall.observe.cluster.clocks import ClockFile
 from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
 from rankfall.observe.cluster.follower import End, Follower
@@ -67,7 +68,7 @@ class Session:
         self._troubles = troubles
         self._journal = JournalWriter(journal_path(run_dir.path, attempt))
         self._named = source.named or attempt
-        self._apart = {uid for other in source.apart for uid in JournalReader.newest(journal_path(run_dir.path, other))}
+        self._apart = {uid for other in source.apart for uid in JournalReader.read(journal_path(run_dir.path, other))}
         self._stores = StoreWatch(run_dir, attempt=attempt, troubles=troubles)
         self._instances = Instances(
             run_dir,
@@ -81,6 +82,13 @@ class Session:
         self._identifier = Identifier(kube, namespace=source.namespace, trouble=troubles.say)
         self._clocks = ClockFile(run_dir.path, attempt=attempt)
         self._pods = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
+        self._around = AroundFeed(
+            kube,
+            path=around_path(run_dir.path, attempt),
+            source=source,
+            pods=lambda: [pod.fact for pod in self._pods.values()],
+            full=self._full,
+        )
         self._unwritten: set[str] = set()
         # When pods that are to end are overdue, on the monotonic clock.
         self._due: dict[str, float] = {}
@@ -88,7 +96,10 @@ class Session:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        keepers = [asyncio.create_task(work) for work in (self._keep(), self._wait_for_ends(), self._stores.run())]
+        keepers = [
+            asyncio.create_task(work)
+            for work in (self._keep(), self._wait_for_ends(), self._stores.run(), self._around.run())
+        ]
         try:
             while True:
                 try:
@@ -116,6 +127,7 @@ class Session:
             for item in sorted(found.items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
                 self._saw(item, gone=False, unseen=unseen)
             self._vanished(unseen)
+            await self._around.take()
             while tasks := [task for task in self._tasks() if not task.done()]:
                 await asyncio.wait(tasks)
             self._clocks.write()
@@ -131,6 +143,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._instances.close()
+        self._around.close()
         self._journal.close()
 
     # -- pods

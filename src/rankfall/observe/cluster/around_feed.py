@@ -1,0 +1,298 @@
+"""Follows what is around an attempt's pods while the feed has a connection: Events, the nodes that they are on, the objects that make them.
+
+It writes down and concludes nothing. What may not be read is written down as such and asked for again now and then; the pods and their logs
+never wait for it. Requests: one list and one watch each of the namespace's Events, of the Events of nodes, of the workload and (of a set) of
+its Jobs; and one of each node up to :data:`SINGLY`, beyond that one of all nodes. So at most ``2 * (5 + SINGLY)`` are open or sent at the
+beginning, whatever the number of pods, and a watch is opened anew after 5 to 10 minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, Forbidden, KubeError
+from rankfall.kube.labels import JOBSET_NAME
+from rankfall.kube.resources import EVENTS, JOBS, JOBSETS, NODES, WORKLOADS, Resource
+from rankfall.kube.watch import watch
+from rankfall.observe.cluster.aroundfacts import (
+    Around,
+    EventFact,
+    NodeFact,
+    Unseen,
+    event_fact,
+    later_node,
+    node_fact,
+    work_fact,
+)
+from rankfall.observe.cluster.looks import LookWriter
+from rankfall.observe.cluster.places import pods_folder
+from rankfall.observe.cluster.podfacts import PodFact
+from rankfall.observe.cluster.source import PodSource
+from rankfall.observe.cluster.troubles import in_words
+
+NAME: Final = "around.jsonl"
+# Nodes that are watched one by one; more of them are watched together with all others of the cluster.
+SINGLY: Final = 16
+# Between two tries of what was refused; of what failed otherwise; between two looks at which nodes are meant, seconds.
+REFUSED_S: Final = 60.0
+AGAIN_S: Final = 5.0
+LOOK_S: Final = 0.5
+# Events kept of one attempt, and of objects that are not known to be its own yet.
+MOST_EVENTS: Final = 20_000
+_MOST_STRANGE: Final = 2_000
+# What every pod says when all is well.
+_USUAL: Final = ("Scheduled", "Pulled", "Created", "Started", "SuccessfulCreate")
+_NO_USUAL: Final = ",".join(f"reason!={reason}" for reason in _USUAL)
+# Events of objects without a namespace are kept here.
+_OF_NODES: Final = "default"
+
+Take = Callable[[dict[str, Any], bool], None]
+
+
+def around_path(run: Path, attempt: int) -> Path:
+    """Where an attempt's file lies in its run directory."""
+    return pods_folder(run, attempt) / NAME
+
+
+class AroundFeed:
+    """Writer of that file.
+
+    Args:
+        kube: an open client.
+        path: as :func:`around_path` has it.
+        source: whose pods.
+        pods: the pods that are known, at any moment.
+        full: told when something could not be written.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        path: Path,
+        source: PodSource,
+        pods: Callable[[], Iterable[PodFact]],
+        full: Callable[[OSError], None],
+    ) -> None:
+        self._kube = kube
+        self._source = source
+        self._pods = pods
+        self._full = full
+        self._file: LookWriter[Around] = LookWriter(path, Around)
+        self._events = sum(isinstance(fact, EventFact) for fact in self._file.newest.values())
+        # Events of objects that are not known yet, the newest of each: a pod's first Events may come before the pod.
+        self._strange: dict[str, EventFact] = {}
+        # All nodes of a cluster, where all are watched: a pod may come to any of them later.
+        self._others: dict[str, NodeFact] = {}
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for what, resource, namespace, selectors, take in self._watched():
+                group.create_task(self._follow(what, resource, namespace, selectors, take))
+            group.create_task(self._nodes(group))
+
+    async def take(self) -> None:
+        """Take what is there now, once."""
+        for what, resource, namespace, selectors, take in self._watched():
+            await self._once(what, resource, namespace, selectors, take)
+        names = self._names()
+        if len(names) > SINGLY:
+            await self._once("nodes", NODES, None, {}, self._node)
+        else:
+            for name in names:
+                await self._once("nodes", NODES, None, {"fields": f"metadata.name={name}"}, self._node)
+        self._settle()
+
+    def close(self) -> None:
+        """Let go of the file; may be called again."""
+        self._file.close()
+
+    # -- what is watched
+
+    def _watched(self) -> list[tuple[str, Resource, str | None, dict[str, str], Take]]:
+        here, source = self._source.namespace, self._source
+        found: list[tuple[str, Resource, str | None, dict[str, str], Take]] = [
+            ("events", EVENTS, here, {"fields": _NO_USUAL}, self._event),
+            ("", EVENTS, _OF_NODES, {"fields": f"involvedObject.kind=Node,{_NO_USUAL}"}, self._node_event),
+        ]
+        resource = WORKLOADS.get(source.backend)
+        if resource is None:
+            return found
+        found += [
+            (resource.plural, resource, here, {"fields": f"metadata.name={name}"}, self._work(resource))
+            for name in source.workloads
+        ]
+        if source.backend == "trainjob":
+            one = {"fields": f"metadata.name={source.object}"}
+            found.append((JOBSETS.plural, JOBSETS, here, one, self._work(JOBSETS)))
+        if source.backend in {"jobset", "trainjob"}:
+            found.append(("jobs", JOBS, here, {"labels": f"{JOBSET_NAME}={source.object}"}, self._work(JOBS)))
+        return found
+
+    async def _follow(
+        self, what: str, resource: Resource, namespace: str | None, selectors: dict[str, str], take: Take
+    ) -> None:
+        while True:
+            pause = AGAIN_S
+            try:
+                events = watch(self._kube, resource, namespace=namespace, keep=_name_only, **_given(selectors))
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        if event.type == "bookmark":
+                            self._seen(what)
+                        else:
+                            take(event.object, event.type == "deleted")
+            except KubeError as error:
+                pause = REFUSED_S if isinstance(error, ApiError) else AGAIN_S
+                self._unseen(what, resource, error.message if not isinstance(error, Forbidden) else None)
+            except Exception as error:  # noqa: BLE001 - of one kind of object; the others are followed on
+                self._unseen(what, resource, in_words(error))
+            await asyncio.sleep(pause)
+
+    async def _once(
+        self, what: str, resource: Resource, namespace: str | None, selectors: dict[str, str], take: Take
+    ) -> None:
+        try:
+            found = await self._kube.list(resource, namespace=namespace, **_given(selectors))
+        except KubeError as error:
+            self._unseen(what, resource, error.message if not isinstance(error, Forbidden) else None)
+            return
+        self._seen(what)
+        for item in found.items:
+            take(item, False)
+
+    async def _nodes(self, group: asyncio.TaskGroup) -> None:
+        """Begin to watch each node as soon as a pod is on it; and join Events to pods that came after them."""
+        watched: dict[str, asyncio.Task[None]] = {}
+        together = False
+        while True:
+            names = self._names()
+            if len(names) > SINGLY and not together:
+                together = True
+                for task in watched.values():
+                    task.cancel()
+                group.create_task(self._follow("nodes", NODES, None, {}, self._node))
+            if not together:
+                for name in names:
+                    if name not in watched:
+                        one = {"fields": f"metadata.name={name}"}
+                        watched[name] = group.create_task(self._follow("nodes", NODES, None, one, self._node))
+            self._settle()
+            await asyncio.sleep(LOOK_S)
+
+    def _names(self) -> list[str]:
+        return sorted({pod.node for pod in self._pods() if pod.node})
+
+    # -- what came
+
+    def _event(self, item: dict[str, Any], gone: bool) -> None:  # noqa: FBT001 - as the watch has it
+        if gone:
+            return
+        fact = event_fact(item, seen_ns=time.time_ns())
+        if self._ours(fact, {pod.uid for pod in self._pods()}):
+            self._keep_event(fact)
+            return
+        self._strange.pop(fact.uid, None)
+        self._strange[fact.uid] = fact
+        while len(self._strange) > _MOST_STRANGE:
+            del self._strange[next(iter(self._strange))]
+
+    def _node_event(self, item: dict[str, Any], gone: bool) -> None:  # noqa: FBT001 - as the watch has it
+        if not gone:
+            fact = event_fact(item, seen_ns=time.time_ns())
+            if fact.name in self._names():
+                self._keep_event(fact)
+
+    def _ours(self, fact: EventFact, pods: Collection[str]) -> bool:
+        if fact.kind == "Pod":
+            return fact.about in pods
+        # What makes the pods, and what that made: a set's Jobs bear its name as their beginning.
+        return any(
+            fact.name == name or (fact.kind in {"Job", "JobSet"} and fact.name.startswith(f"{name}-"))
+            for name in self._source.workloads
+            if name
+        )
+
+    def _settle(self) -> None:
+        """Events whose objects have come to be known, and nodes that a pod has come to."""
+        pods = {pod.uid for pod in self._pods()} if self._strange else set()
+        for uid, fact in tuple(self._strange.items()):
+            if fact.about in pods:
+                self._keep_event(self._strange.pop(uid))
+        for name in self._names() if self._others else ():
+            if name in self._others:
+                self._add(self._others.pop(name))
+
+    def _keep_event(self, fact: EventFact) -> None:
+        held = fact.uid in self._file.newest
+        if not held and self._events >= MOST_EVENTS:
+            self._write(Unseen(seen_ns=fact.seen_ns, uid="more", text=f"Events beyond the first {MOST_EVENTS}"))
+            return
+        self._events += not held
+        self._write(fact)
+
+    def _node(self, item: dict[str, Any], gone: bool) -> None:  # noqa: FBT001 - as the watch has it
+        fact = node_fact(item, seen_ns=time.time_ns(), gone=gone)
+        if fact.uid in self._file.newest or fact.name in self._names():
+            self._add(fact)
+        else:
+            held = self._others.get(fact.name)
+            self._others[fact.name] = fact if held is None else later_node(held, fact)
+
+    def _add(self, fact: NodeFact) -> None:
+        held = self._file.newest.get(fact.uid)
+        self._write(later_node(held, fact) if isinstance(held, NodeFact) else fact)
+
+    def _work(self, resource: Resource) -> Take:
+        def take(item: dict[str, Any], gone: bool) -> None:  # noqa: FBT001 - as the watch has it
+            fact = work_fact(item, kind=resource.kind, seen_ns=time.time_ns(), gone=gone)
+            held = self._file.newest.get(fact.uid)
+            # Of an object that vanished unseen only its name is left.
+            self._write(msgspec.structs.replace(held, gone=True, seen_ns=fact.seen_ns) if gone and held else fact)
+
+        return take
+
+    def _seen(self, what: str) -> None:
+        held = self._file.newest.get(f"unseen/{what}")
+        if isinstance(held, Unseen) and not held.over:
+            self._write(msgspec.structs.replace(held, seen_ns=time.time_ns(), over=True))
+
+    def _unseen(self, what: str, resource: Resource, why: str | None) -> None:
+        """Write down that something cannot be had; ``why`` is None where the right is missing."""
+        if what:
+            said = why or f"the right to list and watch {resource.plural} is missing"
+            text = f"{_WORDS.get(what, what)}: {said}"[:500]
+            self._write(Unseen(seen_ns=time.time_ns(), uid=f"unseen/{what}", text=text))
+
+    def _write(self, fact: Around) -> None:
+        try:
+            self._file.add(fact)
+        except OSError as error:
+            self._full(error)
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    "events": "what Kubernetes said of the pods (Events)",
+    "nodes": "the states of the nodes",
+}
+
+
+def _given(selectors: Mapping[str, str]) -> dict[str, Any]:
+    return dict(selectors)
+
+
+def _name_only(item: dict[str, Any]) -> dict[str, Any]:
+    meta = item["metadata"]
+    return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}

@@ -1,0 +1,278 @@
+"""What is known of the nodes of an attempt's pods, as evidence at the slots and ranks that were on them. Pure.
+
+A node that was away is the cause of nothing but the silence of its own slots: elsewhere, and where a slot told how it ended, it is context. A
+fault of the node's kernel or devices is joined to a fall by node and time; both stamps are of one clock, the node's own. Of several ranks on the
+node the one that fell of its GPU is meant where exactly one did; else the slot is named and no rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.observe.cluster.aroundfacts import Boot, EventFact, Fault, NodeFact, Spell
+from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
+from rankfall.observe.text import digest
+from rankfall.signatures.catalogue import Catalogue
+from rankfall.signatures.matcher import best
+
+_LINE: Final = 1000
+_NS: Final = 1_000_000_000
+# A fault of a node may be the cause of a fall there that came so many seconds later, or so many earlier (a watch of the ring is behind).
+BEFORE_S: Final = 120.0
+AFTER_S: Final = 30.0
+# A kill for memory and the kernel's line about it are of one moment.
+_KILL_S: Final = 15.0
+_SIGKILL: Final = 9
+# What a node says of itself, as a cause that it makes possible.
+_SLUGS: Final = MappingProxyType(
+    {
+        "Ready": "node_lost",
+        "MemoryPressure": "node_oom",
+        "DiskPressure": "disk_full",
+        "PIDPressure": "node_stuck",
+        "NetworkUnavailable": "nic_down",
+        "KernelDeadlock": "node_stuck",
+        "ReadonlyFilesystem": "disk_fault",
+    }
+)
+# Taints by which Kubernetes itself says that a node is away.
+_AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
+# Of a container whose node came back without it: the kubelet makes up how it ended.
+_MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
+# The kubelet's word of the kernel's: "System OOM encountered, victim process: python, pid: 4711".
+_SYSTEM_OOM: Final = re.compile(r"^System OOM encountered")
+_OOM: Final = frozenset({"host_oom", "node_oom"})
+
+
+class Fall:
+    """A slot's fall on a node.
+
+    Args:
+        slot: its facts.
+        pod: its pod.
+        ranks: those of the slot.
+    """
+
+    def __init__(self, slot: SlotFacts, pod: PodFact, ranks: Iterable[RankFacts]) -> None:
+        self.slot = slot
+        self.pod = pod
+        self.ranks = [r for r in ranks if r.slot == slot.slot]
+        ends = [r.ended_at for r in self.ranks if _fell(r) and r.ended_at is not None]
+        own = slot.ended_at if slot.state == "ended" and (slot.exit_code or slot.signal) else None
+        self.at = min([*ends, *([own] if own is not None else [])], default=None)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody told how it ended."""
+        main = self.pod.main
+        made_up = main is not None and main.state == "terminated" and main.reason in _MADE_UP
+        return self.slot.state == "lost" or (made_up and not self.slot.recorder)
+
+    def rank(self, *, killed: bool = False) -> int | None:
+        """The one rank of the slot that fell by itself (``killed``: by a SIGKILL); None where there are several, or none."""
+        fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
+        return fell[0].rank if len(fell) == 1 else None
+
+
+def node_evidence(
+    nodes: Iterable[NodeFact],
+    events: Iterable[EventFact],
+    falls: Mapping[str, list[Fall]],
+    *,
+    catalogue: Catalogue,
+    attempt: int,
+) -> list[Evidence]:
+    """Evidence of all nodes.
+
+    Args:
+        nodes: that are known.
+        events: of nodes.
+        falls: by node: its slots.
+        catalogue: the signatures in force.
+        attempt: counted from 1.
+    """
+    said: dict[str, list[EventFact]] = {}
+    for event in events:
+        said.setdefault(event.name, []).append(event)
+    found: list[Evidence] = []
+    for node in nodes:
+        for fall in falls.get(node.name, ()):
+            found += [piece for spell in node.spells if (piece := _of_spell(spell, node, fall, attempt=attempt))]
+            found += _of_boots(node, fall, attempt=attempt)
+            found += [
+                piece
+                for fault in node.faults
+                if (piece := _of_fault(fault, node, fall, catalogue=catalogue, attempt=attempt))
+            ]
+            found += [
+                piece
+                for event in said.get(node.name, ())
+                if (piece := _of_event(event, node, fall, catalogue=catalogue, attempt=attempt))
+            ]
+    return found
+
+
+def _of_spell(spell: Spell, node: NodeFact, fall: Fall, *, attempt: int) -> Evidence | None:
+    since = stamp_ns(spell.since)
+    begun = since if since is not None else spell.seen_ns
+    made = stamp_ns(fall.pod.created)
+    # Over before the pod was there; a pod that is asked to go after it, or falls before, is none of its business.
+    if spell.over_ns is not None and made is not None and spell.over_ns < made:
+        return None
+    role = "context"
+    drained = False
+    if spell.type == "taint":
+        if spell.message != "NoExecute":
+            return None
+        slug = "node_lost"
+        if spell.reason not in _AWAY:
+            # Somebody wants the node empty: the taint manager's word alone would read as a node that is lost.
+            disruption = fall.pod.condition("DisruptionTarget")
+            drained = disruption is not None and disruption.reason == "DeletionByTaintManager"
+            slug = "preempted"
+        said = f"node {node.name} has the taint {spell.reason}:{spell.message}"
+    elif spell.type in _SLUGS:
+        slug = _SLUGS[spell.type]
+        said = f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+    else:
+        return None
+    left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
+    still = spell.over_ns is None or spell.over_ns + _NS >= left
+    if drained or (spell.type == "Ready" and fall.silent and begun <= left and still):
+        role = "primary"
+    return Evidence(
+        id=digest("spell", attempt, fall.slot.slot, node.name, spell.type, spell.status, spell.reason, spell.since),
+        source="node",
+        slug=slug,
+        role="primary" if role == "primary" else "context",
+        trust="platform",
+        slot=fall.slot.slot,
+        node=node.name,
+        at=begun,
+        uncertainty=1.0 if since is not None else 5.0,
+        where=f"node/{node.name}",
+        line=said[:_LINE],
+        specificity=86 if drained else 82,
+        fingerprint=f"{slug}:{spell.type}:{spell.reason}",
+        detail=f"condition={spell.type} reason={spell.reason}",
+        attempt=attempt,
+    )
+
+
+def _of_boots(node: NodeFact, fall: Fall, *, attempt: int) -> list[Evidence]:
+    """The node began anew while the pod was on it."""
+    made = stamp_ns(fall.pod.created)
+    pairs: list[tuple[Boot, Boot]] = list(zip(node.boots, node.boots[1:], strict=False))
+    return [
+        Evidence(
+            id=digest("boot", attempt, fall.slot.slot, node.name, new.id),
+            source="node",
+            slug="node_lost",
+            role="primary" if fall.silent else "context",
+            trust="platform",
+            slot=fall.slot.slot,
+            node=node.name,
+            # Only that it was over when the new boot was seen first.
+            at=new.seen_ns,
+            uncertainty=max(60.0, (new.seen_ns - old.seen_ns) / _NS if fall.at is None else 60.0),
+            where=f"node/{node.name}",
+            line=f"node {node.name} booted anew: boot id {old.id} became {new.id}",
+            specificity=84,
+            fingerprint="node_lost:boot",
+            detail="reason=Rebooted",
+            attempt=attempt,
+        )
+        for old, new in pairs
+        if made is None or new.seen_ns >= made
+    ]
+
+
+def _of_fault(fault: Fault, node: NodeFact, fall: Fall, *, catalogue: Catalogue, attempt: int) -> Evidence | None:
+    """A fault that the health agent recorded on the node, where it is near the fall."""
+    near = _near(fault.times, fall.at)
+    hit = best(catalogue.match_line(fault.text.encode(), where="kernel"))
+    if near is None or fall.at is None or hit is None:
+        return None
+    signature = hit.signature
+    rank = fall.rank(killed=signature.slug in _OOM)
+    who = f"rank {rank}" if rank is not None else f"slot {fall.slot.slot}"
+    gap = (fall.at - near) / _NS
+    when = f"{abs(gap):.1f} s {'before' if gap >= 0 else 'after'} {who} fell"
+    device = f" on {fault.device}" if fault.device else ""
+    return Evidence(
+        id=digest("fault", attempt, fall.slot.slot, node.name, fault.code, fault.device),
+        source="node",
+        slug=signature.slug,
+        role=signature.role,
+        trust="platform",
+        rank=rank,
+        slot=fall.slot.slot,
+        node=node.name,
+        at=near,
+        uncertainty=1.0,
+        where=f"node/{node.name} (rankfall.dev/node-health)",
+        line=f"{fault.code}{device}, {when}: {fault.text}"[:_LINE],
+        signature=signature.id,
+        specificity=max(signature.specificity, 80),
+        fingerprint=f"{signature.slug}:{signature.id}",
+        gpu=_gpu(fault.device) or hit.groups.get("gpu"),
+        attempt=attempt,
+    )
+
+
+def _of_event(event: EventFact, node: NodeFact, fall: Fall, *, catalogue: Catalogue, attempt: int) -> Evidence | None:
+    """An Event of the node: of its kubelet, of a problem detector, of the health controller; where it is near the fall."""
+    at = stamp_ns(event.last) or stamp_ns(event.first)
+    near = _near(() if at is None else (at,), fall.at)
+    if near is None or fall.at is None:
+        return None
+    hit = best(catalogue.match_line(event.message.encode(), where="kernel"))
+    slug = "node_oom" if _SYSTEM_OOM.match(event.message) else hit.signature.slug if hit else None
+    if slug is None:
+        return None
+    rank = fall.rank(killed=slug in _OOM)
+    role = hit.signature.role if hit else "primary"
+    if slug in _OOM and (rank is None or abs(fall.at - near) > _KILL_S * _NS):
+        # Whom it struck is not known.
+        role = "context"
+    return Evidence(
+        id=digest("node event", attempt, fall.slot.slot, event.uid),
+        source="event",
+        slug=slug,
+        role=role,
+        trust="platform",
+        rank=rank,
+        slot=fall.slot.slot,
+        node=node.name,
+        at=near,
+        uncertainty=1.0,
+        where=f"event of node/{node.name}",
+        line=f"{event.reason}: {event.message}"[:_LINE],
+        signature=hit.signature.id if hit else None,
+        specificity=80,
+        fingerprint=f"{slug}:event:{event.reason}",
+        gpu=hit.groups.get("gpu") if hit else None,
+        attempt=attempt,
+    )
+
+
+def _near(times: Iterable[int], fall: int | None) -> int | None:
+    """The moment that is nearest to the fall, inside the window."""
+    if fall is None:
+        return None
+    inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]
+    return min(inside, key=lambda at: (abs(fall - at), at), default=None)
+
+
+def _fell(facts: RankFacts) -> bool:
+    ours = facts.killed_by in {"wrapper", "agent"}
+    return facts.state == "ended" and not ours and (facts.signal is not None or facts.exit_code not in {0, None})
+
+
+def _gpu(device: str | None) -> str | None:
+    kind, _, address = (device or "").partition(" ")
+    return address or None if kind == "gpu" else None

@@ -1,0 +1,164 @@
+"""Looks at objects of a cluster in a file: one line of JSON a change, appended by the one feed, read by anybody at any time.
+
+Kept because an object and all it could tell vanish from the API. A torn last line is passed over; equal looks are not repeated. A file that has
+grown large is written anew with the newest look at each object, so a look has to hold whatever of the earlier ones is still needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+# Written anew when it has grown to this and to twice what it began with, bytes.
+COMPACT: Final = 32 << 20
+
+
+class Look(Protocol):
+    """One look at one object; nanoseconds since the epoch by this machine's clock."""
+
+    @property
+    def uid(self) -> str:
+        """Names the object."""
+
+    @property
+    def seen_ns(self) -> int:
+        """When."""
+
+
+K = TypeVar("K", bound=Look)
+
+
+class LookWriter(Generic[K]):
+    """Appends looks.
+
+    Args:
+        path: made with its folders when missing. What an earlier writer left is kept; its torn last line is cut off.
+        kind: of the looks.
+
+    Attributes:
+        newest: the newest look at each object by its UID, those of earlier writers too.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, kind: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        reader: LookReader[K] = LookReader(path, kind)
+        reader.poll()
+        self.newest = reader.newest
+        self._path = path
+        self._encoder = msgspec.json.Encoder()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(self._fd, reader.offset)
+        except OSError:
+            self.close()
+            raise
+        self._size = reader.offset
+        self._compact_at = max(COMPACT, 2 * self._size)
+
+    def add(self, fact: K) -> bool:
+        """Write one look down; False when it says nothing new.
+
+        Raises:
+            OSError: the disk is full or the like; nothing of it counts as written.
+        """
+        held: Any = self.newest.get(fact.uid)
+        if held is not None and msgspec.structs.replace(held, seen_ns=fact.seen_ns) == fact:
+            return False
+        line = self._encoder.encode(fact) + b"\n"
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._size += len(line)
+        self.newest[fact.uid] = fact
+        if self._size > self._compact_at:
+            self._compact()
+        return True
+
+    def close(self) -> None:
+        """Let go of the file; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _compact(self) -> None:
+        """The newest look at each object in a new file; where that fails the old one goes on."""
+        temporary = self._path.with_suffix(".new")
+        data = b"".join(self._encoder.encode(fact) + b"\n" for fact in self.newest.values())
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(data)
+            fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                temporary.replace(self._path)
+            except OSError:
+                os.close(fd)
+                raise
+            self.close()
+            self._fd, self._size = fd, len(data)
+        self._compact_at = max(COMPACT, 2 * self._size)
+
+
+class LookReader(Generic[K]):
+    """Reads such a file incrementally.
+
+    Args:
+        path: of the file.
+        kind: of the looks.
+
+    Attributes:
+        newest: the newest look at each object by its UID, in order of first appearance.
+        offset: bytes read, whole lines only.
+        problems: lines that could not be used, in words (at most a few).
+    """
+
+    def __init__(self, path: Path, kind: Any) -> None:
+        self.path = path
+        self.newest: dict[str, K] = {}
+        self.offset = 0
+        self.problems: list[str] = []
+        self._inode = -1
+        self._decoder: msgspec.json.Decoder[K] = msgspec.json.Decoder(kind)
+
+    def poll(self) -> list[K]:
+        """Looks that came since, oldest first. From the beginning when the file is another one by now."""
+        try:
+            # Asked for each slot at each look, and hardly ever with an answer: a journal that stands still is not opened.
+            status = self.path.stat()
+            if (status.st_ino, status.st_size) == (self._inode, self.offset):
+                return []
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self.offset:
+                    self._inode, self.offset = status.st_ino, 0
+                file.seek(self.offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        self.offset += whole
+        found = []
+        # Not splitlines: only a newline ends a line of JSON.
+        for line in data[:whole].split(b"\n"):
+            fact = self._decode(line)
+            if fact is not None:
+                self.newest[fact.uid] = fact
+                found.append(fact)
+        return found
+
+    def _decode(self, line: bytes) -> K | None:
+        if not line:
+            return None
+        try:
+            return self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if len(self.problems) < 8:  # noqa: PLR2004 - as many as anyone reads
+                self.problems.append(f"{self.path.name}: a damaged line: {str(error)[:200]}")
+            return None

@@ -1,0 +1,346 @@
+"""Events, nodes and the objects that make pods: what they mean at the slots and ranks of an attempt."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rankfall.model import RankFacts, SlotFacts
+from rankfall.model.health import ANNOTATION, NodeHealth, OpenCause, encode_health
+from rankfall.observe.cluster.around import AroundView
+from rankfall.observe.cluster.around_feed import around_path
+from rankfall.observe.cluster.aroundfacts import (
+    Around,
+    EventFact,
+    Unseen,
+    event_fact,
+    later_node,
+    node_fact,
+    work_fact,
+)
+from rankfall.observe.cluster.looks import LookWriter
+from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact, stamp_ns
+from rankfall.signatures.catalogue import default_catalogue
+
+MADE = "2026-11-21T16:00:00Z"
+LATER = "2026-11-21T16:05:00Z"
+MADE_NS, LATER_NS = stamp_ns(MADE), stamp_ns(LATER)
+XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off the bus."
+
+
+def pod(slot: int = 1, **fields: object) -> PodFact:
+    base = PodFact(
+        seen_ns=LATER_NS, name=f"job-{slot}", uid=f"u{slot}", slot=slot, node=f"n{slot}", phase="Running", created=MADE
+    )
+    return msgspec.structs.replace(base, **fields)
+
+
+def event(reason: str, message: str = "", *, about: str = "u1", kind: str = "Pod", **fields: object) -> EventFact:
+    base = EventFact(
+        seen_ns=LATER_NS, uid=f"e-{reason}-{about}", kind=kind, name="job-1", about=about, reason=reason, last=LATER
+    )
+    return msgspec.structs.replace(base, message=message, **fields)
+
+
+def node(name: str = "n1", *, ready: str = "True", boot: str = "b1", taints: tuple = (), seen: int = LATER_NS, **meta):
+    return node_fact(
+        {
+            "metadata": {"name": name, "uid": f"uid-{name}", **meta},
+            "spec": {"taints": list(taints)},
+            "status": {
+                "nodeInfo": {"bootID": boot},
+                "conditions": [
+                    {
+                        "type": "Ready",
+                        "status": ready,
+                        "reason": "NodeStatusUnknown",
+                        "message": "Kubelet stopped posting node status.",
+                        "lastTransitionTime": LATER,
+                    }
+                ],
+            },
+        },
+        seen_ns=seen,
+    )
+
+
+class Scene:
+    def __init__(self, run) -> None:
+        self.writer: LookWriter[Around] = LookWriter(around_path(run, 1), Around)
+        self.view = AroundView(run, attempt=1, catalogue=default_catalogue())
+
+    def found(self, *looks, pods=(), slots=(), ranks=(), stopped=False):
+        for look in looks:
+            self.writer.add(look)
+        self.view.poll()
+        return self.view.evidence(
+            pods or [pod()], slots or [SlotFacts(slot=1, node="n1", state="running")], ranks, stopped=stopped
+        )
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path)
+    yield made
+    made.writer.close()
+
+
+def starting(**fields: object) -> PodFact:
+    return pod(phase="Pending", main=ContainerFact(state="waiting", reason="ContainerCreating"), **fields)
+
+
+@pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedMapVolume"])
+def test_errors_k10_a_volume_that_does_not_mount_keeps_its_pod_from_starting(scene, reason):
+    (piece,) = scene.found(event(reason, "timed out waiting", count=4), pods=[starting()])
+    assert (piece.slug, piece.role, piece.source, piece.slot, piece.node) == (
+        "volume_mount",
+        "primary",
+        "event",
+        1,
+        "n1",
+    )
+    assert piece.line == f"{reason}: timed out waiting (4 times)"
+    assert (piece.at, piece.trust) == (LATER_NS, "platform")
+
+
+def test_what_kept_a_pod_from_starting_is_nothing_once_it_has_started_or_got_past_it(scene):
+    assert scene.found(event("FailedMount")) == []
+    past = event("Pulling", last="2026-11-21T16:06:00Z")
+    assert scene.found(past, pods=[starting()]) == []
+    unplaced = event("FailedScheduling", "0/2 nodes are available: 2 Insufficient cpu")
+    assert scene.found(unplaced, pods=[starting()]) == []
+    (piece,) = scene.found(pods=[pod(phase="Pending", node=None)])
+    assert piece.slug == "unschedulable"
+
+
+def test_an_event_of_another_pod_is_nothing_here(scene):
+    assert scene.found(event("FailedMount", about="stranger"), pods=[starting()]) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "slug", "retry"),
+    [
+        ('pods "job-1" is forbidden: exceeded quota: q, requested: pods=1', "unschedulable", None),
+        ('admission webhook "no.example" denied the request: never', "container_config", None),
+        ('Internal error occurred: failed calling webhook "x": connection refused', "container_config", "yes"),
+    ],
+)
+def test_errors_k6_k9_pods_that_cannot_be_made_are_missing_slots(scene, message, slug, retry):
+    slots = [SlotFacts(slot=n, state="expected") for n in (1, 2)]
+    said = event("FailedCreate", f"Error creating: {message}", kind="Job", about="j", warning=True)
+    (piece,) = scene.found(said, slots=slots, pods=[pod(1)])
+    assert (piece.slug, piece.slot, piece.role, piece.retry) == (slug, 2, "primary", retry)
+    assert scene.found(slots=slots, pods=[pod(1), pod(2)]) == []
+
+
+def test_errors_k15_a_probe_that_killed_a_container_is_its_cause_and_a_stop_is_not(scene):
+    ended = ContainerFact(state="terminated", exit_code=137, finished=LATER)
+    killing = event("Killing", "Container main failed liveness probe, will be restarted")
+    unhealthy = event("Unhealthy", "Liveness probe failed")
+    assert {(p.slug, p.role) for p in scene.found(killing, unhealthy, pods=[pod(main=ended)])} == {
+        ("probe_killed", "primary"),
+        ("probe_killed", "context"),
+    }
+    # A container that did not end was not killed; nor one that ended long after.
+    assert [p.role for p in scene.found(pods=[pod()])] == ["context"]
+    late = msgspec.structs.replace(ended, finished="2026-11-21T17:00:00Z")
+    assert [p.role for p in scene.found(pods=[pod(main=late)])] == ["context"]
+
+
+def test_errors_k13_words_of_a_controller_are_context_and_never_a_cause(scene):
+    said = event(
+        "BackoffLimitExceeded", "Job has reached the specified backoff limit", kind="Job", about="j", warning=True
+    )
+    work = work_fact(
+        {
+            "metadata": {"name": "job", "uid": "j"},
+            "spec": {},
+            "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]},
+        },
+        kind="Job",
+        seen_ns=LATER_NS,
+    )
+    found = scene.found(said, work)
+    assert {(p.slug, p.role) for p in found} == {("controller_verdict", "context")}
+
+
+def test_errors_k11_a_deadline_is_a_cause(scene):
+    work = work_fact(
+        {
+            "metadata": {"name": "job", "uid": "j"},
+            "status": {
+                "conditions": [
+                    {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": LATER}
+                ]
+            },
+        },
+        kind="Job",
+        seen_ns=LATER_NS,
+    )
+    (piece,) = scene.found(work)
+    assert (piece.slug, piece.role, piece.at) == ("deadline_exceeded", "primary", LATER_NS)
+
+
+def test_errors_k12_who_suspended_and_that_somebody_deletes_is_told_unless_it_was_rankfall(scene):
+    item = {
+        "metadata": {
+            "name": "job",
+            "uid": "j",
+            "managedFields": [
+                {"manager": "kubectl-create", "time": MADE, "fieldsV1": {"f:spec": {"f:suspend": {}}}},
+                {"manager": "kubectl-patch", "time": LATER, "fieldsV1": {"f:spec": {"f:suspend": {}}}},
+            ],
+        },
+        "spec": {"suspend": True},
+    }
+    work = work_fact(item, kind="Job", seen_ns=LATER_NS)
+    (piece,) = scene.found(work)
+    assert (piece.slug, piece.role, piece.line) == (
+        "cancelled",
+        "context",
+        "Job job is suspended, last by kubectl-patch",
+    )
+    assert scene.found(stopped=True) == []
+    (piece,) = scene.found(msgspec.structs.replace(work, deleting=LATER))
+    assert piece.line == "Job job is being deleted: somebody asked for it"
+
+
+def test_the_training_operators_event_holds_the_only_exit_code_that_is_left(scene):
+    said = event("ExitedWithCode", "Pod: ns.job-1 exited with code 139", kind="PyTorchJob", about="j")
+    (piece,) = scene.found(said, slots=[SlotFacts(slot=1, state="lost")])
+    assert (piece.slug, piece.role, piece.signal, piece.slot) == ("segfault", "primary", 11, 1)
+    (piece,) = scene.found(slots=[SlotFacts(slot=1, state="ended", signal=11)])
+    assert piece.role == "context"
+    (piece,) = scene.found(msgspec.structs.replace(said, message="Pod: ns.job-1 exited with code 3"))
+    assert (piece.slug, piece.exit_code) == ("user_exit", 3)
+
+
+# -- nodes
+
+
+def test_errors_k4_a_node_that_is_away_is_the_cause_only_of_its_own_slots_silence(scene):
+    away = node(ready="Unknown")
+    (piece,) = scene.found(away, slots=[SlotFacts(slot=1, node="n1", state="lost")])
+    assert (piece.slug, piece.role, piece.slot, piece.node) == ("node_lost", "primary", 1, "n1")
+    assert "Kubelet stopped posting" in piece.line
+    (piece,) = scene.found(slots=[SlotFacts(slot=1, node="n1", state="ended", exit_code=1)])
+    assert piece.role == "context"
+
+
+def test_a_node_that_was_away_before_the_pod_was_made_is_nothing(scene):
+    back = later_node(node(ready="Unknown", seen=MADE_NS - 10), node(seen=MADE_NS - 5))
+    assert scene.found(back, slots=[SlotFacts(slot=1, node="n1", state="lost")]) == []
+
+
+def test_errors_g15_a_node_that_booted_anew_took_its_slots_along(scene):
+    again = later_node(node(boot="b1", seen=MADE_NS), node(boot="b2"))
+    assert [boot.id for boot in again.boots] == ["b1", "b2"]
+    unknown = ContainerFact(state="terminated", exit_code=255, reason="Unknown")
+    (piece,) = scene.found(again, pods=[pod(main=unknown)], slots=[SlotFacts(slot=1, state="ended", exit_code=255)])
+    assert (piece.slug, piece.role) == ("node_lost", "primary")
+    assert "b1 became b2" in piece.line
+    (piece,) = scene.found(slots=[SlotFacts(slot=1, state="ended", exit_code=1, recorder=True)])
+    assert piece.role == "context"
+
+
+def test_what_was_wrong_with_a_node_stays_known_after_it_is_well(scene):
+    taint = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "timeAdded": LATER}
+    bad = node(ready="Unknown", taints=(taint,))
+    well = later_node(bad, node(seen=LATER_NS + 5))
+    assert {(s.type, s.over_ns) for s in well.spells} == {("Ready", LATER_NS + 5), ("taint", LATER_NS + 5)}
+    worse = later_node(bad, node(ready="Unknown", taints=(taint,), seen=LATER_NS + 7))
+    assert {s.seen_ns for s in worse.spells} == {LATER_NS}
+    assert later_node(bad, msgspec.structs.replace(bad, gone=True)).gone
+    assert scene.found(well)
+
+
+def test_a_taint_that_somebody_set_to_empty_a_node_is_no_lost_node(scene):
+    taint = {"key": "maintenance", "effect": "NoExecute", "timeAdded": LATER}
+    gone = Condition(type="DisruptionTarget", status="True", reason="DeletionByTaintManager", at=LATER)
+    (piece,) = scene.found(node(taints=(taint,)), pods=[pod(conditions=(gone,))])
+    assert (piece.slug, piece.role, piece.specificity) == ("preempted", "primary", 86)
+    (piece,) = scene.found(pods=[pod()])
+    assert piece.role == "context"
+
+
+def health(*times: int, text: str = XID, code: str = "xid/79") -> dict[str, str]:
+    cause = OpenCause(code=code, device="gpu 0000:4e:00", first_at=times[0], last_at=times[-1], text=text)
+    return {ANNOTATION: encode_health(NodeHealth(state="quarantined", causes=(cause,)))}
+
+
+FELL = LATER_NS + 3_000_000_000
+
+
+def rank(number: int, **fields: object) -> RankFacts:
+    base = RankFacts(rank=number, slot=1, node="n1", state="ended", exit_code=1, ended_at=FELL)
+    return msgspec.structs.replace(base, **fields)
+
+
+def test_health_s31_an_xid_three_seconds_before_the_fall_names_node_gpu_and_time(scene):
+    (piece,) = scene.found(node(annotations=health(LATER_NS)), ranks=[rank(5), rank(4, killed_by="agent", signal=15)])
+    assert (piece.slug, piece.role, piece.rank, piece.node) == ("gpu_fallen_off_bus", "primary", 5, "n1")
+    assert piece.gpu == "0000:4e:00"
+    assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before rank 5 fell: NVRM: Xid")
+
+
+def test_of_two_ranks_that_fell_on_the_node_none_is_named(scene):
+    (piece,) = scene.found(node(annotations=health(LATER_NS)), ranks=[rank(4), rank(5)])
+    assert (piece.rank, piece.slot) == (None, 1)
+
+
+@pytest.mark.parametrize("off", [-121, 31])
+def test_a_fault_out_of_the_window_is_no_evidence(scene, off):
+    far = node(annotations=health(FELL + off * 1_000_000_000))
+    assert scene.found(far, ranks=[rank(5)]) == []
+
+
+def test_a_health_record_that_cannot_be_believed_tells_nothing(scene):
+    assert node(annotations={ANNOTATION: "{"}).health is None
+    assert scene.found(node(annotations=health(LATER_NS, text="words of anybody")), ranks=[rank(5)]) == []
+
+
+def test_a_system_oom_of_the_node_is_the_end_of_the_rank_that_was_killed_then(scene):
+    said = event("SystemOOM", "System OOM encountered, victim process: python, pid: 4", kind="Node", about="n1")
+    said = msgspec.structs.replace(said, name="n1")
+    killed = rank(5, exit_code=None, signal=9, killed_by="foreign")
+    (piece,) = scene.found(node(), said, ranks=[killed])
+    assert (piece.slug, piece.role, piece.rank) == ("node_oom", "primary", 5)
+    (piece,) = scene.found(ranks=[rank(5)])
+    assert piece.role == "context"
+
+
+# -- facts and what is missing
+
+
+def test_an_event_of_the_new_api_is_read_as_one_of_the_old():
+    fact = event_fact(
+        {
+            "metadata": {"uid": "e", "creationTimestamp": MADE},
+            "involvedObject": {"kind": "Pod", "name": "p", "uid": "u", "fieldPath": "spec.containers{main}"},
+            "reason": "Unhealthy",
+            "eventTime": "2026-11-21T16:00:01.000001Z",
+            "series": {"count": 7, "lastObservedTime": LATER},
+            "reportingComponent": "kubelet",
+            "type": "Warning",
+        },
+        seen_ns=1,
+    )
+    assert (fact.container, fact.count, fact.last, fact.by) == ("main", 7, LATER, "kubelet")
+    assert event_fact({}, seen_ns=1).reason == ""
+
+
+def test_what_may_not_be_read_is_missing_until_it_may(scene):
+    scene.writer.add(Unseen(seen_ns=LATER_NS, uid="unseen/nodes", text="the states of the nodes: no right"))
+    scene.view.poll()
+    assert scene.view.missing([pod()]) == ["the states of the nodes: no right"]
+    scene.writer.add(Unseen(seen_ns=LATER_NS, uid="unseen/nodes", text="the states of the nodes: no right", over=True))
+    scene.view.poll()
+    assert scene.view.missing([pod()]) == []
+
+
+def test_events_of_more_than_an_hour_ago_are_said_to_be_gone(scene):
+    scene.writer.add(node(seen=MADE_NS + 4000 * 1_000_000_000))
+    scene.view.poll()
+    (text,) = scene.view.missing([pod()])
+    assert "it keeps Events for an hour" in text
+    assert scene.view.problems == []
