@@ -14,7 +14,7 @@ from rankfall.client import create_run
 from rankfall.model import JobSpec, UsageError
 from rankfall.store import RunDir, list_runs
 from rankfall.store.derived import ALL_RANKS, write_derived
-from rankfall.store.log_dir import MARK, claimed, place
+from rankfall.store.log_dir import MARK, LogDir, claimed
 from stream_files import stream
 
 SECOND = "another request"
@@ -22,6 +22,10 @@ SECOND = "another request"
 
 def made(home: Path, folder: Path, *, request: str | None = None, name: str = "job") -> RunDir:
     return create_run(JobSpec(name=name, command=("a",), log_dir=str(folder)), home=home, request_token=request)
+
+
+def place(run_dir: RunDir, folder: Path) -> str | None:
+    return LogDir(run_dir, folder).finish()
 
 
 def ready(run_dir: RunDir, text: bytes) -> None:
@@ -148,4 +152,4 @@ def test_half_a_copy_never_has_the_name(home: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(shutil, "copyfile", full)
     assert place(run_dir, folder) == f"{folder} cannot be written: No space left on device"
-    assert [path.name for path in folder.iterdir()] == [MARK]
+    assert sorted(path.name for path in folder.iterdir()) == [MARK, ALL_RANKS]

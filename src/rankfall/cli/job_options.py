@@ -30,7 +30,7 @@ _OPTIONS: Final = (
         "--code-exclude", multiple=True, metavar="PATTERN", help="Leave this out of it; default: .git, __pycache__."
     ),
     click.option("--workspace", metavar="CLAIM[:PATH]", help="A volume for code and files, and where pods see it."),
-    click.option("--log-dir", metavar="DIR", help="Leave log-allranks_0.out and a file a rank there at the end."),
+    click.option("--log-dir", metavar="DIR", help="Keep log-allranks_0.out there, and a file a rank at the end."),
     click.option(
         "--log-store", metavar="volume:/PATH", help="A shared volume for the lines of ranks, instead of the API server."
     ),

@@ -19,6 +19,7 @@ from rankfall.model import FINAL_STATES, LockHeld, Outcome
 from rankfall.store import RunDir
 from rankfall.supervise import Control, request_cancel, spawn_detached
 from rankfall.supervise.events import Event
+from rankfall.supervise.left_over import finish
 from rankfall.supervise.loop import supervise
 from rankfall.supervise.outcome import outcome_of
 
@@ -143,6 +144,7 @@ class Session:
         with self._directory.reader() as reader:
             row = reader.run()
             if row.state in FINAL_STATES and self._directory.lease_holder() is None:
+                finish(self._directory)
                 return outcome_of(self._directory, reader)
         self._adopt()
         return None

@@ -112,7 +112,11 @@ def run_as_it_is(name: str | None, *, where: Where = NOWHERE) -> RunDir:
 
 
 def as_it_is(directory: RunDir) -> RunDir:
-    """The same run, looked at where nobody supervises or records it; where that fails it is said."""
+    """The same run, looked at where nobody supervises or records it; where that fails it is said. Files that its end owes are written."""
+    if directory.closing_path.exists():
+        from rankfall.supervise.left_over import finish_files  # noqa: PLC0415 - hardly ever
+
+        finish_files(directory)
     try:
         if not directory.spec.unattended or directory.lease_holder() is not None:
             return directory

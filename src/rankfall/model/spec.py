@@ -44,7 +44,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         unattended: let the platform's own policies run the job, so that it needs no supervisor; what they cannot do is refused.
         strategy: how the root is chosen from what all ranks said: ``causal``, ``earliest``, ``first-listed`` or one that a
             package declares; null = the backend's own, which is ``causal``.
-        log_dir: a folder of this machine into which the files for reading go when the run is over; it belongs to one run.
+        log_dir: a folder of this machine with the files for reading: that of all ranks grows there, the others come at the end; it belongs to one run.
         record_store: where each rank's records are copied to as well, and read from: ``file:///path`` of a directory that all
             slots and this machine share, or ``s3://bucket/prefix``.
         error_file: where each slot writes its first error once more for readers that know no records: a path in the slot that ends

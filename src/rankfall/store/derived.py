@@ -70,12 +70,23 @@ def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> N
     feeds = [Feed(number, Forward(view.name.path, block=block, whole=True)) for number, view in enumerate(views)]
     for number, span in merge(feeds):
         view = views[number]
-        for rank, data in _by_rank(view, span):
+        for rank, data in rank_pieces(view, span):
             outputs.write(rank, view.name.slot, data, source=view.name.stream)
     problems.extend(feed.problem for feed in feeds if feed.problem)
 
 
-def _by_rank(view: View, span: Span) -> list[tuple[int | None, bytes]]:
+def begin_mark(attempt: int) -> bytes:
+    """The line of the file of all ranks after which those of this attempt follow."""
+    return b"[attempt %d]\n" % attempt
+
+
+def line_prefix(rank: int | None, slot: int) -> bytes:
+    """What stands before each line in the file of all ranks."""
+    return b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank
+
+
+def rank_pieces(view: View, span: Span) -> list[tuple[int | None, bytes]]:
+    """A span's bytes in order, divided where its lines are of several ranks."""
     if view.ranges.simple:
         return [(view.ranges.rank, span.data)]
     found: list[tuple[int | None, bytes]] = []
@@ -116,10 +127,10 @@ class _Outputs:
 
     def begin(self, attempt: int) -> None:
         """Say in the file of all ranks that the lines of this attempt follow."""
-        self._append(ALL_RANKS, b"[attempt %d]\n" % attempt, "", ends=True)
+        self._append(ALL_RANKS, begin_mark(attempt), "", ends=True)
 
     def write(self, rank: int | None, slot: int, data: bytes, *, source: str) -> None:
-        prefix = b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank
+        prefix = line_prefix(rank, slot)
         going_on = self._inside.get(ALL_RANKS) == source
         ends = data.endswith(b"\n")
         text = (data[:-1] if ends else data).replace(b"\n", b"\n" + prefix)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from rankfall.store.content import content_size, read_bytes
-from rankfall.store.cursor import Forward, lines_backward
+from rankfall.store.cursor import MIN_BLOCK, Forward, Span, lines_backward
 from rankfall.store.error_lines import error_lines_of
 from rankfall.store.merge import Feed, Line, View, cursor_for, tail_of
 from rankfall.store.names import StreamName
@@ -33,7 +33,17 @@ _REREAD_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _NS: Final = 1_000_000_000
 _BLOCK: Final = 256 << 10
+# Bytes that were read and not given yet, of all streams together.
+_MEMORY: Final = 64 << 20
 _MAX_PROBLEMS: Final = 100
+
+
+class Piece(NamedTuple):
+    """Lines of one stamp that lie side by side in one stream; ``late``: given after lines that came later."""
+
+    view: View
+    span: Span
+    late: bool
 
 
 class Follower:
@@ -44,7 +54,9 @@ class Follower:
         query: which lines. Without an attempt: the newest one and all that follow.
         clock: nanoseconds since the epoch.
         hold: seconds that a line waits for earlier ones of other streams.
-        patience: seconds that an unfiltered view waits for the rank of a new stream.
+        patience: seconds that an unfiltered view waits for the rank of a new stream; None = as long as its attempt goes on.
+        starts: where to begin in streams that were read before; each at the beginning of a line.
+        whole: give a long line in pieces instead of its first part only; for :meth:`pieces` alone.
 
     Attributes:
         problems: what could not be read, in words.
@@ -60,7 +72,9 @@ class Follower:
         *,
         clock: Callable[[], int] = time.time_ns,
         hold: float = HOLD_S,
-        patience: float = PATIENCE_S,
+        patience: float | None = PATIENCE_S,
+        starts: Mapping[str, int] | None = None,
+        whole: bool = False,
     ) -> None:
         check(query)
         self.problems: list[str] = []
@@ -68,7 +82,10 @@ class Follower:
         self._query = query
         self._clock = clock
         self._hold = int(hold * _NS)
-        self._patience = int(patience * _NS)
+        self._patience = None if patience is None else int(patience * _NS)
+        self._starts = starts or {}
+        self._whole = whole
+        self._ended: set[int] = set()
         self._matches = Matcher(query.grep)
         self._errors = error_lines_of(run_dir, problems=self.problems) if query.level is not None else None
         self._since_attempt: int | None = None
@@ -99,6 +116,15 @@ class Follower:
                 break
         return found
 
+    def pieces(self, *, final: bool = False) -> Iterator[Piece]:
+        """All that may be shown now, as it lies in the streams; with ``final`` all that is left, as :meth:`drain`.
+
+        For who copies lines and looks at none. A follower gives lines or pieces, never both.
+        """
+        now = self._clock()
+        self._refresh(now, patient=not final)
+        yield from self._due(now, bound=None if final else now - self._hold, final=final)
+
     def drain(self) -> Iterator[Line]:
         """All that is left, without holding, when nothing more will be written: last lines without LF and streams of no known rank too."""
         now = self._clock()
@@ -128,6 +154,12 @@ class Follower:
     def _ready(self, now: int, *, bound: int | None, final: bool) -> Iterator[Line]:
         """Lines whose hold is over. What a caller leaves of a span is given by the next call."""
         yield from _kept(self._current)
+        for view, span, late in self._due(now, bound=bound, final=final):
+            self._current = view.lines(span, late=late)
+            yield from _kept(self._current)
+
+    def _due(self, now: int, *, bound: int | None, final: bool) -> Iterator[Piece]:
+        """Spans whose hold is over, by their stamps."""
         for number in list(self._idle):
             self._fill(number, now, final=final)
         while self._heap and (bound is None or self._heap[0][0] <= bound):
@@ -135,10 +167,9 @@ class Follower:
             span = self._feeds[number].spans.popleft()
             late = key < self._given
             self._given = max(self._given, key)
-            self._current = self._views[number].lines(span, late=late)
             self._idle.add(number)
             self._fill(number, now, final=final)
-            yield from _kept(self._current)
+            yield Piece(self._views[number], span, late)
 
     def _fill(self, number: int, now: int, *, final: bool) -> None:
         feed = self._feeds[number]
@@ -178,10 +209,13 @@ class Follower:
             history = tail_of(fresh, self._query.tail, ends=starts, problems=self.problems)
             self._given = max((line.at for line in history if line.at is not None), default=0)
         for view in fresh:
-            start = starts.get(view.name.stream)
-            cursor = (
-                cursor_for(view, block=_BLOCK) if start is None else Forward(view.name.path, start=start, block=_BLOCK)
-            )
+            start = starts.get(view.name.stream, self._starts.get(view.name.stream))
+            # All of them may have much to give at once.
+            block = max(MIN_BLOCK, min(_BLOCK, _MEMORY // (len(self._feeds) + 1)))
+            if start is None and not self._whole:
+                cursor = cursor_for(view, block=block)
+            else:
+                cursor = Forward(view.name.path, start=start or 0, block=block, whole=self._whole)
             self._start(view, cursor)
         return history
 
@@ -196,7 +230,7 @@ class Follower:
     def _decide(self, name: StreamName, *, waited: int | None) -> View | None:
         """The view of a stream, when it is known whose it is (or nobody waits for that any longer) and it is wanted."""
         ranges = self._ranges.get(name.stream, Ranges())
-        if name.of_a_rank and not ranges.known and waited is not None and waited < self._patience:
+        if name.of_a_rank and not ranges.known and waited is not None and self._waits(name, waited):
             return None
         view = View(
             name=name,
@@ -208,6 +242,9 @@ class Follower:
             errors=self._errors() if self._errors is not None else None,
         )
         return view if view.useful else None
+
+    def _waits(self, name: StreamName, waited: int) -> bool:
+        return name.attempt not in self._ended if self._patience is None else waited < self._patience
 
     def _read_tables(self, now: int, names: list[StreamName], *, patient: bool) -> None:
         attempts = {name.attempt for name in names}
@@ -228,6 +265,8 @@ class Follower:
                 unknown = [name for name in names if name.attempt == number and name.stream not in self._ranges]
                 self._ranges.update(known_ranges(self._run_dir, tables, number, unknown))
                 self._wanted[number] = wanted_ranks(self._run_dir, tables, self._query, number)
+            if self._patience is None:
+                self._ended = {row.attempt for row in tables.attempts() if row.ended is not None}
             for problem in tables.problems:
                 self._note(problem)
         for number, view in enumerate(self._views):

@@ -1,4 +1,6 @@
-"""A folder of the user's in which a run leaves its files for reading (``--log-dir``), so that a tool that looks for ``log*.out`` finds them.
+"""A folder of the user's with a run's files for reading (``--log-dir``), so that a tool that looks for ``log*.out`` finds them.
+
+The file of all ranks grows there while the run goes on (``all_ranks``); a file for each rank is put beside it at the end.
 
 A folder belongs to one run, by a mark in it: what reads ``log*.out`` would take the lines of two runs for those of one. Another run is
 refused before anything of it exists. Nothing else in the folder is read or changed.
@@ -9,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rankfall.model import UsageError
-from rankfall.store.derived import derived_files
+from rankfall.model import StoreError, UsageError
+from rankfall.store.all_ranks import AllRanksFile
+from rankfall.store.derived import ALL_RANKS, derived_files
 
 if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
@@ -94,20 +97,51 @@ def claimed(folder: Path, *, request_token: str | None) -> Iterator[Claim]:
         raise
 
 
-def place(run_dir: RunDir, folder: Path) -> str | None:
-    """Put a run's derived files into its folder, over its earlier ones, each as a whole.
+class LogDir:
+    """The folder of one run, while the run goes on and at its end.
 
-    Returns:
-        Why they are not there, in words; None when they are.
+    Args:
+        run_dir: the run.
+        folder: its own.
     """
-    try:
-        if _read_mark(folder / MARK).run != run_dir.id:
-            return f"{folder} belongs to another run now: nothing was written there"
-        for path in derived_files(run_dir):
-            _bring(path, folder / path.name)
-    except OSError as error:
-        return f"{folder} cannot be written: {error.strerror or error}"
-    return None
+
+    def __init__(self, run_dir: RunDir, folder: Path) -> None:
+        self._run_dir = run_dir
+        self._folder = folder
+        self._file = AllRanksFile(run_dir, folder)
+
+    def advance(self) -> str | None:
+        """Append what came to the file of all ranks.
+
+        Returns:
+            Why it is not there, in words; the next call goes on where this one stopped. None when it is.
+        """
+        return self._tried(self._file.advance)
+
+    def finish(self) -> str | None:
+        """Append what is left, and put the derived file of each rank beside it, over an earlier one, as a whole. Can be done again.
+
+        Returns:
+            Why they are not there, in words; None when they are.
+        """
+        return self._tried(self._all)
+
+    def _all(self) -> None:
+        self._file.advance(final=True)
+        for path in derived_files(self._run_dir):
+            if path.name != ALL_RANKS:
+                _bring(path, self._folder / path.name)
+
+    def _tried(self, what: Callable[[], None]) -> str | None:
+        try:
+            if _read_mark(self._folder / MARK).run != self._run_dir.id:
+                return f"{self._folder} belongs to another run now: nothing was written there"
+            what()
+        except OSError as error:
+            return f"{self._folder} cannot be written: {error.strerror or error}"
+        except StoreError as error:
+            return f"{self._folder} is not filled: {error.message}"
+        return None
 
 
 def _bring(source: Path, target: Path) -> None:

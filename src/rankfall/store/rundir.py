@@ -201,6 +201,11 @@ class RunDir:
         """The writer's lease."""
         return self.path / "lease"
 
+    @property
+    def closing_path(self) -> Path:
+        """There from right before the final state is stored until nothing of the run's end is left to do; says what comes next."""
+        return self.path / "closing"
+
     def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
         """Folder that supervisor and wrapper of one start of a slot share."""
         name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"

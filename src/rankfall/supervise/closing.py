@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from rankfall.model import InfrastructureError, Outcome
+from rankfall.model import InfrastructureError, Outcome, RunState
 from rankfall.store import RunDir
 from rankfall.supervise.attempts import Attempts
 from rankfall.supervise.control import Control, read_cancel
@@ -18,6 +18,7 @@ from rankfall.supervise.events import EventLog
 from rankfall.supervise.expiry import needed, spawn
 from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.left_over import begin, left_over, write_files
 from rankfall.supervise.outcome import released
 from rankfall.supervise.planning import Planner
 
@@ -88,6 +89,7 @@ class Closing:
     def end(self, final: FinalState, reason: str | None) -> Outcome:
         """The run is over, for this reason in words."""
         now = time.time_ns()
+        begin(self._run_dir)
         self._ledger.set_run(final, reason=reason, at=now)
         self._decisions.close()
         newest = self._attempts.newest
@@ -99,11 +101,26 @@ class Closing:
             at=now,
             diagnosis=self._attempts.diagnosis(newest) if newest else None,
         )
+        self._leave(final)
+        return outcome
+
+    def again(self, final: RunState) -> None:
+        """Do what the process that stored this final state was killed over."""
+        self._decisions.close()
+        left = left_over(self._run_dir)
+        if left == "files":
+            write_files(self._run_dir, self._ledger)
+        if left is not None:
+            self._leave(final)
+        self._ledger.flush()
+
+    def _leave(self, final: RunState) -> None:
+        """Remove what the run has in its platform, where nothing else does."""
+        newest = self._attempts.newest
         if final in {"cancelled", "deleted"} and newest:
             self._planner.remove(self._attempts.known(newest))
         elif newest and needed(self._run_dir):
             self._expire()
-        return outcome
 
     def _expire(self) -> None:
         """Leave somebody behind who removes what the platform does not."""

@@ -15,6 +15,8 @@ from rankfall.model import FINAL_STATES, Outcome
 from rankfall.store import RunDir, Writer
 from rankfall.supervise.control import Control, signals_to
 from rankfall.supervise.events import Event
+from rankfall.supervise.left_over import done
+from rankfall.supervise.live_file import live_file
 from rankfall.supervise.supervised import Supervised
 from rankfall.supervise.tidying import tidy
 
@@ -58,7 +60,7 @@ def supervise(
     own = control or Control()
     try:
         with signals_to(own) if handle_signals else contextlib.nullcontext():
-            with run_dir.lease(wait=wait) as writer:
+            with run_dir.lease(wait=wait) as writer, live_file(run_dir):
                 run = _of(
                     run_dir,
                     writer=writer,
@@ -71,6 +73,7 @@ def supervise(
                 outcome = run.to_end()
                 if outcome.state in FINAL_STATES:
                     tidy(run_dir)
+                    done(run_dir)
             if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
                 from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
 

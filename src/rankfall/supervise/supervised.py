@@ -120,9 +120,10 @@ class Supervised:
 
     def _to_end(self) -> Outcome:
         end = self._closing.end
-        if self._writer.run().state in FINAL_STATES:
+        state = self._writer.run().state
+        if state in FINAL_STATES:
             self._ready()
-            self._decisions.close()
+            self._closing.again(state)
             return outcome_of(self._run_dir, self._writer)
         try:
             if not self._hold():

@@ -36,6 +36,7 @@ from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.gang import LOOK_S, Ended, GangWatch
 from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.left_over import begin, done, left_over, write_files
 from rankfall.supervise.native_end import fallen
 from rankfall.supervise.native_starts import first_start, next_start
 from rankfall.supervise.outcome import outcome_of, released
@@ -105,6 +106,9 @@ class Unattended:
 
     def _to_end(self) -> Outcome:
         if self._writer.run().state in FINAL_STATES:
+            if left_over(self._run_dir) == "files":
+                write_files(self._run_dir, self._ledger)
+                self._ledger.flush()
             return outcome_of(self._run_dir, self._writer)
         workload = self._launched()
         if workload is None:
@@ -289,6 +293,7 @@ class Unattended:
 
     def _end(self, final: RunState, reason: str | None) -> Outcome:
         now = time.time_ns()
+        begin(self._run_dir)
         self._ledger.set_run(final, reason=reason, at=now)
         return last_words(self._run_dir, ledger=self._ledger, events=self._events, state=final, at=now)
 
@@ -338,5 +343,6 @@ def take_in(
             Unattended(
                 run_dir, writer=writer, on_event=on_event, control=control, backend=native, stay=False, lines=lines
             ).to_end()
+            done(run_dir)
     finally:
         control.close()
