@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-verdict lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-verdict bench-health lint lock clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ bench-loss: setup ## Of bench-logs only what is lost when connections are cut; w
 
 bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of the logs
 	@$(PY) -m bench.verdict $(if $(CORPUS),--corpus $(CORPUS))
+
+bench-health: setup ## Measure how soon an agent tells of a kernel line, and what it costs beside a plain tail; as bench-cluster (root)
+	@$(PY) -m bench.health
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint

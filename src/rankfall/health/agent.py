@@ -11,7 +11,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Literal, Protocol, Self
@@ -193,15 +193,19 @@ class Agent:
         self._boot = boot
         self._book = Book(boot, rules=self._rules, injected=self._injected, report=self._report)
         self._reader, self._clock = Recogniser(), self._make_clock()
+        self._zero = self._clock.beginning()
 
-    def _batch(self, ring: Ring, entries: Iterable[Entry], *, live: bool) -> None:
+    def _batch(self, ring: Ring, entries: Sequence[Entry], *, live: bool) -> None:
         lines: list[KernelLine] = []
         now = self._monotonic()
         changed = False
+        # The first record may be live; the last is the newest, so it bounds the clock best.
+        records = [each for each in entries if isinstance(each, KmsgRecord)]
+        for each in records[:1] + records[-1:]:
+            self._clock.read(each.stamp_us, live=live and each is records[0])
+        self._zero = self._clock.beginning()
         for entry in entries:
             if isinstance(entry, KmsgRecord):
-                self._clock.read(entry.stamp_us, live=live)
-                live = False
                 line, counted = self._record(entry)
                 changed = changed or counted
             elif isinstance(entry, Gap):
@@ -243,13 +247,12 @@ class Agent:
         return line, entry is not None
 
     def _fault(self, record: KmsgRecord) -> NodeFault | None:
-        begin = self._clock.beginning()
         fault = of_record(
             record,
             node=self._node,
             boot=self._boot,
-            boot_at=begin.at,
-            uncertainty=begin.uncertainty,
+            boot_at=self._zero.at,
+            uncertainty=self._zero.uncertainty,
             reader=self._reader,
         )
         if fault is None or fault.pid is None or not record.by_kernel:
@@ -257,8 +260,7 @@ class Agent:
         return replace(fault, job=pod_of(fault.pid, proc=self._proc))
 
     def _time(self, record: KmsgRecord) -> dict[str, float]:
-        begin = self._clock.beginning()
-        return {"at": begin.at + record.stamp_us * 1_000, "uncertainty": begin.uncertainty}
+        return {"at": self._zero.at + record.stamp_us * 1_000, "uncertainty": self._zero.uncertainty}
 
     def _line(self, kind: Literal["record", "plain"], record: KmsgRecord) -> KernelLine:
         return KernelLine(

@@ -1,0 +1,1 @@
+"""What an agent of node health costs and how soon it tells."""
