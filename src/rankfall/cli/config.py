@@ -50,6 +50,14 @@ def exit_codes() -> None:
     emit.out(page().rstrip("\n"))
 
 
+@config.command("causes")
+def causes() -> None:
+    """Print the catalogue of causes with what shows each and what to do about it, as Markdown."""
+    from rankfall.report.causes_page import page  # noqa: PLC0415 - as above
+
+    emit.out(page().rstrip("\n"))
+
+
 @config.command("rights")
 @click.option(
     "--backend",

@@ -27,6 +27,7 @@ class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
         role: what evidence of this slug is by default; a signature may say otherwise.
         retry: the default answer without other knowledge.
         node_action: the most that is done to the node by default.
+        evidence: what usually shows it, in words for people.
     """
 
     slug: str
@@ -35,6 +36,7 @@ class CauseInfo(msgspec.Struct, frozen=True, kw_only=True):
     role: EvidenceRole
     retry: Retry
     node_action: NodeAction
+    evidence: str = ""
 
 
 @cache
@@ -43,7 +45,8 @@ def catalogue() -> Mapping[str, CauseInfo]:
     text = resources.files(__package__).joinpath("causes.csv").read_text("utf-8")
     rows = (
         msgspec.convert(
-            {k: row[k] for k in ("slug", "family", "title", "retry", "node_action")} | {"role": row["default_role"]},
+            {k: row[k] for k in ("slug", "family", "title", "retry", "node_action")}
+            | {"role": row["default_role"], "evidence": row["typical_evidence"]},
             CauseInfo,
         )
         for row in csv.DictReader(text.splitlines())
