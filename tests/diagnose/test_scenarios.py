@@ -416,3 +416,16 @@ def test_a_rank_that_left_with_the_others_code_before_its_agents_signal_came_is_
     assert (verdict.rank, verdict.scope, verdict.cause.slug, victims(verdict)) == (None, "all", "user_exit", [])
     other = [*ranks[:3], left(3, 1, seconds=1.03, hook="absent")]
     assert diagnose(case(other, [stop])).verdict.scope == "rank"
+
+
+@pytest.mark.parametrize(("ended", "blamed"), [(False, None), (True, 2)])
+def test_a_plain_slot_that_was_killed_whole_is_the_cause_and_one_whose_rank_fell_only_repeats_its_code(ended, blamed):
+    own = [died(2, 9, seconds=0.9), rank(3, state="running")] if ended else [rank(n, state="running") for n in (2, 3)]
+    wrappers = (
+        SlotFacts(slot=0, node="node0", launcher="plain", state="ended", exit_code=1),
+        SlotFacts(slot=1, node="node1", launcher="plain", state="ended", signal=9, killed_by="foreign", ended_at=at(1)),
+    )
+    words = [piece("peer_lost", number, role="secondary", seconds=1.1) for number in (0, 1)]
+    verdict = diagnose(case([left(0, 1), left(1, 1), *own], words, slots=wrappers)).verdict
+    assert (verdict.cause.slug, verdict.slot, verdict.rank) == ("killed_unknown", 1, blamed)
+    assert victims(verdict)[:2] == [0, 1]

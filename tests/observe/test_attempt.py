@@ -165,6 +165,39 @@ def test_errors_s28_the_counter_of_the_slot_confirms_a_kill(scene):
     assert (verdict.rank, verdict.cause.slug) == (2, "host_oom")
 
 
+CHILD = "CalledProcessError: Command 'sort' died with <Signals.SIGKILL: 9>."
+
+
+@pytest.mark.parametrize(
+    ("counted", "text", "slug"),
+    [
+        (1, CHILD, "host_oom"),
+        (1, "BrokenProcessPool: A process in the process pool was terminated abruptly", "host_oom"),
+        (0, CHILD, "user_code_exception"),
+        (1, "KeyError: vocab", "user_code_exception"),
+    ],
+)
+def test_a_rank_that_ended_because_its_child_was_killed_for_memory_is_out_of_memory(scene, counted, text, slug):
+    scene.error(2, text, at=1)
+    scene.end(2, 1.2, code=1)
+    for rank in (0, 1, 3):
+        scene.error(rank, "RuntimeError: Connection closed by peer [1.2.3.4]:5", at=1.3)
+        scene.end(rank, 2, code=1)
+    scene.finish(1, 1, oom=counted)
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.cause.slug) == (2, slug)
+
+
+def test_a_line_about_a_child_that_was_killed_is_not_the_end_of_its_rank(scene):
+    scene.lines(1, "0.out", f"retried after {CHILD}\n".encode(), at=0.5)
+    scene.error(2, "KeyError: vocab", at=1)
+    for rank in range(4):
+        scene.end(rank, 1.2, code=1)
+    scene.finish(1, 1, oom=1)
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.cause.slug) == (2, "user_code_exception")
+
+
 def test_errors_s18_a_signal_to_the_slot_explains_its_ranks(scene):
     scene.record("kill", 1, at=1, pid=77, exit={"signal": 15, "how": "received", "sender_pid": 4, "sender": "kubelet"})
     for rank in (2, 3):

@@ -175,7 +175,8 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
         return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper is gone without a word")
     if facts.state != "ended":
         return None
-    if subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain":
+    plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
+    if plain and (facts.signal is None or not subject.ranks_alive):
         return None  # the slot's code is that of its first failing rank
     victim = any(e.role == "secondary" and e.source != "exit" for e in subject.evidence)
     if facts.signal is not None:

@@ -28,6 +28,7 @@ class Subject(msgspec.Struct, kw_only=True):
     Attributes:
         by_elimination: ids of evidence whose rank was found by elimination.
         ranks_seen: of a slot: whether any of its ranks was seen to start.
+        ranks_alive: of a slot: whether ranks of it were seen to start, and none of them to end.
         seen_in: of a rank of which only lines tell: the pod that they came from.
         neighbours_complain: of a rank: victims' words stand in its slot's own stream, and which rank spoke them is not known.
     """
@@ -38,6 +39,7 @@ class Subject(msgspec.Struct, kw_only=True):
     evidence: list[Evidence] = msgspec.field(default_factory=list)
     by_elimination: set[str] = msgspec.field(default_factory=set)
     ranks_seen: bool = False
+    ranks_alive: bool = False
     neighbours_complain: bool = False
     seen_in: str | None = None
 
@@ -100,8 +102,11 @@ class Subjects:
         for number in self.ranks:
             self._subject(("rank", number))
         with_ranks = {r.slot for r in case.ranks}
+        with_ends = {r.slot for r in case.ranks if r.state == "ended"}
         for number in self.slots:
-            self._subject(("slot", number)).ranks_seen = number in with_ranks
+            subject = self._subject(("slot", number))
+            subject.ranks_seen = number in with_ranks
+            subject.ranks_alive = number in with_ranks and number not in with_ends
         seen: set[str] = set()
         for piece in sorted(case.evidence, key=lambda e: e.id):
             if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):

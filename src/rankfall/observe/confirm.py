@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from rankfall.diagnose.rules import CHILD_DEATHS
 from rankfall.model import Evidence, RankFacts
 from rankfall.observe import evidence as make
 from rankfall.observe.facts import Facts
@@ -14,6 +16,8 @@ from rankfall.observe.kernel import read_kernel
 from rankfall.signatures.catalogue import Catalogue
 
 _SIGKILL: Final = 9
+# How Python's own words about a child that was killed end: of subprocess and of multiprocessing.
+_CHILD_KILLED: Final = re.compile(r"died with <Signals\.SIGKILL: 9>|non-zero exit status (?:-9|137)\b")
 
 
 def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
@@ -22,18 +26,25 @@ def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
 
 
 def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
-    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker."""
+    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker or another child to one."""
     found = []
     counted = [slot for slot in facts.slots.values() if slot.oom_kills]
-    loaders = {(e.slot, e.rank) for e in known if e.slug == "dataloader_died"} if counted else set()
+    bereaved = {(e.slot, e.rank) for e in known if _lost_a_child(e)} if counted else set()
     for slot in counted:
         ranks = [r for r in facts.ranks() if r.slot == slot.slot]
         killed = [r for r in ranks if r.signal == _SIGKILL and r.killed_by == "foreign"]
         found += [
             make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt)
-            for r in killed or [r for r in ranks if (r.slot, r.rank) in loaders]
+            for r in killed or [r for r in ranks if (r.slot, r.rank) in bereaved]
         ]
     return found
+
+
+def _lost_a_child(piece: Evidence) -> bool:
+    """Whether a rank ended because a process of its own was killed. A line may be about one that it could do without: only its record counts."""
+    if piece.slug == "dataloader_died":
+        return True
+    return piece.source == "record" and (piece.signature in CHILD_DEATHS or bool(_CHILD_KILLED.search(piece.line)))
 
 
 def kernel_evidence(

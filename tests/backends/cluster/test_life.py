@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import msgspec
 import pytest
 
 from backends.cluster.made import slot_of
@@ -10,6 +13,7 @@ from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import JobSpec
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
+from rankfall.observe.cluster.stops import Stop, mark_stop
 from rankfall.store import RunDir
 
 RUNNING = ContainerFact(state="running")
@@ -67,3 +71,17 @@ def test_a_slot_that_is_started_again_alone_stands_as_the_pod_of_its_start(tmp_p
     backend.start_again(again, 0)
     assert backend.life(again, 0) == "running"
     assert again.slots[0].slot_dir == str(run.slot_dir(1, "worker", 0, 1))
+
+
+def test_a_slot_that_never_had_a_pod_is_given_up_when_its_workload_was_told_to_stop(tmp_path):
+    run = RunDir.create(JobSpec(name="job", command=("train.py",), nnodes=2), home=tmp_path)
+    plan = Plan(attempt=1, launcher="exec", slots=(slot_of(run), msgspec.structs.replace(slot_of(run), slot=1)))
+    writer = JournalWriter(journal_path(run.path, 1))
+    writer.add(PodFact(seen_ns=1, name="job-0", uid="u", slot=0, main=RUNNING))
+    writer.close()
+    backend = ClusterBackend()
+    backend.end(plan, [0, 1], grace=0.0)
+    assert [backend.life(plan, slot) for slot in (0, 1)] == ["running", "absent"]
+    mark_stop(run.path, 1, Stop(at_ns=time.time_ns(), reason="4 ranks were not there 20 s after the start"))
+    backend.end(plan, [0, 1], grace=0.0)
+    assert [backend.life(plan, slot) for slot in (0, 1)] == ["running", "dead"]

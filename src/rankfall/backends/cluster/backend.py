@@ -34,7 +34,7 @@ from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
 from rankfall.model import JobSpec
 from rankfall.model.sizes import sized
-from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.observe.cluster.stops import Stop, abandoned, mark_stop
 from rankfall.store import RunDir
 
 _T = TypeVar("_T")
@@ -126,8 +126,11 @@ class ClusterBackend:
         """Nothing to do: the platform replaces the pod itself, after its own back-off."""
 
     def life(self, plan: Plan, slot: int) -> Life:
-        """What the journal of pods says of a slot."""
-        return life_of(self._pods.of(plan, slot))
+        """What the journal of pods says of a slot; one that was given up before it had a pod gets none any more."""
+        fact = self._pods.of(plan, slot)
+        if fact is None and slot in abandoned(run_of(plan).path, plan.attempt):
+            return "dead"
+        return life_of(fact)
 
     def alive(self, plan: Plan, slot: int) -> bool:
         """Whether its container runs or is starting."""
@@ -167,9 +170,10 @@ class ClusterBackend:
             return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Give up on slots that do not end, after a while: 0, because nothing is forced."""
+        """Give up on slots that do not end, after a while, and on those that never had a pod: 0, because nothing is forced."""
         del grace
-        give_up(run_of(plan), plan.attempt, slots)
+        absent = [slot for slot in slots if self.life(plan, slot) == "absent"]
+        give_up(run_of(plan), plan.attempt, slots, absent=absent)
         return 0
 
     def resizes(self, plan: Plan) -> bool:

@@ -40,13 +40,20 @@ async def suspend(kube: Kube, place: ClusterPlan) -> None:
             )
 
 
-def give_up(run_dir: RunDir, attempt: int, slots: Collection[int]) -> None:
+def give_up(run_dir: RunDir, attempt: int, slots: Collection[int], *, absent: Collection[int] = ()) -> None:
     """Write down that slots are not waited for any more, when their stop is old enough.
+
+    Args:
+        run_dir: the run.
+        attempt: its number.
+        slots: that have not ended.
+        absent: those of them that have no pod. A quota or a webhook may have refused it; while the workload is suspended none is made.
 
     Raises:
         OSError: it cannot be written.
     """
     stop = read_stop(run_dir.path, attempt)
     patience = run_dir.spec.policies.grace_s + _DEAF_S
-    if stop is not None and time.time_ns() - stop.at_ns > patience * _NS:
-        abandon(run_dir.path, attempt, slots)
+    if stop is not None:
+        overdue = time.time_ns() - stop.at_ns > patience * _NS
+        abandon(run_dir.path, attempt, slots if overdue else absent)
