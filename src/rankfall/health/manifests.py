@@ -1,0 +1,62 @@
+"""All that guards a cluster, as objects: the namespace, the controller and the agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankfall.health.config import load_config
+from rankfall.health.manifests_agent import agent_admission, agent_objects
+from rankfall.health.manifests_controller import Object, controller_admission, controller_objects
+
+
+def cluster_objects(
+    *,
+    namespace: str,
+    image: str,
+    loki_url: str | None = None,
+    agent: bool = True,
+    injected: bool = False,
+    admission: bool = False,
+    config: Path | None = None,
+    command: tuple[str, ...] = ("rankfall",),
+    pull: str = "IfNotPresent",
+) -> list[Object]:
+    """The objects in the order in which they are to be made.
+
+    Args:
+        namespace: of all that has one.
+        image: that has Rankfall, by digest.
+        loki_url: where the controller finds Loki; None = it asks none.
+        agent: with the DaemonSet that reads kernel logs.
+        injected: the test mode of agents and controller.
+        admission: with policies that limit what the accounts may change; they come last, so that they never stand without what they are for.
+        config: the operator's file; what is wrong with it is refused here, not by a pod that does not start.
+        command: that starts Rankfall in the image.
+        pull: policy of the image.
+
+    Raises:
+        SpecError: the file cannot be read, or anything in it is wrong.
+    """
+    settings = load_config(config)
+    text = None if config is None else config.read_text("utf-8")
+    # The agent reads a device of its node, which only a privileged pod may.
+    level = "privileged" if agent else "restricted"
+    labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
+    objects: list[Object] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+    ]
+    objects += controller_objects(
+        namespace=namespace,
+        image=image,
+        command=command,
+        arguments=("--accept-injected-kmsg",) if injected else (),
+        environment=(("LOG_ENDPOINT", loki_url),) if loki_url else (),
+        settings=text,
+        pull=pull,
+    )
+    if agent:
+        objects += agent_objects(namespace=namespace, image=image, command=command, injected=injected, pull=pull)
+    if admission:
+        objects += controller_admission(namespace=namespace, policy=settings.policy)
+        objects += agent_admission(namespace=namespace) if agent else []
+    return objects
