@@ -70,6 +70,31 @@ def test_the_table_holds_the_five_disruptions_of_the_platform():
 
 
 @pytest.mark.parametrize(
+    ("main", "slugs"),
+    [
+        # A person's NoExecute taint: the node lives, and ends what it was told to end.
+        (
+            ContainerFact(state="terminated", exit_code=143, reason="Error", finished="2026-11-21T16:00:09Z"),
+            {"preempted"},
+        ),
+        (ContainerFact(state="terminated", exit_code=137, reason="ContainerStatusUnknown", finished=DAY), set()),
+        # It came back long after it was given up.
+        (ContainerFact(state="terminated", exit_code=143, reason="Error", finished="2026-11-21T16:10:00Z"), set()),
+        (ContainerFact(state="running"), set()),
+        (None, set()),
+    ],
+)
+def test_a_node_that_ends_what_a_taint_drives_away_and_says_so_is_not_lost(main, slugs):
+    taint = Condition(
+        type="DisruptionTarget", status="True", reason="DeletionByTaintManager", at="2026-11-21T16:00:00Z"
+    )
+    found = ending_evidence(pod(main=main, grace_s=8, conditions=(taint,)), attempt=1)
+    assert {piece.slug for piece in found} - {"user_exit", "killed_unknown"} == {"node_lost", *slugs}
+    best = max(found, key=lambda piece: piece.specificity)
+    assert best.slug == ("preempted" if slugs else "node_lost")
+
+
+@pytest.mark.parametrize(
     ("message", "slug", "retry"),
     [
         ("failed to pull image: dial tcp 10.0.0.1:443: i/o timeout", "image_pull", "yes"),

@@ -13,7 +13,7 @@ import msgspec
 from rankfall.model import Evidence, SlotFacts
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
-from rankfall.observe.cluster.reasons import ending_evidence, waiting_evidence
+from rankfall.observe.cluster.reasons import NOT_FOUND, ending_evidence, waiting_evidence
 from rankfall.observe.cluster.stops import Stop, StopMark, abandoned
 
 # Exit codes from here on are 128 + signal, as runtimes report a signal that ended process 1.
@@ -21,8 +21,6 @@ _SIGNAL_BASE: Final = 128
 _HIGHEST_SIGNAL: Final = 64
 # What the kubelet sends when a pod is deleted.
 _OUR_SIGNALS: Final = frozenset({9, 15})
-# Of a container that its kubelet did not find again: its exit code is made up.
-_NOT_FOUND: Final = "ContainerStatusUnknown"
 _NS: Final = 1_000_000_000
 
 
@@ -149,7 +147,7 @@ class PodView:
             return self._ours(held, slack=slack)
         if fact.log != "open" and fact.over:
             end = fact.main
-            if end is None or end.state != "terminated" or end.reason == _NOT_FOUND:
+            if end is None or end.state != "terminated" or end.reason == NOT_FOUND:
                 # Deleted or refused without a word of its container.
                 return msgspec.structs.replace(held, state="lost", where=self._where)
             return self._ended(held, fact, end, slack=slack)

@@ -26,6 +26,11 @@ Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled", "even
 _LINE: Final = 1000
 _KILLED: Final = 128 + 9
 _TERMINATED: Final = 128 + 15
+# Of a container that its kubelet did not find again: its end is made up.
+NOT_FOUND: Final = "ContainerStatusUnknown"
+# How much later than it was to a node that lives ends a container and says so, seconds.
+_ANSWERS_S: Final = 30
+_NS: Final = 1_000_000_000
 _NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 
 
@@ -77,7 +82,8 @@ def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     disruption = fact.condition("DisruptionTarget")
     if disruption is not None and disruption.status == "True" and disruption.reason:
         at = stamp_ns(disruption.at)
-        found.append(_evidence(fact, "disruption", disruption.reason, disruption.message, at=at, attempt=attempt))
+        piece = _evidence(fact, "disruption", disruption.reason, disruption.message, at=at, attempt=attempt)
+        found += [piece, _answered(piece, fact, at=at)]
     for end in (fact.last, fact.main):
         if end is not None and end.state == "terminated" and end.reason and end.exit_code != 0:
             piece = _evidence(
@@ -104,6 +110,25 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
         at = stamp_ns(scheduled.at)
         found.append(_evidence(fact, "scheduled", scheduled.reason, scheduled.message, at=at, attempt=attempt))
     return [piece for piece in found if piece is not None]
+
+
+def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
+    """Of a pod that a taint drove away: the node is not lost when it ended the container in the time that it had, and said so."""
+    ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
+    if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
+        return None
+    patience = ((fact.grace_s or 0) + _ANSWERS_S) * _NS
+    if fact.main.reason == NOT_FOUND or ended - at > patience:
+        return None
+    return msgspec.structs.replace(
+        piece,
+        id=digest(piece.id, "answered"),
+        slug="preempted",
+        line=f"{piece.line}; the node ended the container and said so",
+        # Above the same condition without an answer.
+        specificity=piece.specificity + 3,
+        fingerprint="preempted:taint",
+    )
 
 
 def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
