@@ -111,10 +111,11 @@ def _line(fault: Fault, cells: dict[tuple[str, str], dict[str, Any]]) -> str:
     theirs = cells.get((fault.name, "torchrun"))
     other = [*theirs["nodes"], theirs["earliest"] + (" (tie)" if theirs["tie"] else "")] if theirs else ["-", "-", "-"]
     shown = [row["grade"] if row else "-" for row in ours]
-    return f"| {' | '.join(_cell(text) for text in (fault.name, expected(fault), *shown, said, *other))} |"
+    return f"| {' | '.join(cell_text(text) for text in (fault.name, expected(fault), *shown, said, *other))} |"
 
 
-def _cell(text: str) -> str:
+def cell_text(text: str) -> str:
+    """A text in a cell of a table: nothing of one machine, nothing that breaks the table."""
     # Folders are those of one machine and one run.
     text = re.sub(r"/[\w.+-]+(?:/[\w.+-]+)*/", ".../", text)
     return (

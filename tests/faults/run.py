@@ -59,10 +59,17 @@ class Theirs:
     tie: bool
 
 
-def write_plan(fault: Fault, folder: Path, *, progress: bool = True) -> Path:
-    """The worker's plan under a name that tells nothing; ``progress`` false keeps the worker from loading the recorder by itself."""
+def write_plan(fault: Fault, folder: Path, *, progress: bool = True, torch: bool = True) -> Path:
+    """The worker's plan under a name that tells nothing.
+
+    Args:
+        fault: what it is to do.
+        folder: that the worker sees too.
+        progress: false keeps the worker from loading the recorder by itself.
+        torch: whether its ranks meet by gloo, or by plain sockets.
+    """
     plan = folder / f"{secrets.token_hex(6)}.json"
-    plan.write_text(json.dumps({"actions": fault.actions, "progress": progress} | fault.plan))
+    plan.write_text(json.dumps({"actions": fault.actions, "progress": progress, "torch": torch} | fault.plan))
     return plan
 
 
@@ -105,10 +112,11 @@ def run_ours(fault: Fault, folder: Path, *, launcher: Launcher, nnodes: int = 2,
         left = still_running(plan)
     runs = list_runs(home)
     assert runs, f"no run was made: {done.stderr}"
-    return _read(runs[0], done, left)
+    return read(runs[0], done, left)
 
 
-def _read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, ...]) -> Ours:
+def read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, ...]) -> Ours:
+    """What the run's directory holds at its end."""
     with run.reader() as reader:
         attempts = [row.attempt for row in reader.attempts()]
         found = [reader.diagnosis(attempt) for attempt in attempts]
@@ -184,7 +192,7 @@ def judge(fault: Fault, verdict: Verdict | None, *, world: int = 4, slot: int | 
             grade = "unknown"
         else:
             wrong.append(f"cause {slug}, not {' or '.join(fault.slugs)}")
-    if verdict.node_action != "none":
+    if verdict.node_action not in {"none", fault.node_action}:
         wrong.append(f"node action {verdict.node_action}")
     if slug in fault.slugs and verdict.retry not in fault.retry:
         wrong.append(f"retry {verdict.retry}, allowed: {', '.join(sorted(fault.retry))}")

@@ -9,7 +9,33 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Launcher = Literal["static", "c10d", "plain"]
+# What can be done to a job anywhere, and what only a cluster does (``cluster_table.py``).
 Inject = Literal["signal", "oom", "tmpfs", "busy_port", "small_shm", "clock"]
+ClusterInject = Literal[
+    "deadline_of_pod",
+    "delete_job",
+    "delete_pod",
+    "disk_limit",
+    "drain",
+    "evict",
+    "image_on_one_node",
+    "kill_container",
+    "kubelet_away",
+    "late_names",
+    "limit",
+    "missing_config",
+    "missing_folder",
+    "no_such_claim",
+    "node_down",
+    "preempt",
+    "probe",
+    "quota",
+    "refuse_job",
+    "refuse_pods",
+    "suspend",
+    "taint",
+]
+Outcome = Literal["failed", "succeeded", "deleted", "cancelled"]
 USER = frozenset({"no"})
 CRASH = frozenset({"once", "yes", "elsewhere"})
 ANY = frozenset({"no", "once", "yes", "elsewhere"})
@@ -27,9 +53,11 @@ class Fault:
         weak: true, but less than what could be known.
         victims: that all other ranks have to be named as consequences.
         retry: answers that are allowed; a wrong one is worse than unknown.
+        node_action: what may be done to the node.
         inject: what is done from outside, with its arguments.
         plan: other fields of the worker's plan.
         policies: of the job spec.
+        fields: of the job file, over those of all.
         outcome: how the run ends.
         causes: slugs of the attempts before the last one.
         core: part of the covering subset.
@@ -43,12 +71,14 @@ class Fault:
     weak: tuple[str, ...] = ()
     victims: bool = True
     retry: frozenset[str] = USER
-    inject: Inject | None = None
+    node_action: Literal["none", "suspect"] = "none"
+    inject: Inject | ClusterInject | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
-    outcome: Literal["failed", "succeeded"] = "failed"
+    outcome: Outcome = "failed"
     causes: tuple[str, ...] = ()
     command: tuple[str, ...] | None = None
     module: bool = False

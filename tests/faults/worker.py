@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -99,6 +100,12 @@ def do_allocate(what: dict[str, Any]) -> None:
     # Kept and touched, so that it is memory and not only addresses.
     blocks = [bytearray(os.urandom(1 << 10) * (1 << 10)) for _ in range(what["mib"])]
     print(len(blocks), "MiB cached", flush=True)
+
+
+def do_child(what: dict[str, Any]) -> None:
+    """A child of this rank that takes all the memory there is."""
+    grow = f"held = [bytearray(b'x' * (1 << 20)) for _ in range({what['mib']})]"
+    subprocess.run((sys.executable, "-c", grow), check=True)
 
 
 def do_arguments(what: dict[str, Any]) -> None:
@@ -193,6 +200,7 @@ ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
     "import": do_import,
     "recurse": do_recurse,
     "allocate": do_allocate,
+    "child": do_child,
     "arguments": do_arguments,
     "fill": do_fill,
     "bind": do_bind,
@@ -216,38 +224,59 @@ def act(plan: dict[str, Any], when: int | str) -> None:
             ACTIONS[what["do"]](what)
 
 
+def gloo(plan: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A process group of torch: one step, and the end."""
+    import torch  # noqa: PLC0415 - as above
+    import torch.distributed as dist  # noqa: PLC0415 - as above
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=plan.get("timeout", 60)))
+    gradient = torch.ones(1000)
+
+    def step() -> None:
+        dist.all_reduce(gradient)
+        gradient.div_(dist.get_world_size())
+
+    def end() -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+    return step, end
+
+
+def star(plan: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The same over plain sockets."""
+    group = importlib.import_module("star").Star()
+    return lambda: group.all_reduce(1.0), group.close
+
+
 def main() -> None:
     """Import, rendezvous, steps, teardown: the places where a rank can fall."""
     plan = json.loads(PLAN.read_text())
     act(plan, "import")
-    import torch  # noqa: PLC0415 - some faults strike before torch is there
-    import torch.distributed as dist  # noqa: PLC0415 - as above
-    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above
-
+    torch = plan.get("torch", True)
     progress: Callable[[int], None] | None = None
     if plan["progress"]:
         progress = importlib.import_module("rankfall_inside").progress
 
     def train() -> None:
-        torch.set_num_threads(1)
         act(plan, "init")
-        dist.init_process_group("gloo", timeout=dt.timedelta(seconds=plan.get("timeout", 60)))
-        gradient = torch.ones(1000)
+        one_step, end = (gloo if torch else star)(plan)
         for step in range(1, plan.get("steps", 30) + 1):
             act(plan, step)
-            dist.all_reduce(gradient)
-            gradient /= dist.get_world_size()
+            one_step()
             if progress:
                 progress(step)
             if step % 10 == 0:
                 print(f"step {step} loss {1 / step:.3f}", flush=True)
             time.sleep(plan.get("pace", 0.02))
         act(plan, "teardown")
-        dist.barrier()
-        dist.destroy_process_group()
+        end()
 
-    # As torch's documentation asks: the error goes to the launcher's file, too.
-    record(train)()
+    if torch:
+        # As torch's documentation asks: the error goes to the launcher's file, too. Some faults strike before torch is there.
+        train = importlib.import_module("torch.distributed.elastic.multiprocessing.errors").record(train)
+    train()
 
 
 if __name__ == "__main__":
