@@ -18,7 +18,7 @@ import re
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Final
@@ -193,8 +193,10 @@ class Cursor:
             os.close(self._fd)
             self._fd = -1
 
-    def _rows(self, taken: Iterable[Line | Chunk], sizes: Mapping[str, int]) -> bytes:
+    def _rows(self, taken: Sequence[Line | Chunk] | deque[Line | Chunk], sizes: Mapping[str, int]) -> bytes:
         """Rows of what was taken, at least one."""
+        if len(taken) == 1 and isinstance(taken[0], Chunk):
+            return msgspec.json.encode(self._row((), (taken[0],), sizes)) + b"\n"
         groups = [(chunks, tuple(group)) for chunks, group in kinds(taken)] or [(False, ())]
         return b"".join(
             msgspec.json.encode(self._row(() if chunks else group, group if chunks else (), sizes)) + b"\n"  # type: ignore[arg-type]
@@ -205,7 +207,9 @@ class Cursor:
         return _Row(
             second=self._second,
             forgotten=self._overlap.forgotten,
-            seconds=tuple((second, sum(1 for _ in run)) for second, run in groupby(second for second, _ in lines)),
+            seconds=tuple((second, sum(1 for _ in run)) for second, run in groupby(second for second, _ in lines))
+            if lines
+            else (),
             sums=base64.b64encode(array("I", (found for _, found in lines)).tobytes()).decode() if lines else "",
             chunks=chunks,
             sizes=dict(sizes),

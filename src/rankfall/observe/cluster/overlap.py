@@ -66,8 +66,11 @@ class Overlap:
         self.forgotten: int | None = None
         self._segment = -1
         self._offset = SEGMENT
+        # The oldest file there may be, and the newest one's path: made once, not for each chunk.
+        self._oldest = 0
+        self._newest = ""
 
-    def held(self) -> Iterable[Line | Chunk]:
+    def held(self) -> deque[Line | Chunk]:
         """All that is remembered, in order."""
         return self._held
 
@@ -91,15 +94,15 @@ class Overlap:
         """
         if self._offset >= SEGMENT:
             self._segment, self._offset = self._segment + 1, 0
-        path = self._path(self._segment)
+            self._newest = str(self._path(self._segment))
         # Opened for each chunk: a thousand streams have no descriptors to spare, and chunks are large.
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self._newest, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             done = os.pwrite(fd, data, self._offset)
         finally:
             os.close(fd)
         if done < len(data):
-            raise OSError(28, "No space left on device", str(path))
+            raise OSError(28, "No space left on device", self._newest)
         chunk = Chunk(self._segment, self._offset, len(data), lines, high)
         self._offset += len(data)
         self.add(chunk)
@@ -170,9 +173,11 @@ class Overlap:
                 yield zlib.crc32(line)
 
     def _remove_before(self, segment: int) -> None:
-        for number, _ in self._segments():
-            if number < segment:
-                self._unlink(number)
+        if segment > self._oldest:
+            self._oldest = segment
+            for number, _ in self._segments():
+                if number < segment:
+                    self._unlink(number)
 
     def _segments(self) -> list[tuple[int, Path]]:
         found = ((path.stem.removeprefix("taken-"), path) for path in self._folder.glob("taken-*.raw"))
