@@ -66,7 +66,8 @@ def test_nonsense_is_no_error(item):
 def test_health_s18_record_and_taint_go_in_one_request_at_the_version_that_was_read(tmp_path):
     async def story() -> None:
         async with serving(tmp_path) as server, Kube(server.access()) as kube:
-            server.plays(answer(200, {"metadata": {}}), refuse(409, "Conflict"), answer(200, {}), answer(200, {}))
+            found = answer(200, {"metadata": {}})
+            server.plays(found, refuse(409, "Conflict"), found, found)
             node = read_node({"metadata": {"name": "n1", "resourceVersion": "7"}}, policy=POLICY)
             done = by_hand.taint(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
             assert done.patch is not None

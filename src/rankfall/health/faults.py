@@ -172,6 +172,32 @@ def of_line(
     return _said(fault, line, text)
 
 
+def of_pod_text(text: bytes, *, node: str, signature: str, slug: str, identity: str, at: int, job: str) -> NodeFault:
+    """What a pod itself printed, as one of the signatures of verdicts reads it: a hint, which nothing proves.
+
+    Args:
+        text: as it was collected.
+        node: from the collector's metadata.
+        signature: that matched; the code is ``pod/<signature>``.
+        slug: the cause that it means for the job.
+        identity: what tells this line from any other.
+        at: nanoseconds since the epoch.
+        job: the pod that printed it.
+    """
+    return NodeFault(
+        id=f"pod_log:{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}",
+        node=node,
+        source="pod_log",
+        trust="pod_text",
+        code=f"pod/{signature}",
+        slug=slug,
+        at=at,
+        uncertainty=STAMP_UNCERTAINTY_S,
+        job=job,
+        text=shown(text.decode("utf-8", "replace")),
+    )
+
+
 def of_condition(*, node: str, type_: str, status: str, since: int, message: str) -> NodeFault | None:
     """A condition that others set on the node; None = it is not bad, or nothing is known of its type.
 

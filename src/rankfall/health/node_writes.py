@@ -38,8 +38,8 @@ async def write_node(
     return await kube.patch(NODES, patch.node, operations, kind="json")
 
 
-async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now: int) -> bool:
-    """Write the condition where it is not what it should be; needs a right on ``nodes/status``. True = something was written.
+async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now: int) -> dict[str, Any] | None:
+    """Write the condition where it is not what it should be; needs a right on ``nodes/status``. The Node as it is then; None = nothing was written.
 
     Args:
         kube: the client.
@@ -52,12 +52,13 @@ async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now
     """
     told, before = patch.condition, node.condition or {}
     if all(before.get(key) == value for key, value in msgspec.structs.asdict(told).items()):
-        return False
+        return None
     at = rfc3339(now)
     changed = before.get("lastTransitionTime") if before.get("status") == told.status else at
     condition = {
         "type": CONDITION, "status": told.status, "reason": told.reason, "message": told.message,
         "lastHeartbeatTime": at, "lastTransitionTime": changed or at,
     }  # fmt: skip
-    await kube.patch(NODES, patch.node, {"status": {"conditions": [condition]}}, kind="strategic", subresource="status")
-    return True
+    return await kube.patch(
+        NODES, patch.node, {"status": {"conditions": [condition]}}, kind="strategic", subresource="status"
+    )

@@ -1,0 +1,152 @@
+"""One query of Loki as a source: asks, gives what is new to the loop, and moves its mark only after that is acted on or kept.
+
+That Loki does not answer is never "no lines": the mark stays, the wait grows, and the time without answers is a number that an alert can watch. Every look begins
+a little behind the mark; once a minute one begins ten minutes behind it, for lines that a collector brought late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from rankfall.health.controller.metrics import Metrics
+from rankfall.health.controller.state import Place, StateMap
+from rankfall.health.controller.telling import LOG
+from rankfall.kube.errors import Conflict, KubeError
+from rankfall.model.health import NodeFault
+from rankfall.observe.loki.cursor import SECOND, Cursor, Entry, State
+from rankfall.observe.loki.errors import LokiError
+from rankfall.observe.loki.reader import Asks, Reader
+
+#: Loki takes lines with stamps so far ahead, from nodes whose clocks are fast; nanoseconds.
+AHEAD_NS: Final = 600 * SECOND
+#: Behind the mark at every look, and at the thorough ones, nanoseconds.
+QUICK_NS: Final = 15 * SECOND
+THOROUGH_S: Final = 60.0
+#: After an answer that waiting may not heal (a bad query, no right), seconds.
+REFUSED_S: Final = 30.0
+#: The mark of a query without lines is kept so often, seconds; a kill costs no more than to read that again.
+_KEEP_S: Final = 60.0
+
+
+class Reads(Protocol):
+    """Makes faults of lines: ``KernelLines`` and ``PodLines``."""
+
+    nameless: int
+
+    def read(self, entry: Entry) -> NodeFault | None:
+        """What a line says."""
+        ...
+
+
+class LokiSource:
+    """One query.
+
+    Args:
+        name: of the query, in the state and in metrics.
+        loki: gives pages.
+        query: in Loki's language.
+        lines: reads them.
+        begun: what ``lines`` learns of boots, to be kept with the mark.
+        state: keeps the mark.
+        give: takes what was seen and returns once it is acted on.
+        metrics: counts.
+        poll_s: between two looks.
+        look_back_s: how far back the very first look goes.
+        clock: nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        loki: Asks,
+        query: str,
+        lines: Reads,
+        begun: dict[str, int] | None,
+        state: StateMap,
+        give: Callable[[Sequence[NodeFault]], Awaitable[None]],
+        metrics: Metrics,
+        poll_s: float,
+        look_back_s: int,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.name, self._lines, self._begun, self._state, self._give = name, lines, begun, state, give
+        self._metrics, self._poll_s, self._clock = metrics, poll_s, clock
+        before = state.places.get(name)
+        if before is not None and begun is not None:
+            begun |= before.begun
+        cursor = Cursor(before.cursor if before is not None else State.beginning(clock() - look_back_s * SECOND))
+        self._reader = Reader(loki, query, cursor, trouble=self._trouble, on_stuck=self._stuck, patience_s=None)
+        self._blind_since: float | None = None
+        self._kept_at: float | None = None
+        self._thorough_at: float | None = None
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            try:
+                await self.look()
+            except LokiError as error:
+                self._trouble(error)
+                await asyncio.sleep(max(REFUSED_S, error.retry_after or 0))
+                continue
+            await asyncio.sleep(self._poll_s)
+
+    async def look(self) -> None:
+        """One look: all that is new, acted on before the mark moves.
+
+        Raises:
+            LokiError: it does not pass; the mark stands where it stood.
+            Conflict: another controller wrote the state.
+        """
+        now, clock = self._clock(), time.monotonic()
+        thorough = self._thorough_at is None or clock - self._thorough_at >= THOROUGH_S
+        new = False
+        async for page in self._reader.read(now + AHEAD_NS, overlap_ns=None if thorough else QUICK_NS, settled=now):
+            self._answered()
+            self._metrics.add("health_source_lines_total", len(page), source=self.name)
+            await self._give([fault for entry in page if (fault := self._lines.read(entry)) is not None])
+            new = True
+        if thorough:
+            self._thorough_at = clock
+        self._answered()
+        self._metrics.set("health_source_lag_seconds", max(0, self._clock() - now) / SECOND, source=self.name)
+        self._metrics.set("health_lines_without_node_total", self._lines.nameless, source=self.name)
+        if new or self._kept_at is None or clock - self._kept_at >= _KEEP_S:
+            await self._keep()
+            self._kept_at = clock
+
+    async def _keep(self) -> None:
+        place = Place(cursor=self._reader.cursor.state(), begun=dict(self._begun or {}))
+        try:
+            await self._state.keep_place(self.name, place)
+        except Conflict:
+            raise
+        except KubeError as error:
+            # All is acted on; after a kill it would be read once more, and known.
+            LOG.warning("where %s stands cannot be kept: %s", self.name, error.message)
+
+    def _trouble(self, error: LokiError) -> None:
+        if self._blind_since is None:
+            self._blind_since = time.monotonic()
+            LOG.warning("%s: %s; nothing is taken for good meanwhile", self.name, error.message)
+        self._metrics.add("health_source_errors_total", source=self.name)
+        self._metrics.set("health_source_blind_seconds", max(0.001, self.blind_s), source=self.name)
+
+    def _answered(self) -> None:
+        if self._blind_since is not None:
+            LOG.info("%s answers again after %.0f s", self.name, self.blind_s)
+            self._blind_since = None
+        self._metrics.set("health_source_blind_seconds", 0, source=self.name)
+
+    @property
+    def blind_s(self) -> float:
+        """How long it could not be asked; 0 = it answers."""
+        return 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
+
+    def _stuck(self, at: int) -> None:
+        self._metrics.add("health_lines_lost_total", source=self.name)
+        LOG.error("%s: nanosecond %d holds more lines than Loki gives at once; the rest of them is lost", self.name, at)

@@ -1,0 +1,276 @@
+"""A controller from its start to its end: finds the cluster, waits for the lease, runs sources and loop, and lets go of the lease.
+
+When the lease is lost everything stops at once and it waits for the lease again; what it had not written is decided anew by whoever leads, from the Nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rankfall.health.config import ConfigFile, load_config
+from rankfall.health.controller import switches, web
+from rankfall.health.controller.desk import Desk, LeaseGone
+from rankfall.health.controller.from_loki import LokiSource
+from rankfall.health.controller.leading import Leading
+from rankfall.health.controller.lines import POD_TEXTS, KernelLines, PodLines, kernel_texts
+from rankfall.health.controller.loop import Loop
+from rankfall.health.controller.metrics import Metrics
+from rankfall.health.controller.nodebook import NodeBook
+from rankfall.health.controller.settings import Settings, kernel_query, pod_query
+from rankfall.health.controller.state import StateMap
+from rankfall.health.controller.telling import LOG, Teller
+from rankfall.kube import incluster
+from rankfall.kube.access import Access
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, KubeError, ServerError, TooManyRequests
+from rankfall.kube.kubeconfig import load_access
+from rankfall.kube.resources import CONFIG_MAPS, NODES
+from rankfall.kube.watch import watch
+from rankfall.observe.loki.client import Loki
+
+#: Between two looks at the file of settings, seconds.
+RELOAD_S: Final = 2.0
+#: A turn that lasts longer is one that hangs, seconds.
+HANGS_S: Final = 300.0
+#: Longest wait for one answer of Loki, seconds.
+LOKI_S: Final = 30.0
+_AGAIN_S: Final = 2.0
+
+
+def find_access(
+    *, kubeconfig: str | None, context: str | None, environ: Mapping[str, str], folder: str | None = None
+) -> Access:
+    """The cluster: this pod's own, else that of the kubeconfig. Which one it is stands in the log.
+
+    Args:
+        kubeconfig: a file; the pod's own cluster is not tried then.
+        context: of the kubeconfig; as above.
+        environ: the environment.
+        folder: of the service account, for tests.
+
+    Raises:
+        KubeConfigError: there is none.
+    """
+    if kubeconfig is None and context is None:
+        if incluster.possible(environ, folder=folder):
+            access = incluster.load(namespace=None, environ=environ, folder=folder)
+            LOG.info("in-cluster config loaded: %s", access.server)
+            return access
+        LOG.warning("incluster config failed to load, attempting to use kubeconfig.")
+    access = load_access(kubeconfig=kubeconfig, context=context, environ=environ)
+    LOG.info("KUBECONFIG loaded: context %s, %s", access.context, access.server)
+    return access
+
+
+class Controller:
+    """One process.
+
+    Args:
+        settings: of flags and environment.
+        access: the cluster.
+        config: file with policy and rules; None = the defaults.
+        audit: takes lines of the audit trail.
+
+    Attributes:
+        metrics: its numbers.
+        port: of metrics and probes, once they are served.
+
+    Raises:
+        SpecError: the file is not usable: at its start a controller refuses it.
+    """
+
+    def __init__(
+        self, settings: Settings, *, access: Access, config: Path | None, audit: Callable[[str], None]
+    ) -> None:
+        load_config(config)
+        self._config = ConfigFile(config)
+        self._config.reload()
+        self._settings = settings
+        self._access = access
+        self._audit = audit
+        self._loop: Loop | None = None
+        self._book: NodeBook | None = None
+        self._sources: list[LokiSource] = []
+        self._told_problem: str | None = None
+        self.metrics = Metrics()
+        self.port: int | None = None
+
+    async def run(self) -> None:
+        """Control until this is cancelled.
+
+        Raises:
+            KubeError: the cluster refuses what a controller needs.
+            EvidenceLost: its state cannot be read.
+        """
+        settings = self._settings
+        LOG.info("using POD_LOG_TYPE = %s", settings.log_type)
+        if settings.loki is None:
+            LOG.warning(
+                "LOG_ENDPOINT is not set: no logs are read; only what agents and conditions tell on Nodes counts"
+            )
+        if settings.accept_injected:
+            LOG.warning("test mode: what any process writes into the kernel's log counts as the kernel's own")
+        async with Kube(self._access) as kube, contextlib.AsyncExitStack() as stack:
+            if settings.web is not None:
+                self.port = await stack.enter_async_context(
+                    web.serving(settings.web, metrics=self.metrics, alive=self._alive, ready=self._ready)
+                )
+                LOG.info("metrics and probes on port %d", self.port)
+            if settings.dry_run:
+                LOG.info("dry run: nothing is written")
+                await self._lead(kube, writes=None, leading=None)
+            leading = Leading(kube, namespace=settings.namespace, identity=settings.identity)
+            await stack.enter_async_context(leading.given_back())
+            while True:
+                await leading.win()
+                self.metrics.set("health_leader", 1)
+                try:
+                    await self._lead(kube, writes=kube, leading=leading)
+                except* LeaseGone:
+                    LOG.warning("this controller leads no more; it waits for its turn")
+                finally:
+                    self.metrics.set("health_leader", 0)
+                    self._loop = None
+
+    async def _lead(self, kube: Kube, *, writes: Kube | None, leading: Leading | None) -> None:
+        settings = self._settings
+        state = StateMap(writes, namespace=settings.namespace, holder=settings.identity)
+        await _until_done(state.load)
+        self._book = book = NodeBook()
+        teller = Teller(writes, audit=self._audit)
+        firm = (lambda: True) if leading is None else leading.firm
+        desk = Desk(writes, book=book, firm=firm, teller=teller, metrics=self.metrics)
+        self._loop = loop = Loop(
+            book=book,
+            desk=desk,
+            state=state,
+            config=self._config,
+            settings=settings,
+            teller=teller,
+            metrics=self.metrics,
+        )
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            for source in await self._loki_sources(stack, book=book, state=state, loop=loop):
+                group.create_task(source.run())
+            group.create_task(self._nodes(kube, loop))
+            group.create_task(self._switches(kube, loop))
+            group.create_task(self._reload(loop))
+            group.create_task(self._numbers(kube))
+            group.create_task(loop.run())
+            if leading is not None:
+                await leading.keep()
+                raise LeaseGone
+
+    async def _loki_sources(
+        self, stack: contextlib.AsyncExitStack, *, book: NodeBook, state: StateMap, loop: Loop
+    ) -> list[LokiSource]:
+        settings = self._settings
+        self._sources = []
+        if settings.loki is None:
+            return []
+        labels = settings.labels
+        keys = (labels.node, labels.namespace, labels.pod)
+        loki = await stack.enter_async_context(Loki(settings.loki, keys=keys, total_s=LOKI_S))
+
+        def boot_of(name: str) -> str | None:
+            node = book.nodes.get(name)
+            return None if node is None else node.view.boot
+
+        def source(name: str, query: str, lines: KernelLines | PodLines) -> LokiSource:
+            return LokiSource(
+                name,
+                loki=loki,
+                query=query,
+                lines=lines,
+                begun=lines.begun if isinstance(lines, KernelLines) else None,
+                state=state,
+                give=loop.give,
+                metrics=self.metrics,
+                poll_s=settings.poll_s,
+                look_back_s=settings.look_back_s,
+            )
+
+        texts = kernel_texts()
+        self._sources = [
+            source(
+                f"{each.namespace}.{each.daemon_set}",
+                kernel_query(each, labels, texts=texts),
+                KernelLines(labels, boot_of=boot_of),
+            )
+            for each in settings.streams
+        ]
+        if settings.watched:
+            query = pod_query(settings.watched, labels, texts=POD_TEXTS)
+            self._sources.append(source("pods", query, PodLines(labels)))
+        return self._sources
+
+    async def _nodes(self, kube: Kube, loop: Loop) -> None:
+        async with contextlib.aclosing(watch(kube, NODES, keep=_name_of, trouble=_say_trouble)) as events:
+            async for event in events:
+                loop.node_event(event)
+
+    async def _switches(self, kube: Kube, loop: Loop) -> None:
+        name = f"metadata.name={switches.NAME}"
+        following = watch(
+            kube, CONFIG_MAPS, namespace=self._settings.namespace, fields=name, keep=_name_of, trouble=_say_trouble
+        )
+        async with contextlib.aclosing(following) as events:
+            async for event in events:
+                if event.type != "bookmark":
+                    loop.switch(switches.read_switches(None if event.type == "deleted" else event.object))
+
+    async def _reload(self, loop: Loop) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if self._config.reload():
+                LOG.info("the settings of the file are in force")
+                loop.settings_changed()
+            problem = self._config.problem
+            if problem != self._told_problem:
+                self._told_problem = problem
+                if problem is not None:
+                    LOG.warning("%s", problem)
+            self.metrics.set("health_config_bad", float(problem is not None))
+
+    async def _numbers(self, kube: Kube) -> None:
+        while True:
+            for source in self._sources:
+                self.metrics.set("health_source_blind_seconds", source.blind_s, source=source.name)
+            self.metrics.set("health_requests_total", kube.counters.requests)
+            await asyncio.sleep(_AGAIN_S)
+
+    def _alive(self) -> bool:
+        since = None if self._loop is None else self._loop.turning_since
+        return since is None or time.monotonic() - since < HANGS_S
+
+    def _ready(self) -> bool:
+        return self._loop is None or (self._book is not None and self._book.complete)
+
+
+async def _until_done(call: Callable[[], Awaitable[None]]) -> None:
+    """Call until it is answered; a refusal that lasts is raised."""
+    while True:
+        try:
+            return await call()
+        except ApiError as error:
+            if not isinstance(error, ServerError | TooManyRequests):
+                raise
+            LOG.warning("%s", error.message)
+        except KubeError as error:
+            LOG.warning("%s", error.message)
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _name_of(item: dict[str, Any]) -> dict[str, Any]:
+    meta = item["metadata"]
+    return {"metadata": {"name": meta["name"], "uid": meta.get("uid", "")}}
+
+
+def _say_trouble(error: KubeError | None) -> None:
+    if error is not None:
+        LOG.warning("%s", error.message)

@@ -1,0 +1,136 @@
+"""All Nodes as one watch tells them, and what they say about themselves: the agents' annotations and conditions of others.
+
+One watch for the whole cluster, whatever its size: nothing is asked of one node. After a write of ours the Node is as the answer said until the watch has
+come to that version; so a step never decides on what it changed itself a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rankfall.health import faults
+from rankfall.health.node_objects import NodeObject, read_node
+from rankfall.health.policy import Policy
+from rankfall.kube.watch_run import Event
+from rankfall.model.errors import EvidenceLost
+from rankfall.model.health import NodeFault, NodeHealth, shown
+from rankfall.model.health_report import REPORT_ANNOTATION, decode_report
+from rankfall.model.times import nanoseconds
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What one change of a Node brought.
+
+    Attributes:
+        relevant: something that decisions rest on is different.
+        faults: that the Node tells and did not tell before.
+        problem: why its agent's report is not believed.
+    """
+
+    relevant: bool = False
+    faults: tuple[NodeFault, ...] = ()
+    problem: str | None = None
+
+
+class NodeBook:
+    """The Nodes by name.
+
+    Attributes:
+        nodes: as they are now.
+        complete: all Nodes that there were at the beginning are in it.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeObject] = {}
+        self.complete = False
+        self._awaited: dict[str, str] = {}
+        self._reports: dict[str, str] = {}
+        self._conditions: dict[str, frozenset[str]] = {}
+
+    def take(self, event: Event, *, policy: Policy) -> News:
+        """One event of the watch.
+
+        Args:
+            event: as the watch gave it.
+            policy: names the label of pools.
+        """
+        if event.type == "bookmark":
+            self.complete = True
+            return News()
+        name = str(event.object["metadata"]["name"])
+        if event.type == "deleted":
+            self._awaited.pop(name, None)
+            self._reports.pop(name, None)
+            self._conditions.pop(name, None)
+            return News(relevant=self.nodes.pop(name, None) is not None)
+        awaited = self._awaited.get(name)
+        if awaited is not None and event.type == "modified":
+            if event.object["metadata"].get("resourceVersion") != awaited:
+                return News()
+            del self._awaited[name]
+        else:
+            self._awaited.pop(name, None)
+        before = self.nodes.get(name)
+        after = self.nodes[name] = read_node(event.object, policy=policy)
+        told, problem = self._told(name, event.object)
+        return News(relevant=before is None or _essence(before) != _essence(after), faults=told, problem=problem)
+
+    def written(self, item: Mapping[str, Any], *, policy: Policy) -> None:
+        """A Node as the answer to a write of ours shows it."""
+        node = read_node(item, policy=policy)
+        if node.name in self.nodes:
+            self.nodes[node.name] = node
+            self._awaited[node.name] = node.view.version
+
+    def boots(self) -> dict[str, str | None]:
+        """The boot id of each."""
+        return {name: node.view.boot for name, node in self.nodes.items()}
+
+    def _told(self, name: str, item: Mapping[str, Any]) -> tuple[tuple[NodeFault, ...], str | None]:
+        found: list[NodeFault] = []
+        problem = None
+        text = (item["metadata"].get("annotations") or {}).get(REPORT_ANNOTATION)
+        if isinstance(text, str) and text != self._reports.get(name):
+            self._reports[name] = text
+            try:
+                found += faults.of_report(decode_report(text), node=name)
+            except EvidenceLost as error:
+                problem = error.message
+        bad = _conditions(name, item)
+        known = self._conditions.get(name, frozenset())
+        found += [each for each in bad if each.id not in known]
+        self._conditions[name] = frozenset(each.id for each in bad)
+        return tuple(found), problem
+
+
+def _essence(node: NodeObject) -> tuple[Any, ...]:
+    """What decisions rest on: all but the version, which every heartbeat changes."""
+    view = node.view
+    return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
+
+
+def _conditions(name: str, item: Mapping[str, Any]) -> list[NodeFault]:
+    found = []
+    for each in (item.get("status") or {}).get("conditions") or ():
+        if not isinstance(each, dict) or not all(isinstance(each.get(key), str) for key in ("type", "status")):
+            continue
+        since = nanoseconds(str(each.get("lastTransitionTime") or ""))
+        if since is None:
+            continue
+        fault = faults.of_condition(
+            node=name, type_=each["type"], status=each["status"], since=since, message=shown(str(each.get("message")))
+        )
+        if fault is not None:
+            found.append(fault)
+    return found
+
+
+def with_memory(book: NodeBook, memory: Mapping[str, NodeHealth]) -> dict[str, Any]:
+    """The views of all Nodes; where something was decided and not written, with that."""
+    return {
+        name: msgspec.structs.replace(node.view, record=memory[name]) if name in memory else node.view
+        for name, node in book.nodes.items()
+    }

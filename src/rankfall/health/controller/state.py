@@ -1,0 +1,165 @@
+"""What outlives a controller beside the Nodes: the breaker and the rate, where each Loki query stands, what waits for its turn. One ConfigMap.
+
+Every write asks that the object is still as it was read: so a controller that lost its lease and does not know it yet is refused. What stands there and
+cannot be read is no empty state: a breaker that a bad byte closed would be none. It is refused, and a person removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.health.policy import Safety
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, ObjectNotFound
+from rankfall.kube.resources import CONFIG_MAPS
+from rankfall.model.errors import EvidenceLost
+from rankfall.model.health import NodeFault, shown
+from rankfall.observe.loki.cursor import State
+
+NAME: Final = "rankfall-controller-state"
+SCHEMA: Final = "rankfall.controller/1"
+LABELS: Final = {"app.kubernetes.io/name": "rankfall", "app.kubernetes.io/component": "controller"}
+#: Lines remembered across a restart, for each query. What was forgotten comes again, and the Nodes' records know it.
+MAX_LINES: Final = 2_000
+#: Observations that wait for a Node: for its next boot, or for a write that is refused.
+MAX_WAITING: Final = 256
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of the decisions.
+
+    Attributes:
+        safety: breaker and rate.
+        reset_word: the word with which a person closed the breaker last.
+        waiting: observations to be given again.
+    """
+
+    schema: str = SCHEMA
+    safety: Safety = Safety()
+    reset_word: str = ""
+    waiting: tuple[NodeFault, ...] = ()
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one query stands.
+
+    Attributes:
+        cursor: of the query.
+        begun: earliest beginning of each boot, by ``node boot``, in nanoseconds since the epoch.
+    """
+
+    cursor: State
+    begun: dict[str, int] = {}
+
+
+class StateMap:
+    """The ConfigMap.
+
+    Args:
+        kube: an open client; None = nothing is read or written (dry run).
+        namespace: of it.
+        holder: who writes; another one's write is never overwritten.
+
+    Attributes:
+        stored: as it was read or written last.
+        places: of the queries, by name.
+    """
+
+    def __init__(self, kube: Kube | None, *, namespace: str, holder: str) -> None:
+        self._kube = kube
+        self._holder = holder
+        self._writes = asyncio.Lock()
+        self._namespace = namespace
+        self._version: str | None = None
+        self.stored = Stored()
+        self.places: dict[str, Place] = {}
+
+    async def load(self) -> None:
+        """Read it, or begin anew where there is none.
+
+        Raises:
+            EvidenceLost: what stands there cannot be read, or is not ours.
+            KubeError: it cannot be asked for.
+        """
+        if self._kube is None:
+            return
+        try:
+            item = await self._kube.get(CONFIG_MAPS, NAME, namespace=self._namespace)
+        except ObjectNotFound:
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "labels": LABELS}, "data": {}}
+            item = await self._kube.create(CONFIG_MAPS, body, namespace=self._namespace)
+        meta = item["metadata"]
+        if any((meta.get("labels") or {}).get(key) != value for key, value in LABELS.items()):
+            raise EvidenceLost(
+                f"ConfigMap {NAME} in {self._namespace} is not ours", hint="give --namespace another one"
+            )
+        self._version = str(meta["resourceVersion"])
+        self.stored, self.places = _read(item.get("data") or {}, namespace=self._namespace)
+
+    async def keep(self, stored: Stored) -> None:
+        """Write the part of the decisions, where it is another one.
+
+        Raises:
+            Conflict: another controller wrote it since.
+            KubeError: it cannot be written.
+        """
+        if stored != self.stored:
+            await self._write({"state": msgspec.json.encode(stored).decode()})
+            self.stored = stored
+
+    async def keep_place(self, name: str, place: Place) -> None:
+        """Write where one query stands.
+
+        Raises:
+            Conflict, KubeError: as :meth:`keep`.
+        """
+        seen = place.cursor.seen[-MAX_LINES:]
+        short = msgspec.structs.replace(place, cursor=msgspec.structs.replace(place.cursor, seen=seen))
+        await self._write({f"query.{name}": msgspec.json.encode(short).decode()})
+        self.places[name] = place
+
+    async def _write(self, data: Mapping[str, str]) -> None:
+        if self._kube is None:
+            return
+        async with self._writes:
+            try:
+                await self._patch(self._kube, data)
+            except Conflict:
+                # The answer to a write of ours may have been lost; another one's stays.
+                item = await self._kube.get(CONFIG_MAPS, NAME, namespace=self._namespace)
+                if (item.get("data") or {}).get("holder") != self._holder:
+                    raise
+                self._version = str(item["metadata"]["resourceVersion"])
+                await self._patch(self._kube, data)
+
+    async def _patch(self, kube: Kube, data: Mapping[str, str]) -> None:
+        body = {"data": {**data, "holder": self._holder}}
+        item = await kube.patch(
+            CONFIG_MAPS, NAME, body, kind="merge", namespace=self._namespace, resource_version=self._version
+        )
+        self._version = str(item["metadata"]["resourceVersion"])
+
+
+def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str, Place]]:
+    stored, places = Stored(), {}
+    for key, text in data.items():
+        try:
+            if key == "state":
+                stored = msgspec.json.decode(text, type=Stored)
+            elif key.startswith("query."):
+                places[key.removeprefix("query.")] = msgspec.json.decode(text, type=Place)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+            raise EvidenceLost(
+                f"ConfigMap {NAME} in {namespace}: {shown(key, 64)}: {shown(str(error))}",
+                hint=f"look whether its breaker is open, then: kubectl -n {namespace} delete configmap {NAME}",
+            ) from None
+    if stored.schema != SCHEMA:
+        raise EvidenceLost(
+            f"ConfigMap {NAME} in {namespace} is of schema {shown(stored.schema, 64)}",
+            hint="run the version that wrote it, or delete it to begin anew",
+        )
+    return stored, places

@@ -1,0 +1,131 @@
+"""Tells people what was seen and done: lines of the log, the audit trail, Events on the Nodes. A storm is told once, with its count.
+
+The log goes to stderr, each line with level, time, file and line. The audit trail is JSON, a line for each decision, on stdout. An Event's name follows from
+what it says and when it began, so one that is sent again after a kill is the same Event, and the server refuses the second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.health.machine import Happening
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, Conflict, KubeError
+from rankfall.kube.resources import EVENTS
+from rankfall.model.health import NodeFault, shown
+from rankfall.model.times import rfc3339
+
+LOG: Final = logging.getLogger("rankfall.controller")
+#: Where Events of things without a namespace go; ``kubectl describe node`` finds them there.
+EVENTS_NAMESPACE: Final = "default"
+COMPONENT: Final = "rankfall-controller"
+FORMAT: Final = "[%(levelname).1s %(asctime)s %(filename)s:%(lineno)d] %(message)s"
+DATE_FORMAT: Final = "%m-%d %H:%M:%S"
+#: One thing about one node is told once in this time.
+AGAIN_NS: Final = 600 * 1_000_000_000
+_MAX_TOLD: Final = 20_000
+#: Happenings that change what a node is are told each time.
+_ALWAYS: Final = frozenset({"Quarantined", "Returned", "TaintRemovedByOthers", "Cleared", "BreakerOpen"})
+_SOURCES: Final = {
+    "loki": "dmesg error",
+    "kmsg": "kernel error",
+    "pod_log": "pod log error",
+    "condition": "bad condition",
+    "verdict": "felled a run",
+    "metrics": "bad metric",
+}
+
+
+class Teller:
+    """Tells.
+
+    Args:
+        kube: for Events; None = none are sent.
+        audit: takes a line of JSON.
+    """
+
+    def __init__(self, kube: Kube | None, *, audit: Callable[[str], None]) -> None:
+        self._kube = kube
+        self._audit = audit
+        self._told: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def saw(self, fault: NodeFault, outcome: str, *, now: int) -> None:
+        """An observation, and what became of it."""
+        again = self._again(("saw", fault.node, fault.code, fault.device or "", outcome), now=now)
+        if again is None:
+            return
+        more = f" (and {again} like it before)" if again else ""
+        LOG.info("node `%s` has %s: %s%s", fault.node, _SOURCES[fault.source], shown(fault.text), more)
+        self.note("saw", now=now, node=fault.node, outcome=outcome, fault=fault, before=again)
+
+    def note(self, what: str, *, now: int, **fields: Any) -> None:
+        """A line of the audit trail."""
+        row = {"at": rfc3339(now), "what": what, **fields}
+        self._audit(msgspec.json.encode(row).decode())
+
+    async def happened(self, happenings: Iterable[Happening], *, now: int) -> None:
+        """What a step told, to all who want to know. That an Event cannot be sent stops nothing."""
+        for each in happenings:
+            # Of what was merely seen, the code is the thing; its text differs from line to line.
+            thing = each.message if each.reason in _ALWAYS else each.message.partition(" ")[0]
+            again = self._again((each.reason, each.node, thing), now=now)
+            if again is None and each.reason not in _ALWAYS:
+                continue
+            if not each.reason.startswith("Fault"):
+                LOG.log(
+                    logging.WARNING if each.warning else logging.INFO,
+                    "node `%s`: %s: %s", each.node, each.reason, each.message,
+                )  # fmt: skip
+                self.note("happened", now=now, node=each.node, reason=each.reason, message=each.message)
+            await self.event(each, now=now)
+
+    async def event(self, told: Happening, *, now: int) -> None:
+        """One Event on a Node."""
+        if self._kube is None:
+            return
+        begun = now - now % AGAIN_NS
+        digest = hashlib.blake2b(
+            f"{told.node}\n{told.reason}\n{told.message}\n{begun}".encode("utf-8", "replace"), digest_size=10
+        )
+        at = rfc3339(now)
+        stamp = None if at is None else f"{at[:19]}Z"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{told.node[:200]}.{digest.hexdigest()}", "namespace": EVENTS_NAMESPACE},
+            # A Node's name stands for its UID in Events, as the kubelet writes them and kubectl looks for them.
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": told.node, "uid": told.node},
+            "reason": told.reason,
+            "message": told.message[:1_024],
+            "type": "Warning" if told.warning else "Normal",
+            "source": {"component": COMPONENT},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self._kube.create(EVENTS, body, namespace=EVENTS_NAMESPACE)
+        except Conflict:
+            return
+        except ApiError as error:
+            LOG.warning("an Event on node `%s` is refused: %s", told.node, error.message)
+        except KubeError as error:
+            LOG.warning("an Event on node `%s` could not be sent: %s", told.node, error.message)
+
+    def _again(self, key: tuple[str, ...], *, now: int) -> int | None:
+        """How often it was left out since it was told last; None = it is left out now."""
+        at, left_out = self._told.get(key, (0, 0))
+        if key in self._told and now - at < AGAIN_NS:
+            self._told[key] = (at, left_out + 1)
+            return None
+        if len(self._told) >= _MAX_TOLD:
+            self._told = {each: found for each, found in self._told.items() if now - found[0] < AGAIN_NS}
+        if len(self._told) >= _MAX_TOLD:
+            self._told.clear()
+        self._told[key] = (now, 0)
+        return left_out

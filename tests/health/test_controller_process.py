@@ -1,0 +1,340 @@
+"""The controller as its command: what it is told by flags and environment, the lease, probes, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import urllib.request
+
+import msgspec
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from backends.cluster.launch_server import Refusal
+from health.api_world import LABELS, XID, HealthApi, tried
+from rankfall.cli import app
+from rankfall.cli.controller import _first, controller
+from rankfall.health.controller import leading as leadings
+from rankfall.health.controller.lines import KernelLines, kernel_texts
+from rankfall.health.controller.main import Controller, find_access
+from rankfall.health.controller.metrics import Metrics
+from rankfall.health.controller.settings import (
+    AGENT,
+    DMESG,
+    Settings,
+    address_of,
+    kernel_query,
+    log_type_of,
+    loki_of,
+    pod_query,
+    stream_of,
+    watched_of,
+)
+from rankfall.kube.access import Access, Endpoint
+from rankfall.kube.errors import Forbidden, KubeConfigError
+from rankfall.kube.lease_record import stamp
+from rankfall.kube.resources import CONFIG_MAPS, NODES
+from rankfall.model import SpecError, UsageError
+from rankfall.model.health_report import KernelLine
+from rankfall.model.times import nanoseconds
+from rankfall.observe.loki.cursor import Entry
+from rankfall.observe.loki.settings import loki_settings
+
+DMESG_LINE = f"[538441.007373] {XID}"
+
+
+def test_the_names_of_konduktors_environment_are_taken():
+    assert loki_of(None, {"LOG_ENDPOINT": "http://localhost:3100"}).url == "http://localhost:3100"
+    assert loki_of("http://a:1", {"LOG_ENDPOINT": "http://b:2"}).url == "http://a:1"
+    assert loki_of(None, {"RANKFALL_LOKI_URL": "http://c:3"}).url == "http://c:3"
+    assert loki_of(None, {}) is None
+    assert (log_type_of({}), log_type_of({"POD_LOG_TYPE": "skypilot"})) == ("otlp", "skypilot")
+    assert watched_of("default, team-a,") == ("default", "team-a")
+    assert watched_of(None) == ()
+    assert stream_of("dmesg-logging/dmesg") == DMESG
+    assert address_of(":9090") == ("0.0.0.0", 9090)  # noqa: S104
+    assert address_of("[::1]:0") == ("::1", 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: log_type_of({"POD_LOG_TYPE": "\x1b[2J"}),
+        lambda: watched_of('default"} or {a="'),
+        lambda: stream_of("dmesg"),
+        lambda: stream_of("a/B"),
+        lambda: address_of("here"),
+        lambda: address_of("h:70000"),
+        lambda: loki_of("http://u:p@host", {}),
+    ],
+)
+def test_what_no_cluster_can_have_is_refused(wrong):
+    with pytest.raises(UsageError):
+        wrong()
+
+
+def test_queries_name_namespace_and_daemon_set_and_paste_nothing():
+    query = kernel_query(AGENT, LABELS, texts=("NVRM", 'a"b'))
+    assert query == '{k8s_namespace_name="rankfall",k8s_daemonset_name="rankfall-agent"} |= "NVRM" or "a\\"b"'
+    assert pod_query(("a.b", "c"), LABELS, texts=("x",)) == '{k8s_namespace_name=~"a\\\\.b|c"} |= "x"'
+    texts = kernel_texts()
+    assert "NVRM: " in texts
+    assert all(len(each) >= 3 for each in texts)
+    assert not any("NVRM: " in each for each in texts if each != "NVRM: ")
+
+
+def test_lines_of_our_own_agent_are_read_for_the_node_of_their_pod_alone():
+    lines = KernelLines(LABELS, boot_of=lambda _: "b")
+    line = KernelLine(kind="record", node="n1", boot="b1", seq=7, at=5, trust="kernel", code="xid/79", text=XID)
+    text = msgspec.json.encode(line).decode()
+    found = [lines.read(Entry(at=9, key=(), text=text, labels={LABELS.node: node})) for node in ("n1", "n2")]
+    assert found[0] is not None
+    assert (found[0].id, found[0].trust, found[1]) == ("kmsg:b1:7", "collector", None)
+    assert lines.read(Entry(at=9, key=(), text=f"{text[:-1]}x", labels={LABELS.node: "n1"})) is None
+    plain = lines.read(Entry(at=9, key=("n1",), text=XID, labels={LABELS.node: "n1"}))
+    assert plain is not None
+    assert plain.at == 9
+
+
+def test_metrics_are_prometheuss_text():
+    metrics = Metrics()
+    metrics.add("health_evidence_total", source="loki", outcome='a"\n\\')
+    metrics.set("health_leader", 1)
+    metrics.replace("health_nodes", "state", {"healthy": 3})
+    lines = metrics.text().splitlines()
+    assert 'rankfall_health_evidence_total{outcome="a\\"\\n\\\\",source="loki"} 1' in lines
+    assert "rankfall_health_leader 1" in lines
+    assert 'rankfall_health_nodes{state="healthy"} 3' in lines
+    assert "# TYPE rankfall_health_nodes gauge" in lines
+    assert metrics.get("health_held_nodes", reason="budget") == 0
+
+
+def test_health_s02_the_pods_own_cluster_is_preferred_and_the_fallback_is_said(tmp_path, caplog):
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [], "contexts": [{"name": "c", "context": {"cluster": "k"}}],
+    }))  # fmt: skip
+    environ = {"KUBECONFIG": str(kubeconfig), "KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with caplog.at_level("INFO", logger="rankfall.controller"):
+        assert find_access(kubeconfig=None, context=None, environ=environ, folder=str(tmp_path)).context == "c"
+        (tmp_path / "token").write_text("t")
+        assert find_access(kubeconfig=None, context=None, environ=environ, folder=str(tmp_path)).context == "in-cluster"
+        assert find_access(kubeconfig=None, context="c", environ=environ, folder=str(tmp_path)).context == "c"
+        with pytest.raises(KubeConfigError):
+            find_access(kubeconfig=str(tmp_path / "none"), context=None, environ=environ)
+    assert caplog.messages[:3] == [
+        "incluster config failed to load, attempting to use kubeconfig.",
+        "KUBECONFIG loaded: context c, http://127.0.0.1:1",
+        "in-cluster config loaded: https://10.0.0.1:443",
+    ]
+
+
+@contextlib.asynccontextmanager
+async def cluster(*nodes: str):
+    """An API server, and a Loki behind HTTP that has the lines of ``loki.lines``."""
+    api = HealthApi()
+    lines: list[tuple[dict[str, str], int, str]] = []
+
+    async def answer(request):
+        if not request.path.startswith("/loki"):
+            return await api.handle(request)
+        start, end = int(request.query["start"]), int(request.query["end"])
+        wanted = "dmesg-logging" in request.query["query"]
+        result = [
+            {"stream": labels, "values": [[str(at), text]]}
+            for labels, at, text in lines
+            if wanted and start <= at < end
+        ]
+        return web.json_response({"status": "success", "data": {"resultType": "streams", "result": result}})
+
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.05)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    api.port = runner.addresses[0][1]
+    for name in nodes:
+        api.node(name)
+    try:
+        yield api, lines
+    finally:
+        await runner.cleanup()
+
+
+def access(api: HealthApi) -> Access:
+    endpoint = Endpoint(server=f"http://127.0.0.1:{api.port}")
+    return Access(context="c", cluster="k", user="u", namespace="here", endpoint=endpoint)
+
+
+def settings(api: HealthApi, **more) -> Settings:
+    loki = loki_settings(f"http://127.0.0.1:{api.port}", {})
+    return Settings(**{"identity": "one", "loki": loki, "poll_s": 0.01, "watched": ("default",), **more})
+
+
+async def wait(holds, task: asyncio.Task | None = None) -> None:
+    async with asyncio.timeout(15):
+        while not holds():
+            if task is not None and task.done():
+                task.result()
+            await asyncio.sleep(0.005)
+
+
+async def ended(task: asyncio.Task) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    def ask() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+def test_a_controller_from_start_to_end(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rankfall.health.controller.main.RELOAD_S", 0.01)
+    monkeypatch.setattr("rankfall.health.controller.main._AGAIN_S", 0.01)
+    path = tmp_path / "health.toml"
+    path.write_text("[policy]\nkill_switch = true\n")
+
+    async def story():
+        async with cluster("n1", "n2") as (api, lines):
+            given = settings(api, web=("127.0.0.1", 0), accept_injected=True)
+            one = Controller(given, access=access(api), config=path, audit=lambda _: None)
+            task = asyncio.create_task(one.run())
+            lines.append(({LABELS.node: "n1"}, time.time_ns(), DMESG_LINE))
+            await wait(lambda: api.condition("n1") == "HeldKillSwitch", task)
+            path.write_text("nonsense")
+            await wait(lambda: one.metrics.get("health_config_bad") == 1, task)
+            path.write_text("[policy]\nkey = 'trainy.konduktor.ai/faulty'\n")
+            await wait(lambda: api.tainted("trainy.konduktor.ai/faulty") == {"n1"}, task)
+            switch = {"apiVersion": "v1", "metadata": {"name": "rankfall-controller"}, "data": {"kill-switch": "on"}}
+            api.put("configmaps", switch)
+            await api.wake()
+            await wait(lambda: one.metrics.get("health_kill_switch") == 1, task)
+            assert [(await get(one.port, each))[0] for each in ("/healthz", "/readyz", "/metrics", "/else")] == [200, 200, 200, 404]  # fmt: skip
+            assert "rankfall_health_leader 1" in (await get(one.port, "/metrics"))[1]
+            one._loop.turning_since = -1e9
+            assert (await get(one.port, "/healthz"))[0] == 503
+            lease = api.get("leases", "rankfall-controller")
+            assert lease["spec"]["holderIdentity"] == "one"
+            await ended(task)
+            assert not lease["spec"].get("holderIdentity")
+            assert "query.dmesg-logging.dmesg" in api.get("configmaps", "rankfall-controller-state")["data"]
+
+    with caplog.at_level("INFO", logger="rankfall.controller"):
+        tried(story())
+    assert "using POD_LOG_TYPE = otlp" in caplog.messages
+    assert any("test mode" in each for each in caplog.messages)
+
+
+def test_health_s26_another_controller_acts_when_the_lease_is_free_and_stops_when_it_is_lost(monkeypatch, caplog):
+    monkeypatch.setattr(leadings, "LOOK_S", 0.01)
+    monkeypatch.setattr(
+        "rankfall.health.controller.main.Leading", lambda *a, **k: leadings.Leading(*a, **k, look_s=0.01, renew_s=0.01)
+    )
+
+    async def story():
+        async with cluster("n1") as (api, _):
+            lease = {
+                "metadata": {"name": "rankfall-controller", "labels": leadings.LABELS},
+                "spec": {"holderIdentity": "other", "leaseDurationSeconds": 3600, "renewTime": stamp(time.time_ns())},
+            }
+            api.put("leases", lease)
+            one = Controller(settings(api, loki=None), access=access(api), config=None, audit=lambda _: None)
+            task = asyncio.create_task(one.run())
+            await wait(lambda: any("other leads" in each for each in caplog.messages), task)
+            api.refusals["GET", "leases"] = Refusal(503)
+            await wait(lambda: any("cannot be seen" in each for each in caplog.messages), task)
+            api.refusals.clear()
+            held = api.get("leases", "rankfall-controller")
+            held["spec"]["holderIdentity"] = ""
+            await wait(lambda: one.metrics.get("health_leader") == 1, task)
+            api.refusals["PATCH", "leases"] = Refusal(503)
+            await wait(lambda: any("cannot be renewed" in each for each in caplog.messages), task)
+            api.refusals.clear()
+            held["spec"]["holderIdentity"] = "other"
+            held["metadata"]["resourceVersion"] = "99999"
+            await wait(lambda: one.metrics.get("health_leader") == 0, task)
+            await wait(lambda: any("leads no more" in each for each in caplog.messages), task)
+            await ended(task)
+
+    with caplog.at_level("INFO", logger="rankfall.controller"):
+        tried(story())
+
+
+def test_a_dry_run_takes_no_lease(caplog):
+    async def story():
+        async with cluster("n1") as (api, lines):
+            one = Controller(
+                settings(api, dry_run=True, watched=()), access=access(api), config=None, audit=lambda _: None
+            )
+            task = asyncio.create_task(one.run())
+            lines.append(({LABELS.node: "n1"}, time.time_ns(), DMESG_LINE))
+            await wait(lambda: any("not tainted: dry_run" in each for each in caplog.messages), task)
+            await ended(task)
+            assert api.writes() == []
+
+    with caplog.at_level("INFO", logger="rankfall.controller"):
+        tried(story())
+
+
+def test_what_the_cluster_refuses_ends_it_with_one_error(tmp_path):
+    async def story():
+        async with cluster("n1") as (api, _):
+            for plural, kind in ((CONFIG_MAPS.plural, Forbidden), (NODES.plural, BaseExceptionGroup)):
+                if plural == CONFIG_MAPS.plural:
+                    api.refusals["GET", plural] = Refusal(403)
+                else:
+                    api.refusals = {}
+                    api.fault = lambda request: 403 if request.path.endswith("/nodes") else None
+                one = Controller(settings(api, loki=None), access=access(api), config=None, audit=lambda _: None)
+                with pytest.raises(kind) as found:
+                    await one.run()
+                assert isinstance(_first(found.value), Forbidden)
+
+    path = tmp_path / "health.toml"
+    path.write_text("nonsense")
+    with pytest.raises(SpecError, match="TOML"):
+        Controller(Settings(), access=Access(context="c", cluster="k", user="", namespace="n", endpoint=Endpoint(server="http://x")), config=path, audit=print)  # fmt: skip
+    tried(story())
+
+
+def test_the_command_says_what_it_uses(tmp_path, monkeypatch):
+    ran = []
+
+    async def run(self) -> None:
+        ran.append(self._settings)
+
+    monkeypatch.setattr("rankfall.health.controller.main.Controller.run", run)
+    monkeypatch.setattr("rankfall.health.controller.main.find_access", lambda **_: None)
+    environ = {"LOG_ENDPOINT": "http://localhost:3100", "WATCHED_NAMESPACES": "default", "POD_LOG_TYPE": "skypilot"}
+    result = CliRunner().invoke(controller, ["--dry-run", "--stream", "a/b", "--metrics-address", ":0"], env=environ)
+    assert result.exception is None, result.output
+    (found,) = ran
+    assert (found.loki.url, found.watched, found.log_type, found.dry_run) == ("http://localhost:3100", ("default",), "skypilot", True)  # fmt: skip
+    assert [(each.namespace, each.daemon_set) for each in found.streams] == [("a", "b")]
+    assert found.namespace == "rankfall"
+    assert app.VERBS["controller"][0] == "controller"
+
+    async def fail(self) -> None:
+        raise ExceptionGroup("tasks", [ExceptionGroup("more", [UsageError("no")])])
+
+    monkeypatch.setattr("rankfall.health.controller.main.Controller.run", fail)
+    assert isinstance(CliRunner().invoke(controller, [], env=environ).exception, UsageError)
+
+
+def test_times_of_others_are_moments_or_nothing():
+    assert nanoseconds("1970-01-01T00:00:01.5Z") == 1_500_000_000
+    assert nanoseconds("2026-11-22T01:00:00+01:00") == nanoseconds("2026-11-22T00:00:00Z")
+    for odd in ("", "yesterday", "2026-11-22", "2026-11-22T00:00:00", "2999-01-01T00:00:00Z", "1969-01-01T00:00:00Z"):
+        assert nanoseconds(odd) is None
