@@ -147,7 +147,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         world_size: expected number of ranks; None offline.
         ended: the attempt is over (all slots ended); false = a hang or a live look.
-        succeeded: every slot ended with 0.
+        succeeded: every slot ended with 0, and none left an error file that says otherwise.
+        denied: such a file was left by one that ended with 0; nothing that only counts exit codes can then say that the attempt succeeded.
         cancelled: by whom, when the user asked for the end.
         hung: the supervisor found no progress for the set time.
         missing: what could not be had, in words (unreadable record, absent stream, damaged file).
@@ -162,6 +163,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nnodes: int | None = None
     ended: bool = True
     succeeded: bool = False
+    denied: bool = False
     cancelled: str | None = None
     hung: bool = False
     ranks: tuple[RankFacts, ...] = ()

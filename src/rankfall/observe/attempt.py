@@ -46,6 +46,7 @@ _WAITS_FOR: Final = NEVER_BEGAN | {"command_not_found"}
 # So many clocks that disagree are named, and so many gaps.
 _MAX_CLOCKS: Final = 4
 _MAX_GAPS: Final = 16
+_MAX_NOTES: Final = 64
 # torch 2.15, dynamic_rendezvous: a node is dropped whose last heartbeat is older than 3 intervals of 5 s, by the reader's own wall clock.
 KEEP_ALIVE_S: Final = 15.0
 
@@ -263,6 +264,7 @@ class AttemptObserver:
         succeeded = bool(slots) and all(
             s.state == "ended" and s.exit_code == 0 for s in slots if s.state != "expected" or not self.spec.elastic
         )
+        denied = self._left.any and only is None
         missing = [
             *self._records.problems,
             *(self._store.problems if self._store else ()),
@@ -287,7 +289,8 @@ class AttemptObserver:
             world_size=self._world_size(ranks),
             nnodes=self.spec.least_slots if mine is None else 1,
             ended=ended,
-            succeeded=succeeded,
+            succeeded=succeeded and not denied,
+            denied=denied,
             cancelled=cancelled,
             hung=hung,
             ranks=ranks,
@@ -320,10 +323,21 @@ class AttemptObserver:
             if found is not None:
                 return found
             self.read_records()
-        found = [*self._later, *self._records.poll()]
+        found = [*self._later, *filter(self._is_ours, self._records.poll())]
         when = [self._starts.of_record(item.record) for item in found]
         self._later = [item for item, one in zip(found, when, strict=True) if one == "later"]
         return [item for item, one in zip(found, when, strict=True) if one == "now"]
+
+    def _is_ours(self, item: Found) -> bool:
+        """Whether the job has the slot that a record names: whoever writes into a shared folder may name any."""
+        slot = item.record.slot
+        # Members of an elastic gang come under new numbers, and of a job that Rankfall did not start only its pods tell.
+        if slot is None or slot in self._facts.slots or self.spec.elastic or self.spec.backend == FOREIGN:
+            return True
+        note = f"{item.name} names slot {slot}, which this job has not, and was not used"
+        if note not in self._notes and len(self._notes) < _MAX_NOTES:
+            self._notes.append(note)
+        return False
 
     def _take_record(self, item: Found) -> None:
         record = item.record
@@ -409,7 +423,7 @@ class AttemptObserver:
             attempt=self.attempt,
         )
         self._keep(found)
-        if self._lone is None:
+        if self._lone is None or self._lone.succeeded:
             self._left_found = self._left.evidence(slots=places, ranks=self.ranks(), known=self._evidence.values())
             problems += self._left.problems
         self._notes += [problem for problem in problems if problem not in self._notes]

@@ -13,6 +13,7 @@ from rankfall.observe import evidence as make
 from rankfall.observe.facts import Facts
 from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
 from rankfall.observe.kernel import read_kernel
+from rankfall.observe.left_file import read_left
 from rankfall.signatures.catalogue import Catalogue
 
 _SIGKILL: Final = 9
@@ -66,8 +67,7 @@ def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -
             if rank is None:
                 continue
             try:
-                with path.open("rb") as file:
-                    data = file.read(MAX_DUMP + 1)
+                data, _ = read_left(path, limit=MAX_DUMP + 1)
             except OSError as error:
                 problems.append(f"{path.name} cannot be read: {error.strerror}")
                 continue

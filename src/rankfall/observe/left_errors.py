@@ -1,7 +1,8 @@
 """Flyte's error files that workers of a run left: in ``errors/`` of their slot's directory, or of the folder of records that all slots share.
 
 Read for what fell without a word of its own: a rank's recorder knows more than such a file does. A file in a slot's directory is that slot's;
-one in the shared folder is the slot's whose pod it names, and nobody's where it names a pod that is none of this attempt. Refuses files from
+one in the shared folder is the slot's whose pod it names, and nobody's where it names a pod that is none of this attempt. Such a worker ends
+with 0 although it failed, so a file of this attempt means that the attempt failed, whatever the exit codes say. Refuses files from
 before the attempt, and never follows a worker's name further than to a pod that is known otherwise.
 """
 
@@ -16,6 +17,7 @@ import msgspec
 
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.observe.container_error import MAX_FILE, container_error_evidence, is_container_error
+from rankfall.observe.left_file import read_left
 from rankfall.signatures.catalogue import Catalogue
 
 FOLDER: Final = "errors"
@@ -33,6 +35,10 @@ class LeftErrors:
         shared: the folder of records that all slots write into.
         catalogue: the signatures in force.
         attempt: whose files these are.
+
+    Attributes:
+        problems: files that were not used, in words.
+        any: whether the newest look found a file of this attempt, also of a slot that said more itself.
     """
 
     def __init__(self, shared: Path, *, catalogue: Catalogue, attempt: int) -> None:
@@ -41,6 +47,7 @@ class LeftErrors:
         self._attempt = attempt
         self._read: dict[Path, tuple[Evidence | str, int]] = {}
         self.problems: list[str] = []
+        self.any = False
 
     def evidence(
         self,
@@ -63,15 +70,19 @@ class LeftErrors:
             if sheet.slot is not None and sheet.rank not in of_slot.setdefault(sheet.slot, []):
                 of_slot[sheet.slot].append(sheet.rank)
         found: list[Evidence] = []
+        self.any = False
         for number, (_, folder) in slots.items():
             for piece in self._pieces(folder / FOLDER, slots[number][0].started_at):
+                self.any = True
                 found += self._placed(piece, number, slots, of_slot, spoken)
         begun = min((facts.started_at for facts, _ in slots.values() if facts.started_at), default=None)
         for piece in self._pieces(self._shared, begun):
             slot = by_pod.get(piece.pod or "")
             if piece.pod is not None and slot is None:
                 self._problem(f"{piece.where} names worker {piece.pod[:100]!r}, which is none of this attempt")
-            elif slot is not None:
+                continue
+            self.any = True
+            if slot is not None:
                 found += self._placed(piece, slot, slots, of_slot, spoken)
             elif not spoken:
                 found.append(msgspec.structs.replace(piece, attempt=self._attempt))
@@ -96,6 +107,9 @@ class LeftErrors:
         ]
 
     def _pieces(self, folder: Path, begun: int | None) -> list[Evidence]:
+        if not folder.is_dir():
+            # Most jobs know no such files: that costs no listing.
+            return []
         try:
             with os.scandir(folder) as entries:
                 names = sorted(e.name for e in entries if is_container_error(e.name))
@@ -120,9 +134,7 @@ class LeftErrors:
         if held is not None:
             return held
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_FILE + 1)
-                written = os.fstat(file.fileno()).st_mtime_ns
+            data, written = read_left(path, limit=MAX_FILE + 1)
         except OSError as error:
             return f"{_short(path)} cannot be read: {error.strerror}", 0
         held = container_error_evidence(data, name=_short(path), catalogue=self._catalogue), written

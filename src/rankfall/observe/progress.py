@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
+
+from rankfall.observe.left_file import read_left
+
+_MAX_FILE: Final = 64 << 10
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +48,7 @@ def read_steps(slot_dir: Path) -> list[Step]:
         if not stem.isdecimal() or stem == entry.name:
             continue
         try:
-            data = Path(entry.path).read_bytes()[:65536]
-            at = entry.stat().st_mtime_ns
+            data, at = read_left(Path(entry.path), limit=_MAX_FILE)
             item = msgspec.json.decode(data, type=_File)
         except (OSError, msgspec.DecodeError):
             continue

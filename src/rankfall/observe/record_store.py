@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from rankfall.model import Record, SpecError
+from rankfall.observe.left_file import read_left
 from rankfall.observe.records import MAX_RECORD
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class RecordStore:
             return False
         if size > MAX_RECORD:
             self._seen.add(name)
-            self._problem(f"record {name} in {self._url} is larger than {MAX_RECORD} bytes and was not used")
+            self._problem(_too_large(name, self._url))
             return False
         return not (self._into / name).exists()
 
@@ -102,8 +103,7 @@ class RecordStore:
         with os.scandir(folder) as entries:
             found = [e.name for e in entries if e.is_file(follow_symlinks=False) and self._wanted(e.name, 0)]
         for name in sorted(found, key=_order):
-            with (folder / name).open("rb") as file:
-                yield name, file.read(MAX_RECORD + 1)
+            yield name, read_left(folder / name, limit=MAX_RECORD + 1)[0]
 
     def _from_bucket(self) -> Iterator[tuple[str, bytes]]:
         import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
@@ -127,12 +127,15 @@ class RecordStore:
                 yield from pool.map(one, found[start : start + 4 * _AT_ONCE])
 
     def _keep(self, name: str, data: bytes) -> None:
+        if len(data) > MAX_RECORD:
+            self._problem(_too_large(name, self._url))
+            return
         try:
             record = msgspec.json.decode(data, type=Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._problem(f"record {name} in {self._url} is damaged: {str(error)[:100]}")
             return
-        if record.run != self._run or record.attempt != self._attempt or len(data) > MAX_RECORD:
+        if record.run != self._run or record.attempt != self._attempt:
             return
         self._into.mkdir(parents=True, exist_ok=True)
         temporary = self._into / f".{name}.{os.getpid()}.tmp"
@@ -145,6 +148,10 @@ class RecordStore:
     def _problem(self, text: str) -> None:
         if text not in self._named and len(self._named) < _MAX_PROBLEMS:
             self._named.append(text)
+
+
+def _too_large(name: str, url: str) -> str:
+    return f"record {name} in {url} is larger than {MAX_RECORD} bytes and was not used"
 
 
 def _order(name: str) -> tuple[int, str]:

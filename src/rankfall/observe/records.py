@@ -10,6 +10,7 @@ import msgspec
 
 from rankfall.model import Record
 from rankfall.model.record import SCHEMA
+from rankfall.observe.left_file import read_left
 
 # A record is at most 256 KiB when our writer made it; anything much larger is none of ours and is read by its head only.
 MAX_RECORD: Final = 1 << 20
@@ -37,8 +38,7 @@ def read_end(slot_dir: Path) -> Record | None:
         ValueError: it is damaged.
     """
     try:
-        with (slot_dir / "end.json").open("rb") as file:
-            data = file.read(MAX_RECORD)
+        data, _ = read_left(slot_dir / "end.json", limit=MAX_RECORD)
     except OSError:
         return None
     try:
@@ -92,9 +92,7 @@ class RecordFolder:
     def _read(self, name: str) -> Found | None:
         path = self.folder / name
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_RECORD + 1)
-                mtime = os.fstat(file.fileno()).st_mtime_ns
+            data, mtime = read_left(path, limit=MAX_RECORD + 1)
         except OSError as error:
             self._problem(f"record {name} cannot be read: {error.strerror}")
             return None

@@ -14,6 +14,7 @@ import msgspec
 
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.observe.elastic import MAX_FILE, error_file_evidence
+from rankfall.observe.left_file import read_left
 from rankfall.signatures.catalogue import Catalogue
 
 # torchelastic stamps whole seconds, rounded down.
@@ -48,8 +49,7 @@ def single_file_evidence(
             continue
         path = folder / "errors" / f"{facts.local_rank}.json"
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_FILE + 1)
+            data, _ = read_left(path, limit=MAX_FILE + 1)
         except OSError:
             continue
         name = "/".join(path.parts[-5:])

@@ -157,7 +157,8 @@ class Scene:
         slots = self.slots()
         if self.spec.elastic:
             case = present_case(case, left=self.plan.gone, fell_at=self._fell_at(slots))
-        succeeded = done or (bool(slots) and all(s.state == "ended" and s.exit_code == 0 for s in slots))
+        ended_well = bool(slots) and all(s.state == "ended" and s.exit_code == 0 for s in slots)
+        succeeded = done or (ended_well and not case.denied)
         return msgspec.structs.replace(
             case, slots=slots, evidence=(*case.evidence, *self.own_evidence), succeeded=succeeded and not hung
         )

@@ -231,6 +231,8 @@ class Unattended:
             return None
         if ended.state is not None and ended.how == "over":
             said = f"{ended.state.reason or ended.state.phase}: {ended.state.message or ''}".rstrip(": ")
+            if ended.case.denied:
+                said = f"{said}, but a worker left an error file"
             return self._end("succeeded" if state == "succeeded" else "failed", None if state == "succeeded" else said)
         return self._end_gone(self._taken(workload))
 
@@ -241,11 +243,11 @@ class Unattended:
             return stopped_by_wish(
                 self._hold(), how="suspended", run=self._run_dir.id, attempt=number, role=self._spec.one_role
             )
-        if ended.state is not None and ended.state.phase == "succeeded":
+        if ended.state is not None and ended.state.phase == "succeeded" and not case.denied:
             return diagnose_by(strategy, msgspec.structs.replace(case, succeeded=True))
         if ended.how == "gone" and request is not None:
             return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=request.text))
-        state = ended.state if ended.how == "over" else None
+        state = ended.state if ended.how == "over" and not case.denied else None
         found = fallen(case, state=state, shown=workload.shown, strategy=strategy, unseen=ended.unseen)
         if ended.how == "gone" and found.verdict.cause.confidence != "proven":
             return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=self._taken(workload)))
