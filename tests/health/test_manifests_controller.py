@@ -59,7 +59,9 @@ def test_the_file_of_settings_is_checked_and_becomes_a_config_map(tmp_path):
     (container,) = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     env = {each["name"]: each.get("value") for each in container["env"]}
     assert (env["RANKFALL_HEALTH_CONFIG"], env["LOG_ENDPOINT"]) == ("/etc/rankfall/health.toml", "http://loki:3100")
-    assert "--accept-injected-kmsg" in container["command"]
+    assert container["command"][4:] == [
+        "--accept-injected-kmsg", "--stream", "dmesg-logging/dmesg", "--stream", "guard/rankfall-agent",
+    ]  # fmt: skip
     assert {each["metadata"].get("namespace", "guard") for each in objects} == {"guard", "default"}
     policy = of_kind(objects, "ValidatingAdmissionPolicy")
     assert "trainy.konduktor.ai/faulty" in str(policy)

@@ -26,8 +26,8 @@ VERBS: Final = {
     "resize": ("resize", "Give a run another number of nodes; no budget is used."),
     "cp": ("cp", "Copy files to a run's folder and back."),
     "agent": ("agent", "Read a node's kernel log and show on its Node what concerns its health."),
-    "nodes": ("nodes", "Show the health of nodes; taint them, clear them, take the taints away."),
     "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),
+    "nodes": ("nodes", "Show the health of nodes; check them, taint them, clear them, take the taints away."),
     "doctor": ("doctor", "Check what this machine can do for Rankfall."),
     "config": ("config", "Show formats: JSON schemas of the documents, exit codes, rights in a cluster."),
 }

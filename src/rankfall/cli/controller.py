@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rankfall.cli import emit
+from rankfall.cli.manifests import manifests
 
 if TYPE_CHECKING:
     from rankfall.health.controller.main import Controller
@@ -117,6 +118,9 @@ def controller(
     access = find_access(kubeconfig=kubeconfig, context=context, environ=environ)
     one = Controller(settings, access=access, config=Path(path) if path else None, audit=emit.out)
     asyncio.run(_until_told(one))
+
+
+controller.add_command(manifests)
 
 
 def _log_to_stderr() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,11 @@ import click
 from rankfall.cli import emit
 from rankfall.cli.options import cluster_options, health_config_option, output_option
 from rankfall.cli.target import Where
-from rankfall.model import InfrastructureError, UsageError
+from rankfall.model import EvidenceLost, InfrastructureError, UsageError
 
 if TYPE_CHECKING:
+    from rankfall.health.check_jobs import CheckResult
+    from rankfall.health.checks import Round
     from rankfall.health.config import HealthConfig
     from rankfall.health.node_orders import Done
     from rankfall.kube.client import Kube
@@ -32,7 +35,7 @@ _YES: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 @click.group("nodes")
 def nodes() -> None:
-    """Show the health of nodes; taint them, clear them, take the taints away."""
+    """Show the health of nodes; check them, taint them, clear them, take the taints away."""
 
 
 @nodes.command("list")
@@ -160,6 +163,47 @@ def reset(
     if not done:
         emit.say(f"rankfall: no node has a taint {' or '.join(sorted(wanted))}")
     _tell(done, dry_run=dry_run)
+
+
+@nodes.command("check")
+@click.argument("name", metavar="NODE")
+@click.option("--check", "only", multiple=True, metavar="NAME", help="Only this check of the file; may be given again.")
+@click.option("--peer", metavar="NODE", help="A healthy node for checks of two.")
+@click.option("-n", "--namespace", default="rankfall", show_default=True, help="Where the checks run as Jobs.")
+@cluster_options
+@health_config_option
+def check(
+    *, name: str, only: tuple[str, ...], peer: str | None, namespace: str, where: Where, config: Path | None
+) -> int:
+    """Run the configured checks on a node, as Jobs that tolerate our taint; its state does not change.
+
+    Ends with 0 when all passed, 69 when one failed, 74 when one could not be made, which is no pass.
+    """
+    from rankfall.health import node_orders  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.health.checks import run_checks  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.report.escape import clean_line  # noqa: PLC0415 - only what prints
+
+    settings = _settings(config)
+    known = {each.name: each for each in settings.checks}
+    missing = [each for each in only if each not in known]
+    if missing or not known:
+        raise UsageError(
+            f"no check {', '.join(missing)} is configured" if missing else "no check is configured",
+            hint=f"configured: {', '.join(known) or 'none'}; [[check]] in the file of --config adds one",
+        )
+    chosen = [known[each] for each in only] if only else list(settings.checks)
+
+    def tell(result: CheckResult) -> None:
+        emit.out(clean_line(f"{name}: {result.check}: {result.outcome}{': ' if result.text else ''}{result.text}"))
+
+    async def work(kube: Kube) -> Round:
+        await node_orders.find_nodes(kube, names=[name, *([peer] if peer else [])], policy=settings.policy)
+        return await run_checks(
+            kube, chosen, node=name, peer=peer, namespace=namespace, policy=settings.policy, round_=uuid.uuid4().hex, tell=tell
+        )  # fmt: skip
+
+    done = _run(where, work)
+    return {"passed": 0, "failed": InfrastructureError.exit_code, "unable": EvidenceLost.exit_code}[done.round.outcome]
 
 
 def _show(

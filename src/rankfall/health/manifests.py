@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankfall.health.config import load_config
+from rankfall.health.controller.settings import AGENT, DMESG, Stream
 from rankfall.health.manifests_agent import agent_admission, agent_objects
 from rankfall.health.manifests_controller import Object, controller_admission, controller_objects
 
@@ -45,13 +46,19 @@ def cluster_objects(
     objects: list[Object] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
     ]
+    arguments = ["--accept-injected-kmsg"] if injected else []
+    if agent and namespace != AGENT.namespace:
+        # Whose lines are believed is named with the namespace: of another one the controller would not read them.
+        streams = (DMESG, Stream(namespace=namespace, daemon_set=AGENT.daemon_set))
+        arguments += [word for each in streams for word in ("--stream", f"{each.namespace}/{each.daemon_set}")]
     objects += controller_objects(
         namespace=namespace,
         image=image,
         command=command,
-        arguments=("--accept-injected-kmsg",) if injected else (),
+        arguments=arguments,
         environment=(("LOG_ENDPOINT", loki_url),) if loki_url else (),
         settings=text,
+        jobs=bool(settings.checks),
         pull=pull,
     )
     if agent:

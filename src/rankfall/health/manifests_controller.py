@@ -56,7 +56,6 @@ OWN_RULES: Final[tuple[Object, ...]] = (
 JOB_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "delete"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
-    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
 )
 
 
