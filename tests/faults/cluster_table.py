@@ -123,8 +123,8 @@ STARTS = (
     _start("volume-does-not-mount", ("volume_mount",), "missing_folder", retry=AGAIN | ELSEWHERE),
     _start("config-missing", ("container_config",), "missing_config", retry=USER),
     _start("quota", ("unschedulable",), "quota", weak=("deadline_exceeded",), retry=AGAIN),
-    _start("pods-refused", ("admission_rejected",), "refuse_pods", weak=("deadline_exceeded",), retry=AGAIN | USER),
-    _start("job-refused-by-a-policy", ("unknown",), "refuse_job", retry=CRASH),
+    _start("pods-refused", ("container_config",), "refuse_pods", weak=("deadline_exceeded",), retry=AGAIN | USER),
+    _start("job-refused-by-a-policy", ("container_config",), "refuse_job", retry=USER),
     _start(
         "command-missing",
         ("container_config", "command_not_found"),

@@ -133,6 +133,27 @@ def test_errors_k6_k9_pods_that_cannot_be_made_are_missing_slots(scene, message,
     assert scene.found(slots=slots, pods=[pod(1), pod(2)]) == []
 
 
+@pytest.mark.parametrize(
+    ("probe", "fields", "role"),
+    [
+        ("Liveness probe failed: ", {}, "primary"),
+        ("Startup probe failed: command timed out", {}, "primary"),
+        # Told to go only after that: by the controller, because it had fallen.
+        ("Liveness probe failed: ", {"deleting": "2026-11-21T16:05:10Z", "grace_s": 8}, "primary"),
+        ("Readiness probe failed: ", {}, "context"),
+        # Told to go before: its last probes fail because it ends.
+        ("Liveness probe failed: ", {"deleting": "2026-11-21T16:05:05Z", "grace_s": 8}, "context"),
+        ("Liveness probe failed: ", {"conditions": (Condition(type="DisruptionTarget", status="True"),)}, "context"),
+    ],
+)
+def test_errors_k15_a_container_that_is_not_started_again_is_stopped_without_a_word_of_its_probe(
+    scene, probe, fields, role
+):
+    stop = event("Killing", "Stopping container main")
+    found = scene.found(stop, event("Unhealthy", probe), pods=[pod(phase="Failed", **fields)])
+    assert [(piece.slug, piece.role) for piece in found if piece.slug == "probe_killed"] == [("probe_killed", role)]
+
+
 def test_errors_k15_a_probe_that_killed_a_container_is_its_cause_and_a_stop_is_not(scene):
     ended = ContainerFact(state="terminated", exit_code=137, finished=LATER)
     killing = event("Killing", "Container main failed liveness probe, will be restarted")

@@ -27,6 +27,10 @@ _STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
 _MOUNTS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"})
 # A container that a probe or an eviction ended has ended at most so long after the Event, or before it was written, seconds.
 _ENDS_WITHIN_S: Final = 90.0
+# Failures of probes that end a container, and what the kubelet says when it stops one that it will not start again.
+_FATAL_PROBE: Final = re.compile(r"(?:Liveness|Startup) probe (?:failed|errored)")
+_STOPPING: Final = re.compile(r"Stopping container ")
+_PROBE: Final = Reason(where="event", reason="Unhealthy", slug="probe_killed", specificity=80)
 # The training operator's word of how a pod ended whose restart removed it.
 _EXITED: Final = re.compile(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b")
 _SIGNALS: Final = range(129, 193)
@@ -53,6 +57,11 @@ def pod_events(events: Iterable[EventFact], pods: Mapping[str, PodFact], *, atte
             row = row_of("event", event.reason, event.message)
             if row is not None and _stands(event, row, pods[uid], said):
                 newest[row.slug, row.role] = _of_pod(event, row, pods[uid], attempt=attempt)
+        killed = _killed_by_probe(said, pods[uid])
+        if killed is not None:
+            piece = _of_pod(killed, _PROBE, pods[uid], attempt=attempt)
+            newest.pop((piece.slug, "context"), None)
+            newest[piece.slug, piece.role] = piece
         found += newest.values()
     return found
 
@@ -150,6 +159,30 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                 )
             )
     return found
+
+
+def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
+    """The failed probe after which the kubelet stopped a container that is not started again: its word of that stop gives no reason.
+
+    A pod that was told to go, or that a disruption takes, is stopped in the same words.
+    """
+    said = list(said)
+    failed = [one for one in said if one.reason == "Unhealthy" and _FATAL_PROBE.match(one.message)]
+    stops = [
+        stamp_ns(one.first or one.last) for one in said if one.reason == "Killing" and _STOPPING.match(one.message)
+    ]
+    told = stamp_ns(pod.deleting)
+    asked = told - (pod.grace_s or 0) * _NS if told is not None else None
+    disruption = pod.condition("DisruptionTarget")
+    if disruption is not None and disruption.status == "True":
+        return None
+    for probe in failed:
+        at = stamp_ns(probe.last or probe.first)
+        for stop in stops:
+            soon = at is not None and stop is not None and 0 <= stop - at <= _ENDS_WITHIN_S * _NS
+            if soon and stop is not None and (asked is None or stop < asked):
+                return probe
+    return None
 
 
 def _stands(event: EventFact, row: Reason, pod: PodFact, said: Iterable[EventFact]) -> bool:
