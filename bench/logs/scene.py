@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
@@ -160,7 +161,12 @@ def scene(
         until(lambda: len(kubectl(*words).split()) == pods, f"{pods} running pods")
         yield made
     finally:
-        kubectl.run("delete", "jobs,pods", "-n", namespace, "-l", made.selector, "--wait=false", "--grace-period=1")
+        # One request for all of a kind: a thousand one by one take kubectl minutes.
+        for kind, how in (
+            ("apis/batch/v1", "jobs?propagationPolicy=Background"),
+            ("api/v1", "pods?gracePeriodSeconds=1"),
+        ):
+            kubectl.run("delete", "--raw", f"/{kind}/namespaces/{namespace}/{how}&labelSelector={quote(made.selector)}")
         until(lambda: not made.names(), "the pods' end")
 
 

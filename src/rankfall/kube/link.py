@@ -125,7 +125,9 @@ class Link:
             await waiting
         finally:
             self._waiting = None
-            loop.remove_reader(number)
+            # Of one that was closed meanwhile the number may be another socket's by now.
+            if self._socket is not None:
+                loop.remove_reader(number)
 
     def close(self) -> None:
         """Close it; who waits for it is told. May be called again."""
