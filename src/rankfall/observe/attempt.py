@@ -410,7 +410,8 @@ class AttemptObserver:
         if self._around is None or self._pods is None:
             return []
         pods, slots = self._pods.counting(), tuple(self._facts.slots.values())
-        return self._around.evidence(pods, slots, self.ranks(), stopped=self._pods.stop is not None)
+        stopped = self._pods.stop is not None
+        return self._around.evidence(pods, slots, self.ranks(), before=self._pods.before(), stopped=stopped)
 
     def _single_files(self) -> None:
         """Workers that know no records may have left the one error file of old."""

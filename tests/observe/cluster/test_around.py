@@ -69,12 +69,16 @@ class Scene:
         self.writer: LookWriter[Around] = LookWriter(around_path(run, 1), Around)
         self.view = AroundView(run, attempt=1, catalogue=default_catalogue())
 
-    def found(self, *looks, pods=(), slots=(), ranks=(), stopped=False):
+    def found(self, *looks, pods=(), slots=(), ranks=(), before=(), stopped=False):
         for look in looks:
             self.writer.add(look)
         self.view.poll()
         return self.view.evidence(
-            pods or [pod()], slots or [SlotFacts(slot=1, node="n1", state="running")], ranks, stopped=stopped
+            pods or [pod()],
+            slots or [SlotFacts(slot=1, node="n1", state="running")],
+            ranks,
+            before={one.uid: one for one in before},
+            stopped=stopped,
         )
 
 
@@ -111,6 +115,12 @@ def test_what_kept_a_pod_from_starting_is_nothing_once_it_has_started_or_got_pas
     assert scene.found(unplaced, pods=[starting()]) == []
     (piece,) = scene.found(pods=[pod(phase="Pending", node=None)])
     assert piece.slug == "unschedulable"
+
+
+def test_what_kept_a_pod_that_was_stopped_while_it_waited_is_still_known(scene):
+    stopped = pod(phase="Failed", deleting=LATER, main=ContainerFact(state="terminated", exit_code=137))
+    (piece,) = scene.found(event("FailedMount"), pods=[stopped], before=[starting()])
+    assert (piece.slug, piece.role) == ("volume_mount", "primary")
 
 
 def test_an_event_of_another_pod_is_nothing_here(scene):

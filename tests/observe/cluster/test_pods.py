@@ -203,3 +203,14 @@ def test_a_damaged_journal_is_told(scene):
         file.write(b"{}\n")
     scene.view.poll()
     assert len(scene.view.problems) == 1
+
+
+def test_what_kept_a_pod_from_starting_is_still_known_when_it_was_stopped(scene):
+    waits = ContainerFact(state="waiting", reason="ImagePullBackOff", message="not found")
+    scene.see(look(phase="Pending", main=waits))
+    (before,) = scene.view.waiting()
+    scene.see(look(phase="Failed", main=ended(137), deleting=DAY, gone=True, seen_ns=DAY_NS + 3 * NS))
+    (after,) = scene.view.waiting()
+    assert (before.id, before.slug) == (after.id, after.slug) == (after.id, "image_pull")
+    assert [fact.uid for fact in scene.view.counting()] == ["u"]
+    assert scene.view.before()["u"].phase == "Pending"

@@ -5,7 +5,7 @@ Made anew each time it is asked for: why a pod waits is true only while it does,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,13 @@ class AroundView:
         return self._file.problems
 
     def evidence(
-        self, pods: Collection[PodFact], slots: Collection[SlotFacts], ranks: Iterable[RankFacts], *, stopped: bool
+        self,
+        pods: Collection[PodFact],
+        slots: Collection[SlotFacts],
+        ranks: Iterable[RankFacts],
+        *,
+        before: Mapping[str, PodFact],
+        stopped: bool,
     ) -> list[Evidence]:
         """Everything that speaks of this attempt, as it is now.
 
@@ -55,6 +61,7 @@ class AroundView:
             pods: those that count.
             slots: of the attempt.
             ranks: of the attempt.
+            before: by UID: the last look at each pod before it was asked to go.
             stopped: Rankfall itself had begun to stop it.
         """
         looks = list(self._file.newest.values())
@@ -69,7 +76,7 @@ class AroundView:
             if pod.node and pod.slot in by_slot:
                 falls.setdefault(pod.node, []).append(Fall(by_slot[pod.slot], pod, ranks))
         return [
-            *pod_events(events, by_uid, attempt=self._attempt),
+            *pod_events(events, by_uid, before=before, attempt=self._attempt),
             *made_events(events, by_slot, by_uid, attempt=self._attempt),
             *node_evidence(
                 [fact for fact in looks if isinstance(fact, NodeFact)],

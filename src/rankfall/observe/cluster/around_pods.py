@@ -38,12 +38,15 @@ _SIGNALS: Final = range(129, 193)
 _MOST_SLOTS: Final = 256
 
 
-def pod_events(events: Iterable[EventFact], pods: Mapping[str, PodFact], *, attempt: int) -> list[Evidence]:
+def pod_events(
+    events: Iterable[EventFact], pods: Mapping[str, PodFact], *, before: Mapping[str, PodFact], attempt: int
+) -> list[Evidence]:
     """Evidence of the Events of pods.
 
     Args:
         events: all that are known.
         pods: of the attempt, by UID, those that count.
+        before: the last look at each before it was asked to go.
         attempt: counted from 1.
     """
     mine: dict[str, list[EventFact]] = {}
@@ -55,7 +58,7 @@ def pod_events(events: Iterable[EventFact], pods: Mapping[str, PodFact], *, atte
         newest: dict[tuple[str, str], Evidence] = {}
         for event in sorted(said, key=_time):
             row = row_of("event", event.reason, event.message)
-            if row is not None and _stands(event, row, pods[uid], said):
+            if row is not None and _stands(event, row, pods[uid], said, before=before.get(uid, pods[uid])):
                 newest[row.slug, row.role] = _of_pod(event, row, pods[uid], attempt=attempt)
         killed = _killed_by_probe(said, pods[uid])
         if killed is not None:
@@ -185,14 +188,14 @@ def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | Non
     return None
 
 
-def _stands(event: EventFact, row: Reason, pod: PodFact, said: Iterable[EventFact]) -> bool:
+def _stands(event: EventFact, row: Reason, pod: PodFact, said: Iterable[EventFact], *, before: PodFact) -> bool:
     if row.slug in _WAITS:
-        if pod.phase != "Pending":
+        if before.phase != "Pending":
             return False
         if row.slug == "unschedulable":
-            return pod.node is None
+            return before.node is None
         begun = any(other.reason == "Pulling" and _time(other) > _time(event) for other in said)
-        waits = pod.main is None or (pod.main.state == "waiting" and pod.main.reason in _STARTING)
+        waits = before.main is None or (before.main.state == "waiting" and before.main.reason in _STARTING)
         return not begun and waits if event.reason in _MOUNTS else True
     if row.role != "primary":
         return True

@@ -41,6 +41,8 @@ class PodView:
         self._stop: Stop | None = None
         self._given_up: frozenset[int] = frozenset()
         self._by_slot: dict[int, PodFact] = {}
+        # By UID: the last look before it was asked to go. What it waited for then is what kept it; what became of it afterwards is not.
+        self._before: dict[str, PodFact] = {}
         self._told: set[str] = set()
         # When a pod's end was seen first, by this machine's clock.
         self._end_seen: dict[str, int] = {}
@@ -78,6 +80,8 @@ class PodView:
         self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
         facts = self._journal.poll()
         for fact in facts:
+            if fact.deleting is None and not fact.gone:
+                self._before[fact.uid] = fact
             if fact.over:
                 self._end_seen.setdefault(fact.uid, fact.seen_ns)
         moved, self._moved = self._moved, False
@@ -95,6 +99,10 @@ class PodView:
     def counting(self) -> list[PodFact]:
         """All pods of the slots, but those of a start that is not looked at."""
         return [fact for fact in self._journal.pods.values() if self._counts(fact)]
+
+    def before(self) -> dict[str, PodFact]:
+        """By UID: the last look at each pod before it was asked to go."""
+        return self._before
 
     def _counts(self, fact: PodFact) -> bool:
         number = self._looked_at.get(fact.slot) if fact.slot is not None else None
@@ -117,8 +125,9 @@ class PodView:
                 self._by_slot.pop(slot, None)
 
     def waiting(self) -> list[Evidence]:
-        """Why slots do not start, as it is now."""
-        return [piece for fact in self._by_slot.values() for piece in waiting_evidence(fact, attempt=self._attempt)]
+        """Why slots do not start, as it is now; of a pod that was asked to go, as it was before."""
+        looks = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
+        return [piece for fact in looks for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
         """The pod of each slot: the newest one, or the one that is looked at."""

@@ -1,0 +1,264 @@
+"""What Kubernetes alone knows of a fall, on a real cluster: taken away, refused, not begun, held; each named, with its node where it has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.run_world import RULES, World
+from helpers import wait_until
+from testbed import accounts, faults
+from testbed.bed import Bed
+from testbed.client import Kubectl
+from testbed.workloads import PYTHON_IMAGE
+
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
+# Says that it runs, then sleeps; one that is told to ends by itself.
+COUNT = """
+import os, sys, time
+
+print(f"slot {os.environ['RANK']} begins", flush=True)
+time.sleep(float(os.environ.get("SECONDS", "120")))
+"""
+SPREAD = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "labelSelector": {"matchExpressions": [{"key": "rankfall.dev/run", "operator": "Exists"}]},
+                "topologyKey": "kubernetes.io/hostname",
+            }
+        ]
+    }
+}
+
+
+@pytest.fixture
+def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
+    path = accounts.create(bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES)
+    home = tmp_path / "home"
+    home.mkdir()
+    return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=COUNT)
+
+
+def job(
+    namespace: str, *, backend: str = "job", spec: dict[str, Any] | None = None, **kubernetes: Any
+) -> dict[str, Any]:
+    """Two slots on two nodes, one rank each; no retry."""
+    pod = {"automountServiceAccountToken": False, "affinity": SPREAD, **(spec or {})}
+    return {
+        "name": "facts",
+        "backend": backend,
+        "command": ["python3", "/job/train.py"],
+        "nnodes": 2,
+        "nproc_per_node": 1,
+        "launcher": "plain",
+        "policies": {"max_restarts": 0, "grace_s": 2},
+        "kubernetes": {
+            "image": PYTHON_IMAGE,
+            "image_pull_policy": "Never",
+            "namespace": namespace,
+            "volumes": [{"name": "script", "configMap": {"name": "program"}}],
+            "volume_mounts": [{"name": "script", "mountPath": "/job"}],
+            "pod": {"spec": pod},
+            **kubernetes,
+        },
+    }
+
+
+def begun(world: World, spec: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """A submitted run both of whose slots speak, and its pods by index."""
+    run = submitted(world, spec)
+    wait_until(lambda: len(world.document("status", run)["ranks"]) == 2, timeout=90, what="both ranks")
+    return run, pods_of(world)
+
+
+def submitted(world: World, spec: dict[str, Any]) -> str:
+    started = world.cli("submit", "--file", str(world.file(spec)))
+    assert started.returncode == 0, started.stderr
+    return started.stdout.strip()
+
+
+def pods_of(world: World) -> list[dict[str, Any]]:
+    items = world.kubectl.get("pods", "-n", world.namespace, "-l", "rankfall.dev/run")["items"]
+    return sorted(items, key=lambda item: int(item["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]))
+
+
+def ended(world: World, run: str) -> dict[str, Any]:
+    """The verdict of a run that came to its end; made anew from the directory alone it is the same."""
+    world.cli("wait", run, timeout=60)
+    found = world.document("why", run)
+    again = world.document("why", run, "--strategy", "causal")
+    assert [again["cause"]["slug"], again["node"], again["slot"]] == [
+        found["cause"]["slug"],
+        found["node"],
+        found["slot"],
+    ]
+    return found
+
+
+def said(found: dict[str, Any]) -> tuple[Any, ...]:
+    return found["cause"]["slug"], found["slot"], found["node"], found["retry"], found["node_action"]
+
+
+def test_errors_k3_an_eviction_is_named_with_its_pod(world):
+    run, pods = begun(world, job(world.namespace))
+    faults.evict(world.kubectl, world.namespace, pods[1]["metadata"]["name"])
+    found = ended(world, run)
+    assert said(found) == ("preempted", 1, pods[1]["spec"]["nodeName"], "yes", "none"), found
+    assert found["pod"] == pods[1]["metadata"]["name"]
+    assert "EvictionByEvictionAPI" in found["decisive"]["line"]
+
+
+def test_errors_k1_a_preemption_by_the_scheduler_is_named(world, kubectl):
+    run, pods = begun(
+        world, job(world.namespace, spec={"containers": [{"name": "main", "resources": {"requests": {"cpu": "600m"}}}]})
+    )
+    node = pods[0]["spec"]["nodeName"]
+    room = kubectl.get("node", node)["status"]["allocatable"]["cpu"]
+    kubectl.apply(
+        [
+            {
+                "apiVersion": "scheduling.k8s.io/v1",
+                "kind": "PriorityClass",
+                "metadata": {"name": "first"},
+                "value": 1000,
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "greedy", "namespace": world.namespace},
+                "spec": {
+                    "priorityClassName": "first",
+                    "nodeSelector": {"kubernetes.io/hostname": node},
+                    "terminationGracePeriodSeconds": 0,
+                    "automountServiceAccountToken": False,
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": PYTHON_IMAGE,
+                            "imagePullPolicy": "Never",
+                            "command": ["sleep", "60"],
+                            "resources": {"requests": {"cpu": most(room)}},
+                        }
+                    ],
+                },
+            },
+        ]
+    )
+    found = ended(world, run)
+    assert said(found) == ("preempted", 0, node, "yes", "none"), found
+    assert "PreemptionByScheduler" in found["decisive"]["line"]
+
+
+def most(cpu: str) -> str:
+    """Nearly all of a node's CPUs."""
+    milli = int(cpu[:-1]) if cpu.endswith("m") else int(cpu) * 1000
+    return f"{milli - 300}m"
+
+
+def gives_up(world: World, run: str, reason: str) -> dict[str, Any]:
+    """A run that waits for ``reason``, and then for no longer."""
+    wait_until(lambda: reason in (world.document("status", run)["reason"] or ""), timeout=90, what=reason)
+    return ended(world, run)
+
+
+def waiting(namespace: str, **fields: Any) -> dict[str, Any]:
+    """A job that gives up after some seconds of waiting."""
+    made = job(namespace, **fields)
+    made["deadlines"] = {"startup_s": 15}
+    return made
+
+
+def test_errors_k6_a_slot_without_room_is_unschedulable_with_the_schedulers_words(world):
+    big = {"containers": [{"name": "main", "resources": {"requests": {"cpu": "64"}}}]}
+    found = gives_up(world, submitted(world, waiting(world.namespace, spec=big)), "Insufficient cpu")
+    assert said(found) == ("unschedulable", None, None, "yes", "none"), found
+    assert found["scope"] == "all"
+
+
+def test_errors_k6_a_quota_is_named_with_its_words(world, kubectl):
+    quota = {"hard": {"pods": "1"}}
+    kubectl.apply(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "small", "namespace": world.namespace},
+                "spec": quota,
+            }
+        ]
+    )
+    found = gives_up(world, submitted(world, waiting(world.namespace)), "exceeded quota")
+    assert (found["cause"]["slug"], found["node"], found["retry"]) == ("unschedulable", None, "yes"), found
+    assert found["decisive"]["source"] == "event"
+    assert "exceeded quota: small" in found["decisive"]["line"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_errors_k8_an_image_that_is_missing_is_the_nodes_where_another_has_it(world, bed, nodes):
+    image = "only.example/one:1"
+    if nodes == 1:
+        bed.node(1)._ctr("images", "tag", "--force", PYTHON_IMAGE, image)
+    try:
+        run = submitted(world, waiting(world.namespace, image=image))
+        # Where one slot has begun the run does not wait to begin any more.
+        found = gives_up(world, run, "ErrImageNeverPull") if nodes == 2 else ended(world, run)
+    finally:
+        bed.node(1)._ctr("images", "rm", image)
+    if nodes == 1:
+        assert said(found)[0] == "image_pull", found
+        assert said(found)[2:] == ("n2", "elsewhere", "none"), found
+    else:
+        assert said(found) == ("image_pull", None, None, "no", "none"), found
+
+
+def test_errors_k10_a_volume_that_does_not_mount_is_named(world):
+    made = waiting(world.namespace)
+    made["kubernetes"]["volumes"].append({"name": "gone", "configMap": {"name": "not-there"}})
+    made["kubernetes"]["volume_mounts"].append({"name": "gone", "mountPath": "/gone"})
+    found = gives_up(world, submitted(world, made), "FailedMount")
+    assert said(found) == ("volume_mount", None, None, "yes", "none"), found
+    assert 'configmap "not-there" not found' in found["decisive"]["line"]
+
+
+def test_errors_k7_a_node_that_refuses_a_pod_is_named(world, kubectl):
+    """Given to a node by name, past the scheduler, where there is no room for it: the kubelet says so, in two words and without a condition."""
+    spec = {
+        "nodeName": "n2",
+        "affinity": None,
+        "containers": [{"name": "main", "resources": {"requests": {"cpu": "64"}}}],
+    }
+    run = submitted(world, job(world.namespace, spec=spec))
+    found = ended(world, run)
+    assert said(found)[0] == "admission_rejected", found
+    assert said(found)[2:] == ("n2", "elsewhere", "suspect"), found
+    assert "OutOfcpu" in found["decisive"]["line"]
+
+
+def test_errors_k11_a_deadline_of_the_pod_is_nobodys_fault(world):
+    run = submitted(world, job(world.namespace, spec={"activeDeadlineSeconds": 12}))
+    found = ended(world, run)
+    assert (found["cause"]["slug"], found["retry"], found["node_action"]) == ("deadline_exceeded", "no", "none"), found
+
+
+def test_errors_k15_a_probe_that_kills_is_told_from_a_kill_without_a_sender(world):
+    probe = {"exec": {"command": ["false"]}, "initialDelaySeconds": 12, "periodSeconds": 2, "failureThreshold": 1}
+    spec = {"containers": [{"name": "main", "livenessProbe": probe}]}
+    run, _ = begun(world, job(world.namespace, spec=spec))
+    found = ended(world, run)
+    assert (found["cause"]["slug"], found["retry"], found["node_action"]) == ("probe_killed", "once", "none"), found
+    assert found["decisive"]["source"] == "event"
+    assert "failed liveness probe" in found["decisive"]["line"]
+
+
+def test_errors_k12_s40_a_job_deleted_by_hand_and_one_that_is_suspended_are_no_failures(world, kubectl):
+    run, _ = begun(world, job(world.namespace))
+    kubectl("patch", "job", f"{run}-a1", "-n", world.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    wait_until(lambda: world.document("status", run)["state"] == "suspended", timeout=60, what="the suspension")
+    found = world.document("why", run)
+    assert (found["cause"]["slug"], found["retry"], found["node_action"]) == ("cancelled", "no", "none"), found
+    kubectl("delete", "job", f"{run}-a1", "-n", world.namespace, "--wait=false")
+    world.cli("wait", run, timeout=60)
+    assert world.document("status", run)["state"] == "deleted"
