@@ -43,6 +43,7 @@ _OTHERWISE: dict[Triple, str] = {
     ("", "pods", "get"): "test_a_pod_that_vanished_while_nobody_looked_is_gone_for_the_next_feed",
     **{("", "pods", verb): _COPIES for verb in ("create", "delete")},
     ("", "persistentvolumeclaims", "get"): _COPIES,
+    ("", "events", "create"): "test_a_verdict_is_shown_by_kubectl_describe",
     ("", "events", "list"): "test_launch_s54_what_never_runs_fails_early_with_its_reason_and_leaves_no_pod",
 }
 

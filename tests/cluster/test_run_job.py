@@ -64,6 +64,24 @@ def test_jobapi_s16_the_first_rank_is_named_and_its_peers_are_victims(world, bac
     assert {one["rank"] for one in verdict["consequences"]} == {0, 1, 2}
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_verdict_is_shown_by_kubectl_describe(world, backend):
+    spec = job(backend=backend, namespace=world.namespace, fall="raise:3:12")
+    spec["kubernetes"]["annotate"] = True
+    spec["policies"]["max_restarts"] = 0
+    planned = world.run(spec, "--dry-run").stdout
+    assert "annotation rankfall.dev/verdict, and an Event RankfallVerdict" in planned
+    done = world.run(spec)
+    assert done.returncode == 1, done.stderr
+    verdict = world.document("why", world.only_run().name)
+    described = world.kubectl("describe", backend, f"{world.only_run().name}-a1", "-n", world.namespace)
+    assert '"cause":"user_code_exception"' in described
+    assert f"rank 3, pod {verdict['pod']}, node {verdict['node']}" in described
+    assert "RankfallVerdict" in described
+    assert "bad sample 17" in described
+
+
 # With torchrun; the conformance suite compares all backends case by case without it.
 @pytest.mark.parametrize(
     "backend", ["job", *(pytest.param(one, marks=pytest.mark.full) for one in BACKENDS if one != "job")]

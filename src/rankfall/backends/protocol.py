@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import msgspec
 
 from rankfall.backends.plan import Plan
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, Verdict
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
@@ -184,6 +184,15 @@ class Backend(Protocol):
 
     def release(self) -> None:
         """Let go of what is only needed while an attempt runs."""
+        ...
+
+
+@runtime_checkable
+class ShowingBackend(Backend, Protocol):
+    """A backend that can put a verdict where users of its platform look. Of jobs that Rankfall did not start none can."""
+
+    def show(self, plan: Plan, verdict: Verdict) -> str | None:
+        """Put a verdict on the attempt's object; what could not be done, in words. May be called again."""
         ...
 
 

@@ -57,6 +57,7 @@ _OPTIONS: Final = (
     click.option("--queue", metavar="NAME", help="Kueue's local queue."),
     click.option("--exclude-node", multiple=True, metavar="NAME", help="A node that no slot may run on."),
     click.option("--ttl", metavar="1d", help="How long the objects of an ended run stay in the cluster."),
+    click.option("--annotate", is_flag=True, help="Put the verdict on the job's object, for kubectl describe."),
     click.option("--unattended", is_flag=True, help="Let the platform run the job without a supervisor."),
     click.option("--request-token", metavar="TEXT", help="Names this request: the same one again gives the same run."),
     click.option(

@@ -69,6 +69,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     ttl: str | None = None
     unattended: bool = False
     log_dir: str | None = None
+    annotate: bool = False
 
 
 def make_spec(flags: Flags) -> JobSpec:
@@ -205,6 +206,8 @@ def _kubernetes(data: dict[str, Any], flags: Flags) -> None:
         value = getattr(flags, field)
         if value is not None:
             said[field] = value
+    if flags.annotate:
+        said["annotate"] = True
     if flags.workspace is not None:
         claim, colon, place = flags.workspace.partition(":")
         said["workspace"] = {"claim": claim, **({"path": place} if colon else {})}

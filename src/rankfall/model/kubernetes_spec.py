@@ -69,6 +69,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         workspace: a volume for code and files.
         log_store: where pods store the lines of ranks, past the API server: ``volume:/path`` or ``file:///path`` on a volume of
             theirs.
+        annotate: put the verdict of an attempt that fell on the job's object, as the annotation ``rankfall.dev/verdict`` and an Event.
     """
 
     image: str | None = None
@@ -97,3 +98,4 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     master_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 29500
     workspace: Workspace | None = None
     log_store: str | None = None
+    annotate: bool = False

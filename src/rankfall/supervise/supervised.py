@@ -27,6 +27,7 @@ from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of
 from rankfall.supervise.outside import OutsideRelease
 from rankfall.supervise.planning import Planner
+from rankfall.supervise.showing import show_verdict
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.turn import Turns
 
@@ -138,6 +139,10 @@ class Supervised:
         while True:
             number = self._attempts.newest
             row = self._attempts.row(number)
+            if row is not None and row.ended is not None:
+                # Here, and so once more after a kill: what was shown is not shown twice.
+                plan, found = self._attempts.plan(number), self._attempts.diagnosis(number)
+                show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
             if row is None or (row.ended is not None and self._decisions.goes_on(number)):
                 number += 1
                 turn = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))

@@ -40,6 +40,7 @@ from rankfall.supervise.left_over import begin, done, left_over, write_files
 from rankfall.supervise.native_end import fallen
 from rankfall.supervise.native_starts import first_start, next_start
 from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.showing import show_verdict
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.suspension import read_suspension
 
@@ -264,7 +265,10 @@ class Unattended:
         verdict = found.verdict
         if verdict.state not in {"succeeded", "suspended"}:
             version = self._ledger.add_verdict(number, found)
-            tell_verdict(self._events, msgspec.structs.replace(verdict, version=version), attempt=number)
+            told = msgspec.structs.replace(found, verdict=msgspec.structs.replace(verdict, version=version))
+            tell_verdict(self._events, told.verdict, attempt=number)
+            plan = Plan.of_row(self._attempts[number].plan, self._spec)
+            show_verdict(self._backend, plan, told, spec=self._spec, say=self._gap)
         now = time.time_ns()
         self._ledger.end_attempt(number, at=now, state=verdict.state)
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)

@@ -30,6 +30,7 @@ KINDS = {
     "trainingruntimes": "TrainingRuntime",
     "services": "Service",
     "leases": "Lease",
+    "events": "Event",
     "configmaps": "ConfigMap",
     "pods": "Pod",
     "nodes": "Node",
@@ -193,7 +194,7 @@ class Api:
     def _patch(self, plural: str, item: Object, body: Any) -> None:
         if isinstance(body, list):
             for step in body:
-                *path, last = step["path"].strip("/").split("/")
+                *path, last = (part.replace("~1", "/") for part in step["path"].strip("/").split("/"))
                 place = item
                 for part in path:
                     place = place[part]

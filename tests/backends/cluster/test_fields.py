@@ -22,6 +22,7 @@ BY_THE_CLIENT = {
     "code": "the submission, which gives the compiler the files",
     "code_exclude": "the submission, as code",
     "log_dir": "whoever supervises or records the run",
+    "kubernetes.annotate": "whoever supervises or records the run",
     "kubernetes.context": "the connection",
     "kubernetes.kubeconfig": "the connection",
 }
@@ -138,6 +139,7 @@ SECTION: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"workspace": {"claim": "team"}},
         {"workspace": {"claim": "team"}, "log_store": "volume:/workspace/logs"},
     ),
+    "annotate": ({}, {"annotate": True}),
 }
 PATHS = [*EXAMPLES, *(f"kubernetes.{name}" for name in SECTION)]
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
+from rankfall.backends.cluster.annotate import annotate
 from rankfall.backends.cluster.clear import clear
 from rankfall.backends.cluster.elastic import set_size
 from rankfall.backends.cluster.hold import Hold
@@ -32,7 +33,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, Verdict
 from rankfall.model.sizes import sized
 from rankfall.observe.cluster.stops import Stop, abandoned, mark_stop
 from rankfall.store import RunDir
@@ -214,6 +215,17 @@ class ClusterBackend:
         except KubeError:
             return None
         return None if gone is None else f"{place.backend} {gone} was deleted in the cluster"
+
+    def show(self, plan: Plan, verdict: Verdict) -> str | None:
+        """Put a verdict on the workload as annotation and Event; what could not be done and why, in words."""
+        place = cluster_of(plan)
+        uid = submitted_uid(run_of(plan), place.named or plan.attempt)
+        if uid is None:
+            return None
+        try:
+            return self._call(plan, lambda kube: annotate(kube, place, uid=uid, verdict=verdict, at=time.time_ns()))
+        except KubeError as error:
+            return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
 
     def held_back(self, plan: Plan) -> HeldBack | None:
         """What the workload says of itself; None where it was never launched, or cannot be seen."""

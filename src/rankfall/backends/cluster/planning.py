@@ -11,6 +11,7 @@ from collections.abc import Collection
 import msgspec
 
 from rankfall.backends.bundle import build_zip
+from rankfall.backends.cluster.annotate import ANNOTATION, REASON
 from rankfall.backends.cluster.compile import compile_job
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.served import ask, served_facts
@@ -99,6 +100,12 @@ def compiled_for(
     )
 
 
+def _shown(spec: JobSpec, name: str) -> tuple[str, ...]:
+    """What is to be done with a verdict, for people."""
+    told = f"a verdict is put on {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
+    return (told,) if spec.kubernetes.annotate else ()
+
+
 def planned(
     spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, compiled: Compiled, strategy: str
 ) -> Plan:
@@ -142,7 +149,7 @@ def planned(
         env=dict(spec.env),
         role_env=role_env(spec),
         strategy=spec.strategy or strategy,
-        notes=compiled.notes,
+        notes=(*compiled.notes, *_shown(spec, names[0])),
         port=compiled.port,
         cluster=cluster,
         objects=tuple(compiled.shown()),

@@ -123,6 +123,11 @@ RIGHTS: Final = (
         why="why a slot does not start or was taken away (no room, a volume that does not mount, a probe), and why the pod that copies does not; "
         "without it that is told as far as the pods say it themselves, and the verdict says what is missing",
     ),
+    Right(
+        on=EVENTS,
+        verbs=("create",),
+        why="shows the verdict on the workload, beside an annotation. Only with `kubernetes.annotate`; without it that is said",
+    ),
 )
 
 
