@@ -125,6 +125,36 @@ def test_every_line_once_through_cuts_and_kills(lines, data, tmp_path_factory):
     assert log.cursor.lines == len(lines)
 
 
+@pytest.mark.usefixtures("way")
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rate=st.integers(1, 3), most=st.integers(2, 9), seconds=st.integers(1, 20), kill=st.booleans())
+def test_a_server_that_ends_each_stream_inside_what_was_taken_before_does_not_stop_the_log(
+    rate, most, seconds, kill, tmp_path_factory
+):
+    """As long as it gives more than the lines of one second. ``most``: lines of a stream, in seconds of the log."""
+    folder = tmp_path_factory.mktemp("log")
+    lines = [(START * NS + number * NS // rate, b"[rank 0] %d" % number) for number in range(rate * seconds)]
+    server = Server(lines, ended=False)
+    log = opened(folder)
+    streams = 0
+    try:
+        while log.cursor.lines < len(lines):
+            log.opened()
+            body = server.body(log.cursor.since).splitlines(keepends=True)
+            # Not always at the same line: one that ended right where the new ones begin would look like a silent container.
+            for line in body[: rate + most + streams % 2]:
+                log.feed(line)
+            streams += 1
+            assert streams < 20 + 5 * len(lines), "it goes on"
+            if kill and streams == 10:
+                log.close()
+                log = opened(folder)
+    finally:
+        log.close()
+    assert stored(folder) == expected(lines)
+    assert log.cursor.gaps == 0
+
+
 def test_a_line_that_came_in_part_is_taken_whole_when_the_log_is_opened_anew(tmp_path):
     server = Server([(START * NS, b"[rank 0] " + b"x" * (3 * MAX_PART)), (START * NS + 5, b"[rank 0] end")])
     log = opened(tmp_path)

@@ -2,7 +2,8 @@
 
 The API resumes by whole seconds only, and leaves out lines whose stamp is older: after a clock was set back that would be new lines. So the log
 is asked for from some seconds before its newest line, and what was taken of these seconds is remembered line by line (a checksum of each,
-in order) and passed over once when it comes again. Identical lines with identical stamps are told apart by their number.
+in order) and passed over once when it comes again. Identical lines with identical stamps are told apart by their number. A server that ends
+each stream before it has come through these seconds is asked for fewer and fewer of them, so that the log goes on.
 
 ``cursor.jsonl`` beside the streams is a log of commits: after the bytes of a chunk were appended to the streams, one row says how long
 each stream is now and what was taken. On the next start, bytes beyond the last row are cut off: they come again. Rows are appended, never
@@ -34,6 +35,9 @@ _OURS: Final = re.compile(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)")
 _COMPACT: Final = 4 << 20
 # How far a node's clock may be set back while its log is not open, seconds; less where that many seconds hold more lines than are remembered.
 MARGIN_S: Final = 30
+# Streams in a row that end inside what was taken before, until less of that is asked for: each one more halves the margin. Ends that come by
+# chance stay far below.
+PATIENCE: Final = 6
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,6 +97,7 @@ class Cursor:
         self._unwritten: list[Line | Chunk] = []
         self.lost_track = False
         self._expected: deque[int] = deque()
+        self._fruitless = self._before = 0
         self._size = self._load()
         _cut(folder, self.sizes)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -107,12 +112,21 @@ class Cursor:
             return None
         forgotten = self._overlap.forgotten
         known = forgotten + 1 if forgotten is not None else 0
-        return max(0, min(self._second, max(self._second - MARGIN_S, known)))
+        margin = MARGIN_S >> max(0, self._stuck - PATIENCE)
+        return max(0, min(self._second, max(self._second - margin, known)))
+
+    @property
+    def _stuck(self) -> int:
+        """How many streams ended inside what was taken before, less those that brought new lines."""
+        if self._expected:
+            return self._fruitless + 1
+        return max(0, self._fruitless - 1) if self.lines > self._before else self._fruitless
 
     def expect_overlap(self) -> None:
         """The log was opened anew from ``since``: what was taken of that second comes again, in the same order."""
         self.lost_track = False
         since = self.since or 0
+        self._fruitless, self._before = self._stuck, self.lines
         self._expected = self._overlap.since(since)
 
     @property
