@@ -1,4 +1,4 @@
-"""What an operator sets for node health: one TOML file with the policy, the rules and the checks, read again when it changes.
+"""What an operator sets for node health: one TOML file with the policy, rules, checks and hooks, read again when it changes.
 
 A file with any fault is refused whole: what was in force before stays in force, and the fault is said with its place.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.health.check_table import Check, checks_from
+from rankfall.health.hook_table import Hook, hooks_from
 from rankfall.health.overrides import rules_from
 from rankfall.health.policy import Policy
 from rankfall.health.rules import Rules, packaged
@@ -22,7 +23,7 @@ from rankfall.model.health import shown
 #: Names the file where no flag does.
 ENVIRONMENT: Final = "RANKFALL_HEALTH_CONFIG"
 MAX_FILE: Final = 1 << 20
-_LISTS: Final = frozenset({"check", "rule"})
+_LISTS: Final = frozenset({"check", "hook", "rule"})
 _TABLES: Final = frozenset({"policy"})
 
 
@@ -33,11 +34,13 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
         policy: ``[policy]``: budgets, rate, breaker, switches, the key of the taint.
         rules: ``[[rule]]``: the packaged rules as the file changes them.
         checks: ``[[check]]``: what a node must pass before it is given back, in this order; none = only a person gives one back.
+        hooks: ``[[hook]]``: the ladder of remedies, gentlest first; none = nothing is mended by itself.
     """
 
     policy: Policy
     rules: Rules
     checks: tuple[Check, ...] = ()
+    hooks: tuple[Hook, ...] = ()
 
 
 def defaults() -> HealthConfig:
@@ -66,6 +69,7 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
         policy=_struct(data.get("policy", {}), Policy, place=f"{origin}: policy"),
         rules=Rules(rules_from(data.get("rule", ()), origin=origin)),
         checks=checks_from(data.get("check", ()), origin=origin),
+        hooks=hooks_from(data.get("hook", ()), origin=origin),
     )
 
 

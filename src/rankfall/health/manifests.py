@@ -58,7 +58,7 @@ def cluster_objects(
         arguments=arguments,
         environment=(("LOG_ENDPOINT", loki_url),) if loki_url else (),
         settings=text,
-        jobs=bool(settings.checks),
+        jobs=bool(settings.checks) or any(hook.job is not None for hook in settings.hooks),
         pull=pull,
     )
     if agent:

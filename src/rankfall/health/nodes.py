@@ -9,7 +9,7 @@ import msgspec
 from rankfall.health.folding import SECOND, horizon_ns, wanted
 from rankfall.health.policy import Policy, Taint
 from rankfall.health.rules import ORDER, Rules
-from rankfall.model.health import BY_HAND, MAX_MESSAGE, HealthCondition, Held, NodeHealth, OpenCause, shown
+from rankfall.model.health import BY_HAND, MAX_MESSAGE, MAX_TRIED, HealthCondition, Held, NodeHealth, OpenCause, shown
 
 #: Steps of remediation that are proven by another boot id and by nothing else.
 REBOOTS: Final = frozenset({"reboot", "power_cycle"})
@@ -103,6 +103,7 @@ def cleared(health: NodeHealth, *, now: int, probation_until: int | None = None)
         failed_check=None,
         step=None,
         step_boot=None,
+        tried=(),
     )
 
 
@@ -130,7 +131,10 @@ def checked(health: NodeHealth, round_: CheckRound) -> NodeHealth:
 def remedied(health: NodeHealth, remedy: Remedy) -> NodeHealth:
     """The record after a step of remediation began or ended. A reboot is proven by another boot id only."""
     if remedy.outcome == "started" and health.state == "quarantined" and remedy.at > (health.since or 0):
-        return replace(health, state="remediating", since=remedy.at, step=remedy.step, step_boot=health.boot)
+        tried = (*health.tried, remedy.step)[-MAX_TRIED:]
+        return replace(
+            health, state="remediating", since=remedy.at, step=remedy.step, step_boot=health.boot, tried=tried
+        )
     if remedy.outcome == "ended" and health.state == "remediating" and remedy.step == health.step:
         proven = remedy.ok and (remedy.step not in REBOOTS or health.boot != health.step_boot)
         if proven:

@@ -28,6 +28,7 @@ BY_HAND: Final = "person/taint"
 MAX_ANNOTATION: Final = 32 << 10
 MAX_CAUSES: Final = 16
 MAX_SEEN: Final = 32
+MAX_TRIED: Final = 20
 MAX_TEXT: Final = 256
 #: Longest message of a condition, in characters.
 MAX_MESSAGE: Final = 1_024
@@ -154,6 +155,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         checked_at: the last round of checks that counted.
         failed_check: the check that failed last.
         step, step_boot: of remediation, as its hook is called, and the boot in which it began.
+        tried: the steps that were begun since it was last good.
     """
 
     schema: Literal["rankfall.nodehealth/1"] = HEALTH_SCHEMA
@@ -179,6 +181,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     failed_check: _Short | None = None
     step: _Short | None = None
     step_boot: _Boot | None = None
+    tried: Annotated[tuple[_Short, ...], msgspec.Meta(max_length=MAX_TRIED)] = ()
 
 
 class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import switches, web
+from rankfall.health.controller.care import Care
 from rankfall.health.controller.desk import Desk, LeaseGone
 from rankfall.health.controller.from_loki import LokiSource
 from rankfall.health.controller.leading import Leading
@@ -162,6 +163,9 @@ class Controller:
             group.create_task(self._reload(loop))
             group.create_task(self._numbers(kube))
             group.create_task(loop.run())
+            if writes is not None:
+                care = Care(writes, book=book, loop=loop, config=self._config, namespace=settings.namespace)
+                group.create_task(care.run())
             if leading is not None:
                 await leading.keep()
                 raise LeaseGone

@@ -1,0 +1,167 @@
+"""Takes care of nodes that carry our taint: calls the next hook of the ladder, and makes rounds of checks. One thing at a time in the whole cluster.
+
+Off unless the operator's file has hooks or checks. What it does is decided by the Nodes' records, so a controller that was killed goes on: a hook whose answer nobody
+heard is not called again, and ends by its proof or by its time. It asks nothing of the API server while no node needs care.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rankfall.health.checks import run_checks
+from rankfall.health.config import ConfigFile
+from rankfall.health.controller.loop import Loop
+from rankfall.health.controller.nodebook import NodeBook
+from rankfall.health.controller.telling import LOG
+from rankfall.health.hook_table import Hook, next_hook
+from rankfall.health.hooks import Call, call_hook
+from rankfall.health.node_objects import NodeObject
+from rankfall.health.nodes import REBOOTS, Remedy
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError
+from rankfall.model.health import NodeHealth, OpenCause
+
+#: Between two looks at the book, seconds.
+LOOK_S: Final = 5.0
+#: Two rounds of checks on one node lie at least so far apart, whatever the policy says, seconds.
+_ROUND_S: Final = 10.0
+_SECOND: Final = 1_000_000_000
+
+
+class Care:
+    """Cares.
+
+    Args:
+        kube: a client with the rights of ``JOB_RULES``.
+        book: of the Nodes.
+        loop: that decides; it is given what was done.
+        config: checks and hooks.
+        namespace: of the Jobs.
+        look_s: between two looks.
+        clock: nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        book: NodeBook,
+        loop: Loop,
+        config: ConfigFile,
+        namespace: str,
+        look_s: float = LOOK_S,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._kube, self._book, self._loop, self._config = kube, book, loop, config
+        self._namespace, self._look_s, self._clock = namespace, look_s, clock
+
+    async def run(self) -> None:
+        """Care for ever."""
+        while True:
+            for name in sorted(self._book.nodes):
+                try:
+                    await self._node(name)
+                except KubeError as error:
+                    LOG.warning("node `%s` cannot be cared for now: %s", name, error.message)
+            await asyncio.sleep(self._look_s)
+
+    async def _node(self, name: str) -> None:
+        node, policy = self._book.nodes.get(name), self._loop.policy
+        health = None if node is None else node.view.record
+        if node is None or health is None or not health.tainted or policy.kill_switch or node.view.opted_out:
+            return
+        if health.state == "remediating":
+            await self._proof(node, health)
+        elif health.state == "validating":
+            await self._round(node, health)
+        elif health.state == "quarantined":
+            found = next_hook(health, hooks=self._config.config.hooks, rules=self._config.config.rules)
+            if found is not None:
+                await self._mend(node, health, *found)
+
+    # -- checks
+
+    async def _round(self, node: NodeObject, health: NodeHealth) -> None:
+        config, policy = self._config.config, self._loop.policy
+        gap = max(policy.clean_s / max(1, policy.clean_rounds - 1), _ROUND_S) * _SECOND
+        if not config.checks or self._clock() - (health.checked_at or 0) < gap:
+            return
+        name = node.name
+        done = await run_checks(
+            self._kube,
+            config.checks,
+            node=name,
+            peer=self._peer(node),
+            namespace=self._namespace,
+            policy=policy,
+            round_=f"{health.since}-{health.checked_at}",
+        )
+        LOG.info("node `%s` checks: %s %s", name, done.round.outcome, done.round.check)
+        await self._loop.give([done.round])
+
+    def _peer(self, node: NodeObject) -> str | None:
+        """A node of the same pool that nobody has anything against."""
+        good = [
+            name
+            for name, each in self._book.nodes.items()
+            if name != node.name
+            and each.view.pool == node.view.pool
+            and each.view.ready
+            and not each.cordoned
+            and not each.view.tainted(self._loop.policy)
+            and (each.view.record is None or each.view.record.state == "healthy")
+        ]
+        return min(good, default=None)
+
+    # -- hooks
+
+    async def _mend(self, node: NodeObject, health: NodeHealth, hook: Hook, cause: OpenCause) -> None:
+        name, attempt = node.name, health.tried.count(hook.step) + 1
+        await self._loop.give([Remedy(node=name, at=self._clock(), step=hook.step, outcome="started")])
+        after = self._book.nodes.get(name)
+        record = None if after is None else after.view.record
+        if record is None or record.state != "remediating" or record.step != hook.step:
+            return  # it is not written down, so it must not be done
+        key = hashlib.sha256(f"{name}\0{record.since}\0{hook.step}\0{attempt}".encode()).hexdigest()[:20]
+        LOG.warning("node `%s` hook %s, attempt %d, for %s", name, hook.step, attempt, cause.named)
+        answer = await call_hook(
+            self._kube, hook, Call(node=name, cause=cause, attempt=attempt, key=key), namespace=self._namespace
+        )
+        LOG.warning("node `%s` hook %s %s: %s", name, hook.step, "answered" if answer.ok else "failed", answer.text)
+        if hook.step not in REBOOTS:
+            await self._ended(name, hook.step, ok=answer.ok)
+        elif answer.ok:
+            await self._await_boot(name, hook)
+        else:
+            await self._ended(name, hook.step, ok=self._rebooted(name))
+
+    async def _await_boot(self, name: str, hook: Hook) -> None:
+        """Wait until the Node shows another boot id, for as long as the hook gives it; others wait too: one at a time."""
+        until = time.monotonic() + hook.prove_s
+        # Looks at what the watch brings; the node may also go away.
+        while name in self._book.nodes and not self._rebooted(name) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(self._look_s)
+        await self._ended(name, hook.step, ok=self._rebooted(name))
+
+    async def _proof(self, node: NodeObject, health: NodeHealth) -> None:
+        """End a step that an earlier controller began: by its proof, or when its time is over."""
+        hook = next((each for each in self._config.config.hooks if each.step == health.step), None)
+        limit = 0 if hook is None else hook.timeout_s + hook.prove_s
+        proven = health.step in REBOOTS and self._rebooted(node.name)
+        if health.step is not None and (proven or self._clock() - (health.since or 0) > limit * _SECOND):
+            await self._ended(node.name, health.step, ok=proven)
+
+    def _rebooted(self, name: str) -> bool:
+        node = self._book.nodes.get(name)
+        record = None if node is None else node.view.record
+        if node is None or record is None or record.step_boot is None or not node.view.ready:
+            return False
+        return node.view.boot is not None and node.view.boot != record.step_boot
+
+    async def _ended(self, name: str, step: str, *, ok: bool) -> None:
+        LOG.warning("node `%s` hook %s: %s", name, step, "done" if ok else "not proven")
+        await self._loop.give([Remedy(node=name, at=self._clock(), step=step, outcome="ended", ok=ok)])
