@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import random
 import time
-from urllib.parse import urlsplit
 
 import pytest
 
+from cluster.loki_push import push
 from rankfall.observe.loki import logql
 from rankfall.observe.loki.client import Loki
 from rankfall.observe.loki.cursor import Cursor, State
@@ -27,17 +25,6 @@ MOST = 50
 def url(tmp_path_factory):
     with lokis.alone(tmp_path_factory.mktemp("loki"), say=print, max_entries_limit_per_query=MOST) as found:
         yield found
-
-
-def push(url: str, labels: dict[str, str], rows: list[tuple[int, str]]) -> None:
-    place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
-    values = [[str(at), text] for at, text in rows]
-    body = json.dumps({"streams": [{"stream": labels, "values": values}]})
-    connection.request("POST", "/loki/api/v1/push", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    assert answer.status == http.HTTPStatus.NO_CONTENT, answer.read()
-    connection.close()
 
 
 def passes(url: str, query: str, cursor: Cursor, end: int) -> tuple[list[str], list[int]]:

@@ -9,12 +9,15 @@ import pytest
 
 from backends.cluster.launch_server import Refusal
 from health.api_world import LABELS, SECOND, XID, MemoryLoki, running, tried
+from rankfall.health.checks import Round
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.desk import LeaseGone
 from rankfall.health.controller.lines import PodLines
 from rankfall.health.controller.settings import Settings
 from rankfall.health.controller.switches import Switches, read_switches
-from rankfall.kube.errors import Conflict
+from rankfall.health.controller.validating import Validator
+from rankfall.health.nodes import CheckRound
+from rankfall.kube.errors import Conflict, KubeError
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.health import NodeFault
 from rankfall.model.health_report import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
@@ -517,5 +520,52 @@ def test_a_node_that_goes_is_forgotten_with_all_it_told():
             # What a write of ours answers about a Node that is gone makes it no Node.
             world.book.written(item, policy=world.loop.policy)
             assert set(world.book.nodes) == {"n1"}
+
+    tried(story())
+
+
+@pytest.mark.parametrize(("outcomes", "returned"), [(["passed", "passed"], True), (["failed"], False)])
+def test_health_s09_checks_give_a_node_back_and_a_failing_one_keeps_it(tmp_path, monkeypatch, outcomes, returned):
+    monkeypatch.setattr("rankfall.health.controller.loop.TICK_S", 0.02)
+    text = (
+        "[policy]\nvalidate_after_s = 0\nclean_rounds = 2\nclean_s = 0\n"
+        '[[check]]\nname = "smi"\nimage = "i"\ncommand = ["true"]\n'
+    )
+
+    async def story():
+        async with running("n1", "n2", config=config(tmp_path, text)) as world:
+            left, asked = [KubeError("away"), *outcomes], []
+
+            async def check(kube, checks, *, node, peer, round_, **_):
+                what = left.pop(0) if left else "failed"
+                if isinstance(what, KubeError):
+                    raise what
+                asked.append((node, peer, round_, [each.name for each in checks]))
+                done = CheckRound(
+                    node=node, at=time.time_ns(), outcome=what, check="" if what == "passed" else "smi: no"
+                )
+                return Round(round=done, results=())
+
+            validator = Validator(
+                world.kube, book=world.book, loop=world.loop, config=world.config, namespace="here", check=check,
+                look_s=0.01, refused_s=0.01,
+            )  # fmt: skip
+            world.loki.say("n1", DMESG, at=time.time_ns() - 60 * SECOND)
+            await world.source.look()
+            task = asyncio.create_task(validator.run())
+            try:
+                if returned:
+                    await world.until(lambda: world.api.tainted() == set())
+                    await world.until(lambda: world.api.condition("n1") == "Healthy")
+                    assert len({each[2] for each in asked}) == 2
+                else:
+                    await world.until(lambda: world.api.record("n1").failed_check == "smi: no")
+                    assert world.api.tainted() == {"n1"}
+                assert asked[0][:2] == ("n1", "n2")
+                assert asked[0][3] == ["smi"]
+                world.loop.switch(Switches(kill=True))
+                assert validator.whose_turn(now=time.time_ns()) is None
+            finally:
+                task.cancel()
 
     tried(story())

@@ -25,6 +25,7 @@ from rankfall.health.controller.nodebook import NodeBook
 from rankfall.health.controller.settings import Settings, kernel_query, pod_query
 from rankfall.health.controller.state import StateMap
 from rankfall.health.controller.telling import LOG, Teller
+from rankfall.health.controller.validating import Validator
 from rankfall.kube import incluster
 from rankfall.kube.access import Access
 from rankfall.kube.client import Kube
@@ -167,6 +168,8 @@ class Controller:
                 care = Care(writes, book=book, loop=loop, config=self._config, namespace=settings.namespace)
                 group.create_task(care.run())
             if leading is not None:
+                checks = Validator(kube, book=book, loop=loop, config=self._config, namespace=settings.namespace)
+                group.create_task(checks.run())
                 await leading.keep()
                 raise LeaseGone
 
