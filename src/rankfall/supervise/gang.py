@@ -39,6 +39,9 @@ from rankfall.supervise.suspension import read_suspension
 _STEP_S: Final = 0.1
 # While it goes on: nothing is decided here, and what is shown is read from the record by the viewer itself. Each look costs as much as some hundred lines.
 _CALM_S: Final = 0.5
+# A look at a thousand slots takes longer: looking takes a thirtieth of the process's time, but is done every two seconds at least.
+_SELDOM_S: Final = 2.0
+_PAUSES: Final = 30
 LOOK_S: Final = 2.0
 _AGAIN_S: Final = 5.0
 # How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
@@ -170,7 +173,9 @@ class GangWatch:
                     self._ask()
                 if lines and self._how is None:
                     self._follow(once=True)
+                began = time.thread_time()
                 self._look()
+                calm = min(_SELDOM_S, max(_CALM_S, _PAUSES * (time.thread_time() - began)))
                 if self._how is not None and self._stored():
                     return self._conclude(self._how)
                 over = not stay and self._how is None and self._feed.done
@@ -180,7 +185,7 @@ class GangWatch:
                 if self._control.wish is not None or over:
                     self._keeper.store(force=True)
                     return None
-                self._control.wait(_CALM_S if stay and self._how is None else _STEP_S)
+                self._control.wait(calm if stay and self._how is None else _STEP_S)
         finally:
             self._feed.stop()
 
