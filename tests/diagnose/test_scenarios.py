@@ -181,6 +181,21 @@ def test_errors_s38_the_lower_cause_of_a_dead_data_worker_wins():
     assert diagnose(case([left(0, 1), left(1, 1)], evidence)).verdict.cause.slug == "shm_exhausted"
 
 
+def test_errors_s39_one_pod_without_room_is_the_cause_and_not_the_time_out_of_the_others():
+    words = "0/8 nodes are available: 8 Insufficient nvidia.com/gpu."
+    place = {"source": "pod", "trust": "platform", "slot": 1, "line": words}
+    evidence = [
+        *(piece("rdzv_closed", number, role="secondary", seconds=600) for number in (0, 1)),
+        piece("unschedulable", None, seconds=1, **place),
+    ]
+    # Slot 1 never began, so its ranks 2 and 3 were never seen.
+    verdict = diagnose(case([left(0, 1, seconds=601), left(1, 1, seconds=601)], evidence, world_size=4)).verdict
+    assert (verdict.cause.slug, verdict.slot, verdict.rank) == ("unschedulable", 1, None)
+    assert verdict.decisive.line == words
+    assert (verdict.cause.family, verdict.node_action) == ("platform", "none")
+    assert victims(verdict) == [0, 1]
+
+
 def test_errors_s40_a_cancelled_run_is_cancelled_whatever_the_ranks_say():
     verdict = diagnose(case([died(0, 15)], [], cancelled="cancelled by the user")).verdict
     assert (verdict.state, verdict.cause.slug, verdict.retry) == ("cancelled", "cancelled", "no")

@@ -116,6 +116,7 @@ def test_seeds_name_tests_that_exist() -> None:
 def test_every_acceptance_scenario_has_a_row_that_names_a_test() -> None:
     text = (ROOT / "docs" / "seeds.md").read_text()
     for heading, numbers in (
+        ("Acceptance scenarios: errors", [str(number) for number in range(1, 42)]),
         ("Acceptance scenarios: job model", [str(number) for number in range(1, 31)]),
         ("Acceptance scenarios: launch and logs", [f"{'A' if n < 13 else 'F'} {n}" for n in (*range(1, 13), *range(49, 57))]),
         ("Logs: scenarios B-E", [f"{'B' if n < 20 else 'C' if n < 33 else 'D' if n < 40 else 'E'} {n}" for n in range(13, 49)]),

@@ -27,7 +27,7 @@ def leaves(bench: Bench, *, rank: int, variable: str, name: str = "error.pb", at
 
 @pytest.mark.parametrize("nnodes", [1, 2])
 @pytest.mark.parametrize("variable", ["RANKFALL_SLOT_DIR", "RANKFALL_RECORD_DIR"])
-def test_errors_s22_an_error_file_beats_exit_codes_of_0(bench: Bench, nnodes: int, variable: str) -> None:
+def test_an_error_file_beats_exit_codes_of_0(bench: Bench, nnodes: int, variable: str) -> None:
     code = leaves(bench, rank=nnodes - 1, variable=variable)
     _, outcome = bench.run(code, nnodes=nnodes, nproc_per_node=1, policies={"max_restarts": 0})
     assert (outcome.state, outcome.exit_origin) == ("failed", "rankfall")
@@ -40,7 +40,7 @@ def test_errors_s22_an_error_file_beats_exit_codes_of_0(bench: Bench, nnodes: in
         assert (outcome.verdict.rank, outcome.verdict.slot) == (nnodes - 1, nnodes - 1)
 
 
-def test_errors_s22_one_of_many_files_is_as_good_as_the_single_one(bench: Bench) -> None:
+def test_one_of_many_files_is_as_good_as_the_single_one(bench: Bench) -> None:
     code = leaves(bench, rank=1, variable="RANKFALL_SLOT_DIR", name="error-5f0c.pb")
     _, outcome = bench.run(code, nnodes=2, nproc_per_node=1, policies={"max_restarts": 0})
     assert outcome.state == "failed"
