@@ -444,3 +444,29 @@ def test_a_plain_slot_that_was_killed_whole_is_the_cause_and_one_whose_rank_fell
     verdict = diagnose(case([left(0, 1), left(1, 1), *own], words, slots=wrappers)).verdict
     assert (verdict.cause.slug, verdict.slot, verdict.rank) == ("killed_unknown", 1, blamed)
     assert victims(verdict)[:2] == [0, 1]
+
+
+@pytest.mark.parametrize(("seconds", "slug", "rank"), [(20.0, "user_code_exception", 1), (0.5, "preempted", None)])
+def test_a_pod_that_is_taken_away_after_a_rank_failed_is_not_the_cause_and_before_it_is(seconds, slug, rank):
+    taken = piece(
+        "preempted", None, seconds=seconds, slot=1, source="pod", trust="platform", specificity=85, uncertainty=1.0
+    )
+    own = piece("user_code_exception", 1, seconds=5)
+    verdict = diagnose(case([left(0, 1, seconds=6), left(1, 1, seconds=5)], [taken, own], slots=slots(2))).verdict
+    assert (verdict.cause.slug, verdict.rank) == (slug, rank)
+
+
+def test_an_image_that_one_node_lacks_is_tried_elsewhere_and_one_that_all_lack_is_not():
+    def lacks(slot: int):
+        return piece(
+            "image_pull", None, slot=slot, node=f"node{slot}", source="pod", trust="platform", fingerprint="image"
+        )
+
+    begun = (*slots(1, state="running", exit_code=None), SlotFacts(slot=1, node="node1", state="expected"))
+    one = diagnose(case([], [lacks(1)], slots=begun, hung=True, nnodes=2)).verdict
+    assert (one.cause.slug, one.slot, one.node, one.retry) == ("image_pull", 1, "node1", "elsewhere")
+    waits = tuple(SlotFacts(slot=n, node=f"node{n}", state="expected") for n in range(2))
+    both = diagnose(case([], [lacks(0), lacks(1)], slots=waits, hung=True, nnodes=2)).verdict
+    assert (both.scope, both.retry) == ("all", "no")
+    later = msgspec.structs.replace(lacks(1), retry="yes")
+    assert diagnose(case([], [later], slots=begun, hung=True, nnodes=2)).verdict.retry == "yes"

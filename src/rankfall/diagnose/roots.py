@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, candidate_of
-from rankfall.diagnose.rules import NEAREST, NEVER_BEGAN
+from rankfall.diagnose.rules import NEAREST, NEVER_BEGAN, TAKEN_AWAY
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.diagnose.together import MISMATCH, accused, only_silent
 from rankfall.model import Case, Evidence, RankFacts
@@ -56,6 +56,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates, disputed = _settle_mismatch(candidates, subjects, root)
     candidates = _merge(candidates)
     candidates = _drop_generic_after_death(candidates, root)
+    candidates = _drop_taken_after_fall(candidates, root)
     candidates.sort(key=lambda c: (-c.tier, c.order))
     tier = candidates[0].tier
     first = [c for c in candidates if c.tier == tier]
@@ -162,6 +163,19 @@ def _drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[C
         else:
             kept.append(candidate)
     return kept or candidates
+
+
+def _drop_taken_after_fall(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """A pod that was surely taken away after a rank had recorded its own failure caused nothing: the job had fallen."""
+    own = [c for c in candidates if c.tier == EXPLICIT and c.confidence == "proven" and not c.weak]
+    kept = []
+    for candidate in candidates:
+        platform = candidate.best is not None and candidate.best.source in {"pod", "event"}
+        if platform and candidate.slug in TAKEN_AWAY and any(c.before(candidate) for c in own):
+            root.rejected.append((candidate, "it came after a rank had failed by itself"))
+        else:
+            kept.append(candidate)
+    return kept
 
 
 def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:

@@ -105,6 +105,9 @@ NEVER_BEGAN: Final = frozenset(
 # What is the job's fault where all nodes say it, and the node's where one does while others began.
 ELSEWHERE_WHEN_ALONE: Final = frozenset({"image_pull"})
 
+# What the platform does to a pod at the very moment that it names, so that a fall before it is none of its consequences. A lost node is noticed late.
+TAKEN_AWAY: Final = frozenset({"preempted", "pod_evicted"})
+
 # Sources that a job cannot forge.
 TRUSTED: Final = frozenset({"kernel", "platform", "wrapper", "supervisor"})
 

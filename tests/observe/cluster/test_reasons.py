@@ -11,10 +11,11 @@ from rankfall.observe.cluster.reasons import Reason, ending_evidence, row_of, ro
 
 DAY = "2026-11-21T16:00:00Z"
 DAY_NS = 1_795_276_800_000_000_000
+SEEN = DAY_NS + 77
 
 
 def pod(**fields: object) -> PodFact:
-    base = PodFact(seen_ns=77, name="job-3-x", uid="u", slot=3, node="n3", phase="Failed")
+    base = PodFact(seen_ns=SEEN, name="job-3-x", uid="u", slot=3, node="n3", phase="Failed")
     return msgspec.structs.replace(base, **fields)
 
 
@@ -52,7 +53,7 @@ def test_every_row_makes_evidence_of_the_platform(row):
     assert piece.where == "pod/job-3-x"
     assert piece.line.startswith(row.reason)
     timed = row.where in {"terminated", "disruption", "scheduled"}
-    assert (piece.at, piece.uncertainty) == ((DAY_NS, 1.0) if timed else (77, 5.0))
+    assert (piece.at, piece.uncertainty) == ((DAY_NS, 1.0) if timed else (SEEN, 5.0))
     assert row.slug in catalogue()
     # The other question is not answered by it.
     other = ending_evidence if look is waiting_evidence else waiting_evidence

@@ -171,7 +171,8 @@ def _evidence(
 def _when(fact: PodFact, at: int | None) -> tuple[int, float]:
     """Moment and uncertainty: the API gives whole seconds. What has no time of its own happened after the pod was made and before it was seen."""
     if at is not None:
-        return at, 1.0
+        # A clock of the platform that is ahead of ours cannot make it later than it was seen.
+        return min(at, fact.seen_ns), 1.0
     made = stamp_ns(fact.created)
     return fact.seen_ns, max(5.0, (fact.seen_ns - made) / 1e9) if made is not None else 5.0
 
