@@ -99,6 +99,7 @@ class Agent:
         self._report = self._state.report
         self._standing: Standing | None = None
         self._storm = Storm()
+        self._jobs: dict[int, str | None] = {}
         self._saved_at = self._alive_at = monotonic()
         self._stopping = False
         self._wake_in, self._wake_out = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -187,6 +188,9 @@ class Agent:
             [KernelLine(kind="start", node=self._node, boot=boot, seq=self._seq(), at=time.time_ns(), note=note)]
         )
         self._show(readable=True, urgent=True)
+        # Kinds whose Event was not sent yet when the agent was killed; the others are known by their number.
+        for entry in self._book.report(None).entries:
+            self._show(readable=True, new=entry)
 
     def _fresh(self, boot: str) -> None:
         """Nothing is known of this boot but what was kept."""
@@ -204,6 +208,7 @@ class Agent:
         for each in records[:1] + records[-1:]:
             self._clock.read(each.stamp_us, live=live and each is records[0])
         self._zero = self._clock.beginning()
+        self._jobs.clear()
         for entry in entries:
             if isinstance(entry, KmsgRecord):
                 line, counted = self._record(entry)
@@ -257,7 +262,10 @@ class Agent:
         )
         if fault is None or fault.pid is None or not record.by_kernel:
             return fault
-        return replace(fault, job=pod_of(fault.pid, proc=self._proc))
+        # In a storm it is always the same process; a number may be given again later.
+        if fault.pid not in self._jobs:
+            self._jobs[fault.pid] = pod_of(fault.pid, proc=self._proc)
+        return replace(fault, job=self._jobs[fault.pid])
 
     def _time(self, record: KmsgRecord) -> dict[str, float]:
         return {"at": self._zero.at + record.stamp_us * 1_000, "uncertainty": self._zero.uncertainty}

@@ -121,7 +121,8 @@ class Publisher:
         with self._changed:
             self._wanted = standing
             self._urgent = self._urgent or urgent or new is not None
-            if new is not None and new.seen[-1].seq > self.told:
+            waits = any(boot == standing.report.boot and each.first == new.first for boot, each in self._events if new)
+            if new is not None and new.first.seq > self.told and not waits:
                 self.left_out += len(self._events) == _EVENTS
                 self._events.append((standing.report.boot, new))
             self._changed.notify()
@@ -204,7 +205,7 @@ class Publisher:
             with self._changed:
                 if self._events and self._events[0] == (boot, entry):
                     self._events.popleft()
-                self.told = max(self.told, entry.seen[-1].seq)
+                self.told = max(self.told, entry.first.seq)
 
     def _budget(self, now: float) -> float:
         self._room = min(float(_EVENTS), self._room + (now - self._room_at) / _EVENT_EVERY_S)
