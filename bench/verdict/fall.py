@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from rankfall.kube.labels import COMPLETION_INDEX
 from rankfall.model import JobSpec
-from rankfall.observe.cluster.podfacts import INDEX_LABEL
 
 NODES, PER_NODE = 128, 8
 RANKS: Final = NODES * PER_NODE
@@ -99,7 +99,7 @@ def pod_object(slot: int, *, ended: bool, at: str) -> dict[str, Any]:
     conditions = [{"type": one, "status": "True", "lastTransitionTime": at} for one in kinds]
     status = {"phase": "Failed" if ended else "Running", "conditions": conditions, "startTime": at}
     status["containerStatuses"] = [container | (over if ended else running)]
-    labels = {INDEX_LABEL: str(slot), "rankfall.dev/role": "worker", "rankfall.dev/attempt": "1"}
+    labels = {COMPLETION_INDEX: str(slot), "rankfall.dev/role": "worker", "rankfall.dev/attempt": "1"}
     meta = {"name": pod(slot), "uid": f"00000000-0000-4000-8000-{slot:012d}", "labels": labels, "creationTimestamp": at}
     return {"metadata": meta, "spec": {"nodeName": node(slot), "containers": [{"name": "main"}]}, "status": status}
 
@@ -111,7 +111,7 @@ def _ranks(slot: int) -> range:
 def _record(run: str, kind: str, slot: int, *, at: int, **fields: Any) -> dict[str, Any]:
     said = {
         "schema": "rankfall.record/1",
-        "id": f"{kind}-{slot}-{fields.get('rank', 'slot')}",
+        "id": f"rec-{kind.replace('_', '-')}-{slot}-{fields.get('rank', 'slot')}",
         "kind": kind,
         "run": run,
     }
