@@ -11,14 +11,12 @@ import pytest
 
 from health.api_world import running
 from kube.apiserver import answer, refuse, serving
-from rankfall.health.check_jobs import CheckResult
-from rankfall.health.checks import Round
 from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import care as cares
 from rankfall.health.controller.care import Care
 from rankfall.health.hook_table import Hook, hooks_from, next_hook
 from rankfall.health.hooks import Answer, Call, call_hook, hook_job
-from rankfall.health.nodes import CheckRound, Remedy
+from rankfall.health.nodes import Remedy
 from rankfall.health.rules import packaged
 from rankfall.kube.client import Kube
 from rankfall.model.errors import SpecError
@@ -270,37 +268,6 @@ def test_a_hook_that_fails_is_not_waited_for_and_one_that_mends_no_reboot_is_val
                 )
 
             await caring(world, told())
-
-    run_story(story())
-
-
-def test_health_s09_rounds_of_checks_give_the_node_back_and_a_failing_one_keeps_it(tmp_path, monkeypatch):
-    text = "[policy]\nclean_rounds = 2\nclean_s = 0\nvalidate_after_s = 0\n[[check]]\nname = 'own'\nimage = 'i'\ncommand = ['x']\n"
-    file = config(tmp_path, text)
-    outcomes, peers = ["failed", "passed", "passed"], []
-    monkeypatch.setattr(cares, "_ROUND_S", 0.0)
-
-    async def checks(kube, found, *, node, peer, **rest) -> Round:
-        peers.append(peer)
-        outcome = outcomes.pop(0) if outcomes else "passed"
-        result = CheckResult(check="own", outcome=outcome, text="")
-        return Round(
-            round=CheckRound(node=node, at=cares.time.time_ns(), outcome=outcome, check="own: 7 GPUs"),
-            results=(result,),
-        )
-
-    monkeypatch.setattr(cares, "run_checks", checks)
-
-    async def story() -> None:
-        async with running("n1", "n2", config=file) as world:
-
-            async def told() -> None:
-                await world.loop.give([fault("n1", REBOOT)])
-                await world.until(lambda: bool(outcomes) is False and world.api.tainted() == set())
-
-            await caring(world, told())
-            await world.until(lambda: "Returned" in world.api.reasons("n1"))
-            assert set(peers) == {"n2"}
 
     run_story(story())
 

@@ -1,6 +1,6 @@
-"""Takes care of nodes that carry our taint: calls the next hook of the ladder, and makes rounds of checks. One thing at a time in the whole cluster.
+"""Takes care of nodes that carry our taint: calls the next hook of the ladder, one at a time in the whole cluster. Checks are the work of ``validating``.
 
-Off unless the operator's file has hooks or checks. What it does is decided by the Nodes' records, so a controller that was killed goes on: a hook whose answer nobody
+Off unless the operator's file has hooks. What it does is decided by the Nodes' records, so a controller that was killed goes on: a hook whose answer nobody
 heard is not called again, and ends by its proof or by its time. It asks nothing of the API server while no node needs care.
 """
 
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from rankfall.health.checks import run_checks
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.loop import Loop
 from rankfall.health.controller.nodebook import NodeBook
@@ -27,8 +26,6 @@ from rankfall.model.health import NodeHealth, OpenCause
 
 #: Between two looks at the book, seconds.
 LOOK_S: Final = 5.0
-#: Two rounds of checks on one node lie at least so far apart, whatever the policy says, seconds.
-_ROUND_S: Final = 10.0
 _SECOND: Final = 1_000_000_000
 
 
@@ -39,7 +36,7 @@ class Care:
         kube: a client with the rights of ``JOB_RULES``.
         book: of the Nodes.
         loop: that decides; it is given what was done.
-        config: checks and hooks.
+        config: has the hooks.
         namespace: of the Jobs.
         look_s: between two looks.
         clock: nanoseconds since the epoch.
@@ -76,48 +73,10 @@ class Care:
             return
         if health.state == "remediating":
             await self._proof(node, health)
-        elif health.state == "validating":
-            await self._round(node, health)
         elif health.state == "quarantined":
             found = next_hook(health, hooks=self._config.config.hooks, rules=self._config.config.rules)
             if found is not None:
                 await self._mend(node, health, *found)
-
-    # -- checks
-
-    async def _round(self, node: NodeObject, health: NodeHealth) -> None:
-        config, policy = self._config.config, self._loop.policy
-        gap = max(policy.clean_s / max(1, policy.clean_rounds - 1), _ROUND_S) * _SECOND
-        if not config.checks or self._clock() - (health.checked_at or 0) < gap:
-            return
-        name = node.name
-        done = await run_checks(
-            self._kube,
-            config.checks,
-            node=name,
-            peer=self._peer(node),
-            namespace=self._namespace,
-            policy=policy,
-            round_=f"{health.since}-{health.checked_at}",
-        )
-        LOG.info("node `%s` checks: %s %s", name, done.round.outcome, done.round.check)
-        await self._loop.give([done.round])
-
-    def _peer(self, node: NodeObject) -> str | None:
-        """A node of the same pool that nobody has anything against."""
-        good = [
-            name
-            for name, each in self._book.nodes.items()
-            if name != node.name
-            and each.view.pool == node.view.pool
-            and each.view.ready
-            and not each.cordoned
-            and not each.view.tainted(self._loop.policy)
-            and (each.view.record is None or each.view.record.state == "healthy")
-        ]
-        return min(good, default=None)
-
-    # -- hooks
 
     async def _mend(self, node: NodeObject, health: NodeHealth, hook: Hook, cause: OpenCause) -> None:
         name, attempt = node.name, health.tried.count(hook.step) + 1
