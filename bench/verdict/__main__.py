@@ -1,6 +1,6 @@
-"""How soon and how rightly a fall is explained: ``python -m bench.verdict [scale] [corpus]``; writes docs/results/bench-verdict.md.
+"""How soon and how rightly a fall is explained: ``python -m bench.verdict [scale] [fleet] [corpus]``; writes docs/results/bench-verdict.md.
 
-All parts by default. ``--corpus FOLDER`` names the real logs.
+All parts by default. ``fleet`` needs the test bed (root): the one that ``TESTBED`` numbers, which is started where it is not up. ``--corpus FOLDER`` names the real logs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import os
 import sys
 
 from bench.common import ROOT, Row, machine, table
-from bench.verdict import corpus, scale
+from bench.verdict import corpus, fleet, scale
 
-PARTS = ("scale", "corpus")
+_MEASURE = (
+    "Where more wants to run than the machine has cores, the CPU seconds of Rankfall's own process are compared with the bound, "
+    "and not the wall clock, which others share."
+)
+PARTS = ("scale", "fleet", "corpus")
 
 
 def main(argv: list[str]) -> int:
@@ -30,6 +34,8 @@ def main(argv: list[str]) -> int:
     found: list[Row] = []
     if "scale" in parts:
         found += scale.rows()
+    if "fleet" in parts:
+        found += fleet.rows()
     judged = corpus.judge(folder) if folder is not None else []
     found += corpus.rows(judged) if judged else []
     text = table(found)
@@ -39,9 +45,7 @@ def main(argv: list[str]) -> int:
     if set(parts) == set(PARTS):
         told = f"{machine()}; load average at the end {os.getloadavg()[1]:.0f}"
         day = dt.datetime.now(tz=dt.UTC).date()
-        head = (
-            f"# How soon and how rightly a fall is explained\n\nWritten by `make bench-verdict` on {day} ({told}).\n\n"
-        )
+        head = f"# How soon and how rightly a fall is explained\n\nWritten by `make bench-verdict` on {day} ({told}).\n\n{_MEASURE}\n\n"
         (ROOT / "docs/results/bench-verdict.md").write_text(f"{head}{text}\n", encoding="utf-8")
     return 1 if any(row.holds is False for row in found) else 0
 
