@@ -14,6 +14,7 @@ import yaml
 
 from cluster.fault_injectors import prepare
 from cluster.fault_stage import INDEX, LABEL, Stage
+from faults.channels import said_less
 from faults.cluster_table import Cell
 from faults.run import Ours, read, still_running, write_plan
 from helpers import wait_until
@@ -23,6 +24,19 @@ from testbed.client import Kubectl
 
 AT_ONCE = 3
 _RUN_S = 420
+# One of each kind: the verdict of these is made again with one channel of evidence after the other cut.
+CUT = frozenset(
+    {
+        "job-container-killed",
+        "job-evicted",
+        "job-exception-key",
+        "job-exit-3",
+        "job-null-pointer",
+        "job-oom-of-a-ranks-child",
+        "job-signal-outside-kill",
+        "trainjob-exception-key-torchrun",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class Seen:
         nodes: slot -> node of its pod, None where it never got one; as the API said.
         errors: of what was done from outside.
         left: processes of the job that outlived it.
+        less: what is wrong in verdicts that are made once more with a channel of evidence cut; of some cells only.
     """
 
     ours: Ours | None
@@ -43,6 +58,7 @@ class Seen:
     nodes: dict[int, str | None]
     errors: tuple[Exception, ...]
     left: tuple[str, ...]
+    less: tuple[str, ...] = ()
 
 
 class Nodes:
@@ -197,4 +213,5 @@ class Runs:
             nodes=nodes,
             errors=tuple(stage.errors),
             left=() if left == ("none",) else left,
+            less=tuple(said_less(cell.fault, runs[0], folder / "cut", slot=1)) if cell.id in CUT else (),
         )

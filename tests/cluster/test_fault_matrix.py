@@ -75,6 +75,7 @@ def test_errors_s41_a_fault_on_the_cluster(runs: Runs, kubectl: Kubectl, cell: C
     judged = judged_on_nodes(fault, last, seen)
     assert seen.ours.state == fault.outcome, seen.stderr
     assert seen.left == ()
+    assert seen.less == ()
     assert "Traceback" not in seen.stderr
     slugs = [one.cause.slug for one in seen.ours.verdicts if one is not None]
     assert slugs[: len(fault.causes)] == list(fault.causes)

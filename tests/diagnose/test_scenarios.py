@@ -470,3 +470,26 @@ def test_an_image_that_one_node_lacks_is_tried_elsewhere_and_one_that_all_lack_i
     assert (both.scope, both.retry) == ("all", "no")
     later = msgspec.structs.replace(lacks(1), retry="yes")
     assert diagnose(case([], [later], slots=begun, hung=True, nnodes=2)).verdict.retry == "yes"
+
+
+def test_several_ranks_that_ended_with_code_1_and_without_a_word_blame_none_of_them():
+    ranks = [left(0, 1), left(1, 1), left(2, 0, seconds=0.5), left(3, 1)]
+    verdict = diagnose(case(ranks, [])).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("user_exit", "suspected", None)
+    # The clocks tell which was first: that one is named.
+    first = [left(0, 1, seconds=2), left(1, 1, seconds=2), left(2, 1, seconds=0.5), left(3, 1, seconds=2)]
+    assert diagnose(case([*first[:3], rank(3, state="running")], [])).verdict.rank == 2
+    # A code of the program's own is a word.
+    assert diagnose(case([left(0, 3), left(1, 0), left(2, 0), left(3, 0)], [])).verdict.rank == 0
+
+
+def test_a_rank_that_ended_with_code_1_and_without_a_word_is_a_victim_of_a_lost_slot():
+    wrappers = (
+        SlotFacts(slot=0, node="node0", launcher="plain", state="ended", exit_code=1),
+        SlotFacts(slot=1, node="node1", launcher="plain", state="lost"),
+    )
+    ranks = [left(0, 1), left(1, 1), rank(2, state="running"), rank(3, state="running")]
+    verdict = diagnose(case(ranks, [], slots=wrappers)).verdict
+    assert (verdict.cause.slug, verdict.slot, verdict.rank) == ("killed_unknown", 1, None)
+    assert victims(verdict)[:2] == [0, 1]
+    assert any("without a word" in one.rejected for one in verdict.alternatives)

@@ -111,7 +111,12 @@ def render(found: dict[str, Row]) -> str:
         said = next((row.said for row in rows if row), "")
         fault = next(iter(columns.values())).fault
         lines.append(f"| {' | '.join(cell_text(text) for text in (name, expected(fault), *shown, said))} |")
-    notes = [f"- `{row.cell}`: {'; '.join(row.faults) or row.said}" for row in found.values() if row.grade != "right"]
+    known = {cell.id for cell in cells()}
+    notes = [
+        f"- `{row.cell}`: {'; '.join(row.faults) or row.said}"
+        for row in found.values()
+        if row.grade != "right" and row.cell in known
+    ]
     return "\n".join([_HEAD.rstrip(), "", *lines, "", *(["## Not right", "", *notes, ""] if notes else [])])
 
 

@@ -73,14 +73,17 @@ def write_plan(fault: Fault, folder: Path, *, progress: bool = True, torch: bool
     return plan
 
 
-def run_ours(fault: Fault, folder: Path, *, launcher: Launcher, nnodes: int = 2, hook: bool = True) -> Ours:
+def run_ours(
+    fault: Fault, folder: Path, *, launcher: Launcher, nnodes: int = 2, hook: bool = True, torch: bool = True
+) -> Ours:
     """The fault under the real ``rankfall run``.
 
     Args:
         folder: an empty folder; Rankfall's home is made inside it.
         hook: false = the recorder is kept out of the ranks.
+        torch: false = the ranks meet by plain sockets, which starts in a moment.
     """
-    plan = write_plan(fault, folder, progress=hook)
+    plan = write_plan(fault, folder, progress=hook, torch=torch)
     scratch = folder / "scratch"
     scratch.mkdir()
     home = folder / "home"

@@ -57,6 +57,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     candidates = _merge(candidates)
     candidates = _drop_generic_after_death(candidates, root)
     candidates = _drop_taken_after_fall(candidates, root)
+    candidates = _drop_mute_beside_death(candidates, root)
     candidates.sort(key=lambda c: (-c.tier, c.order))
     tier = candidates[0].tier
     first = [c for c in candidates if c.tier == tier]
@@ -76,7 +77,9 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     ]
     root.chosen = chosen
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
-    root.unnamed = tier == HANG and root.tied
+    root.unnamed = (tier == HANG and root.tied) or (_mute(chosen) and _of_several(chosen) and not root.everywhere)
+    if root.unnamed and tier != HANG:
+        chosen.confidence = "suspected"
     return root
 
 
@@ -176,6 +179,33 @@ def _drop_taken_after_fall(candidates: list[Candidate], root: Root) -> list[Cand
         else:
             kept.append(candidate)
     return kept
+
+
+def _mute(candidate: Candidate) -> bool:
+    """Whether nothing is known but Python's own code after any exception, a victim's too: no rank is named for that where others ended so."""
+    facts = candidate.subject.rank
+    return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
+
+
+def _of_several(candidate: Candidate) -> bool:
+    """Whether other ranks ended in the same way, and the clocks do not tell which was first."""
+    at = candidate.at
+    for other in candidate.same:
+        facts = other.rank
+        if facts is None or facts.ended_at is None or at is None:
+            return True
+        slack = round((candidate.uncertainty + (facts.ended_uncertainty or 0.0)) * _NS)
+        if at + slack >= facts.ended_at:
+            return True
+    return False
+
+
+def _drop_mute_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """A rank that ended with Python's own code and left no word is a victim of a death that it did not surely come before."""
+    deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
+    echoes = [c for c in candidates if _mute(c) and any(not c.before(d) for d in deaths)]
+    root.rejected += [(c, "ended with code 1 and without a word, as whoever loses its partner does") for c in echoes]
+    return [c for c in candidates if c not in echoes]
 
 
 def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
