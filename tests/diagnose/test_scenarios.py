@@ -476,9 +476,9 @@ def test_several_ranks_that_ended_with_code_1_and_without_a_word_blame_none_of_t
     ranks = [left(0, 1), left(1, 1), left(2, 0, seconds=0.5), left(3, 1)]
     verdict = diagnose(case(ranks, [])).verdict
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("user_exit", "suspected", None)
-    # The clocks tell which was first: that one is named.
-    first = [left(0, 1, seconds=2), left(1, 1, seconds=2), left(2, 1, seconds=0.5), left(3, 1, seconds=2)]
-    assert diagnose(case([*first[:3], rank(3, state="running")], [])).verdict.rank == 2
+    # Nor the first of them: it may have lost a partner that left with 0, or that hangs.
+    order = [left(0, 1, seconds=4), left(1, 1, seconds=4), left(2, 0, seconds=0.5), left(3, 1, seconds=2)]
+    assert diagnose(case(order, [])).verdict.rank is None
     # A code of the program's own is a word.
     assert diagnose(case([left(0, 3), left(1, 0), left(2, 0), left(3, 0)], [])).verdict.rank == 0
 

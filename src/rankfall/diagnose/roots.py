@@ -77,7 +77,7 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     ]
     root.chosen = chosen
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
-    root.unnamed = (tier == HANG and root.tied) or (_mute(chosen) and _of_several(chosen) and not root.everywhere)
+    root.unnamed = (tier == HANG and root.tied) or (_mute(chosen) and bool(chosen.same) and not root.everywhere)
     if root.unnamed and tier != HANG:
         chosen.confidence = "suspected"
     return root
@@ -182,22 +182,12 @@ def _drop_taken_after_fall(candidates: list[Candidate], root: Root) -> list[Cand
 
 
 def _mute(candidate: Candidate) -> bool:
-    """Whether nothing is known but Python's own code after any exception, a victim's too: no rank is named for that where others ended so."""
+    """Whether nothing is known but Python's own code after any exception, a victim's too.
+
+    Where several ended so none is named: the first of them may have lost a partner that hangs, or that left with 0.
+    """
     facts = candidate.subject.rank
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
-
-
-def _of_several(candidate: Candidate) -> bool:
-    """Whether other ranks ended in the same way, and the clocks do not tell which was first."""
-    at = candidate.at
-    for other in candidate.same:
-        facts = other.rank
-        if facts is None or facts.ended_at is None or at is None:
-            return True
-        slack = round((candidate.uncertainty + (facts.ended_uncertainty or 0.0)) * _NS)
-        if at + slack >= facts.ended_at:
-            return True
-    return False
 
 
 def _drop_mute_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
