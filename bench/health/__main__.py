@@ -170,7 +170,7 @@ def rest(account: Path, folder: Path) -> list[Row]:
 
 def main() -> int:
     """Measure, print the table, write the page; 1 when a bound is broken."""
-    from rankfall.health.manifests_agent import CLUSTER_RULES, EVENT_RULES, NAME
+    from rankfall.health.manifests.agent import CLUSTER_RULES, EVENT_RULES, NAME
     from rankfall.model.health_report import REPORT_ANNOTATION
 
     layout = Layout(int(os.environ.get("TESTBED", "0")))

@@ -13,8 +13,8 @@ import pytest
 
 from cluster.kmsg_world import Ring, agent, devices, report, xid
 from helpers import wait_until
-from rankfall.health.agent_api import NodeApi
-from rankfall.health.manifests_agent import CLUSTER_RULES, NAME, agent_admission, agent_objects
+from rankfall.health.agent.api import NodeApi
+from rankfall.health.manifests.agent import CLUSTER_RULES, NAME, agent_admission, agent_objects
 from rankfall.kube.access import Login
 from rankfall.kube.errors import ApiError, Forbidden
 from rankfall.kube.kubeconfig import load_access

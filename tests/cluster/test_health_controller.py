@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cluster.loki_push import push
-from rankfall.health.manifests_controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
+from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
 from testbed import accounts
 from testbed.client import Kubectl
 from testbed.ondemand import kwok, loki

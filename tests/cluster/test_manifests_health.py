@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rankfall.health.manifests import cluster_objects
-from rankfall.health.manifests_controller import NAME, SWITCHES
+from rankfall.health.manifests.cluster import cluster_objects
+from rankfall.health.manifests.controller import NAME, SWITCHES
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError
 from rankfall.kube.kubeconfig import load_access

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from rankfall.health.agent import Agent
-from rankfall.health.agent_publish import Standing
-from rankfall.health.agent_state import StateFile
+from rankfall.health.agent.loop import Agent
+from rankfall.health.agent.publish import Standing
+from rankfall.health.agent.state import StateFile
 from rankfall.model.health_report import KernelEntry, KernelLine, decode_line
 from rankfall.observe.kmsg_source import Opened
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from health.agent_world import BOOT, XID_79, XID_94, Ring, World, lines, record, seqs
-from rankfall.health.agent_jobs import pod_of
-from rankfall.health.agent_state import AgentState, StateFile
+from rankfall.health.agent.jobs import pod_of
+from rankfall.health.agent.state import AgentState, StateFile
 from rankfall.model import EvidenceLost
 from rankfall.observe.kmsg_ring import Cursor
 from rankfall.observe.kmsg_ring import Ring as Reader

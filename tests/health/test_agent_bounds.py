@@ -10,9 +10,9 @@ import msgspec
 from health.agent_world import BOOT, XID_79, World, record
 from health.test_agent_publish import access
 from health.test_agent_publish import server as api_server  # noqa: F401 - a fixture
-from rankfall.health import agent_start
-from rankfall.health.agent_book import Book
-from rankfall.health.agent_storm import BURST, KINDS, Storm
+from rankfall.health.agent import main as agent_start
+from rankfall.health.agent.book import Book
+from rankfall.health.agent.storm import BURST, KINDS, Storm
 from rankfall.health.rules import packaged
 from rankfall.model.health import NodeFault
 from rankfall.model.health_report import KernelLine
@@ -81,7 +81,7 @@ def test_a_writer_that_breaks_ends_the_agent_with_its_reason(api_server, tmp_pat
     def broken(self) -> None:
         raise ZeroDivisionError("broken")
 
-    monkeypatch.setattr("rankfall.health.agent_publish.Publisher.run", broken)
+    monkeypatch.setattr("rankfall.health.agent.publish.Publisher.run", broken)
     said: list[str] = []
     settings = agent_start.Settings(node="n1", device=tmp_path / "none")
     assert agent_start.run(settings, access=access(api_server), out=io.BytesIO(), say=said.append) == 74

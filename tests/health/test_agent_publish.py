@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rankfall.health.agent_api import NodeApi
-from rankfall.health.agent_publish import Publisher, Standing
+from rankfall.health.agent.api import NodeApi
+from rankfall.health.agent.publish import Publisher, Standing
 from rankfall.kube.access import Access, Endpoint, Login
 from rankfall.kube.errors import Conflict, Forbidden, KubeConfigError, ServerError, Unreachable
 from rankfall.kube.secret import Secret

@@ -12,9 +12,9 @@ from aiohttp import web
 from health.node_server import node_server
 from kube.apiserver import serving, status
 from rankfall.cli.guard import run
-from rankfall.health import check_jobs
-from rankfall.health.check_table import checks_from, packaged_checks, script_text
-from rankfall.health.checks import Round, run_checks
+from rankfall.health.checks import jobs as check_jobs
+from rankfall.health.checks.rounds import Round, run_checks
+from rankfall.health.checks.table import checks_from, packaged_checks, script_text
 from rankfall.health.config import load_config
 from rankfall.health.policy import Policy
 from rankfall.kube.client import Kube
@@ -128,7 +128,7 @@ def test_health_s41_what_could_not_be_made_is_no_pass(tmp_path, pod, expected, w
 
 
 def test_a_program_that_cannot_be_ended_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.health.checks._GRACE_S", 0)
+    monkeypatch.setattr("rankfall.health.checks.rounds._GRACE_S", 0)
     done = outcome(tmp_path, Jobs(RUNS), {})
     assert (done.round.outcome, "could not be ended" in done.round.check) == ("failed", True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from backends.cluster.launch_server import Refusal
 from health.api_world import LABELS, SECOND, XID, MemoryLoki, running, tried
-from rankfall.health.checks import Round
+from rankfall.health.checks.rounds import Round
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.desk import LeaseGone
 from rankfall.health.controller.lines import PodLines

@@ -14,8 +14,8 @@ from kube.apiserver import answer, refuse, serving
 from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import care as cares
 from rankfall.health.controller.care import Care
-from rankfall.health.hook_table import Hook, hooks_from, next_hook
-from rankfall.health.hooks import Answer, Call, call_hook, hook_job
+from rankfall.health.hooks.call import Answer, Call, call_hook, hook_job
+from rankfall.health.hooks.table import Hook, hooks_from, next_hook
 from rankfall.health.nodes import Remedy
 from rankfall.health.rules import packaged
 from rankfall.kube.client import Kube

@@ -8,8 +8,8 @@ import yaml
 from click.testing import CliRunner
 
 from rankfall.cli.manifests import manifests
-from rankfall.health import manifests_controller as made
-from rankfall.health.manifests import cluster_objects
+from rankfall.health.manifests import controller as made
+from rankfall.health.manifests.cluster import cluster_objects
 from rankfall.health.policy import Policy
 from rankfall.model.errors import RankfallError
 

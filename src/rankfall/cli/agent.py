@@ -55,7 +55,7 @@ def agent(
     kubeconfig: str | None,
 ) -> int:
     """Read this node's kernel log, print what concerns its health, and show it on the Node."""
-    from rankfall.health import agent_start  # noqa: PLC0415 - --help needs none of it
+    from rankfall.health.agent import main as agent_start  # noqa: PLC0415 - --help needs none of it
 
     if node is None or not _NODE.fullmatch(node):
         raise UsageError(

@@ -48,7 +48,7 @@ def manifests(
     """
     import yaml  # noqa: PLC0415 - only here
 
-    from rankfall.health.manifests import cluster_objects  # noqa: PLC0415 - only here
+    from rankfall.health.manifests.cluster import cluster_objects  # noqa: PLC0415 - only here
 
     if not _DIGEST.fullmatch(image):
         raise UsageError(

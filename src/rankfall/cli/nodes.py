@@ -19,8 +19,8 @@ from rankfall.cli.target import Where
 from rankfall.model import EvidenceLost, InfrastructureError, UsageError
 
 if TYPE_CHECKING:
-    from rankfall.health.check_jobs import CheckResult
-    from rankfall.health.checks import Round
+    from rankfall.health.checks.jobs import CheckResult
+    from rankfall.health.checks.rounds import Round
     from rankfall.health.config import HealthConfig
     from rankfall.health.node_orders import Done
     from rankfall.kube.client import Kube
@@ -180,7 +180,7 @@ def check(
     Ends with 0 when all passed, 69 when one failed, 74 when one could not be made, which is no pass.
     """
     from rankfall.health import node_orders  # noqa: PLC0415 - loads the client of Kubernetes
-    from rankfall.health.checks import run_checks  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.health.checks.rounds import run_checks  # noqa: PLC0415 - loads the client of Kubernetes
     from rankfall.report.escape import clean_line  # noqa: PLC0415 - only what prints
 
     settings = _settings(config)

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.health.check_table import Check, checks_from
-from rankfall.health.hook_table import Hook, hooks_from
+from rankfall.health.checks.table import Check, checks_from
+from rankfall.health.hooks.table import Hook, hooks_from
 from rankfall.health.overrides import rules_from
 from rankfall.health.policy import Policy
 from rankfall.health.rules import Rules, packaged

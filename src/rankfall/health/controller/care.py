@@ -16,8 +16,8 @@ from rankfall.health.config import ConfigFile
 from rankfall.health.controller.loop import Loop
 from rankfall.health.controller.nodebook import NodeBook
 from rankfall.health.controller.telling import LOG
-from rankfall.health.hook_table import Hook, next_hook
-from rankfall.health.hooks import Call, call_hook
+from rankfall.health.hooks.call import Call, call_hook
+from rankfall.health.hooks.table import Hook, next_hook
 from rankfall.health.node_objects import NodeObject
 from rankfall.health.nodes import REBOOTS, Remedy
 from rankfall.kube.client import Kube

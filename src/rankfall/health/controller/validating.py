@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from rankfall.health.checks import Round, run_checks
+from rankfall.health.checks.rounds import Round, run_checks
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.loop import Loop
 from rankfall.health.controller.nodebook import NodeBook

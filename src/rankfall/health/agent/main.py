@@ -10,10 +10,10 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from rankfall.health.agent import Agent
-from rankfall.health.agent_api import NodeApi
-from rankfall.health.agent_publish import Publisher
-from rankfall.health.agent_state import StateFile
+from rankfall.health.agent.api import NodeApi
+from rankfall.health.agent.loop import Agent
+from rankfall.health.agent.publish import Publisher
+from rankfall.health.agent.state import StateFile
 from rankfall.kube.access import Access
 from rankfall.observe import kmsg_source
 from rankfall.observe.kmsg_source import Opened

@@ -14,8 +14,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from rankfall.health.check_jobs import Object
-from rankfall.health.hook_table import Hook, HookJob
+from rankfall.health.checks.jobs import Object
+from rankfall.health.hooks.table import Hook, HookJob
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict, KubeError
 from rankfall.kube.resources import JOBS

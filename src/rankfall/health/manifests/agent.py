@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rankfall.health.agent_api import EVENT_NAMESPACE
+from rankfall.health.agent.api import EVENT_NAMESPACE
 from rankfall.model.health_report import REPORT_ANNOTATION, REPORT_CONDITION
 
 Object = dict[str, Any]

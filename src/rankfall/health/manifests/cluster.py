@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rankfall.health.config import load_config
 from rankfall.health.controller.settings import AGENT, DMESG, Stream
-from rankfall.health.manifests_agent import agent_admission, agent_objects
-from rankfall.health.manifests_controller import Object, controller_admission, controller_objects
+from rankfall.health.manifests.agent import agent_admission, agent_objects
+from rankfall.health.manifests.controller import Object, controller_admission, controller_objects
 
 
 def cluster_objects(

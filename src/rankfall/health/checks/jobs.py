@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.health.check_table import CANNOT_TELL, Check, script_text
+from rankfall.health.checks.table import CANNOT_TELL, Check, script_text
 from rankfall.model.health import shown
 
 LABEL_CHECK: Final = "rankfall.dev/check"

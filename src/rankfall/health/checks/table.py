@@ -102,4 +102,4 @@ def _scripts() -> frozenset[str]:
 
 
 def _data(name: str) -> str:
-    return resources.files(__package__).joinpath("data", name).read_text("utf-8")
+    return resources.files("rankfall.health").joinpath("data", name).read_text("utf-8")

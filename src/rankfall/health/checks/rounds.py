@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.health import check_jobs
-from rankfall.health.check_jobs import CheckResult
-from rankfall.health.check_table import Check
+from rankfall.health.checks import jobs as check_jobs
+from rankfall.health.checks.jobs import CheckResult
+from rankfall.health.checks.table import Check
 from rankfall.health.nodes import CheckRound
 from rankfall.health.policy import Policy
 from rankfall.kube.client import Kube

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from rankfall.health.agent_api import EVENT_NAMESPACE
+from rankfall.health.agent.api import EVENT_NAMESPACE
 from rankfall.health.policy import Policy
 from rankfall.model.health import ANNOTATION, CONDITION
 

@@ -18,11 +18,11 @@ from typing import BinaryIO, Final, Literal, Protocol, Self
 
 import msgspec
 
-from rankfall.health.agent_book import Book
-from rankfall.health.agent_jobs import PROC, pod_of
-from rankfall.health.agent_publish import Standing
-from rankfall.health.agent_state import AgentState, StateFile
-from rankfall.health.agent_storm import Storm
+from rankfall.health.agent.book import Book
+from rankfall.health.agent.jobs import PROC, pod_of
+from rankfall.health.agent.publish import Standing
+from rankfall.health.agent.state import AgentState, StateFile
+from rankfall.health.agent.storm import Storm
 from rankfall.health.faults import of_record
 from rankfall.health.recognise import Recogniser
 from rankfall.health.rules import Rules, packaged

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from rankfall.health.agent_api import EVENT_NAMESPACE, MANAGER
+from rankfall.health.agent.api import EVENT_NAMESPACE, MANAGER
 from rankfall.kube.errors import ApiError, Conflict, KubeError
 from rankfall.kube.retry import Retry
 from rankfall.model.health import MAX_MESSAGE, shown
@@ -43,7 +43,7 @@ _TOLD_S: Final = 60.0
 
 
 class Api(Protocol):
-    """What is asked of the server; see ``agent_api``."""
+    """What is asked of the server; see ``api``."""
 
     def patch(self, body: Mapping[str, Any], /) -> dict[str, Any]:
         """Merge into the Node."""
