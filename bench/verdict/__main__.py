@@ -13,10 +13,6 @@ import sys
 from bench.common import ROOT, Row, machine, table
 from bench.verdict import corpus, fleet, scale
 
-_MEASURE = (
-    "Where more wants to run than the machine has cores, the CPU seconds of Rankfall's own process are compared with the bound, "
-    "and not the wall clock, which others share."
-)
 PARTS = ("scale", "fleet", "corpus")
 
 
@@ -45,7 +41,9 @@ def main(argv: list[str]) -> int:
     if set(parts) == set(PARTS):
         told = f"{machine()}; load average at the end {os.getloadavg()[1]:.0f}"
         day = dt.datetime.now(tz=dt.UTC).date()
-        head = f"# How soon and how rightly a fall is explained\n\nWritten by `make bench-verdict` on {day} ({told}).\n\n{_MEASURE}\n\n"
+        head = (
+            f"# How soon and how rightly a fall is explained\n\nWritten by `make bench-verdict` on {day} ({told}).\n\n"
+        )
         (ROOT / "docs/results/bench-verdict.md").write_text(f"{head}{text}\n", encoding="utf-8")
     return 1 if any(row.holds is False for row in found) else 0
 

@@ -6,7 +6,6 @@ and again while records and pods' ends come, and makes a verdict of everything w
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -49,22 +48,17 @@ def rows() -> list[Row]:
             "from the last evidence to the stored verdict, watched",
             f"{took:.2f} s ({live_cpu:.2f} s of CPU), {live_mib:.0f} MiB",
             bound,
-            _soon(took, live_cpu) and live_mib <= VERDICT_MIB,
+            took <= VERDICT_S and live_mib <= VERDICT_MIB,
             f"{how}, written by another process meanwhile, the culprit's last; CPU is that of the longest look and of the verdict",
         ),
         Row(
             "the same afterwards, from nothing but the directory",
             f"{after_s:.2f} s ({after_cpu:.2f} s of CPU), {after_mib:.0f} MiB",
             bound,
-            _soon(after_s, after_cpu) and after_mib <= VERDICT_MIB,
+            after_s <= VERDICT_S and after_mib <= VERDICT_MIB,
             "`explain_run` in a fresh process, nothing read before",
         ),
     ]
-
-
-def _soon(wall: float, cpu: float) -> bool:
-    """Whether it was soon enough. What a machine with more to do than cores takes from us is not ours: there our own CPU counts."""
-    return (cpu if os.getloadavg()[0] > (os.cpu_count() or 1) else wall) <= VERDICT_S
 
 
 def _happen(run: RunDir) -> float:
