@@ -105,6 +105,22 @@ def test_a_foreign_job_is_followed_to_its_end_and_explained(plain, capsys):
     assert json.loads(rankfall(capsys, "status", RUN, "-o", "json"))["state"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, ""), (2, "slot 0"), (3, "slots 0, 2"), (11, "slots 0, 2, 3, 4, 5, 6, 7, 8 and 2 more")]
+)
+def test_of_a_foreign_job_whose_pods_were_taken_away_it_is_said_whose_lines_are_missing(cluster, capsys, count, words):
+    last = cluster.pod(min(1, count - 1), name="plain-1")
+    cluster.write(last, *TRACE)
+    cluster.end(last, 1)
+    cluster.job(count=count, ended="Failed")
+    verdict = json.loads(rankfall(capsys, "why", "job/plain", "-o", "json"))
+    assert (verdict["cause"]["slug"], verdict["rank"]) == ("user_code_exception", 3), verdict
+    said = [text for text in verdict["missing"] if text.startswith("lines and states of")]
+    there = "no pod was there any more, or never one, when they were looked for"
+    how = "next time leave rankfall logs -f job/plain running while the job runs"
+    assert said == ([f"lines and states of {words}: {there}; {how}"] if words else [])
+
+
 def test_a_second_viewer_reads_what_the_first_one_records(plain, capsys):
     cluster, pods = plain
     rankfall(capsys, "logs", "job/plain")

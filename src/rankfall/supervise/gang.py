@@ -30,6 +30,7 @@ from rankfall.supervise.control import Control
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
+from rankfall.supervise.native_end import without_pods
 from rankfall.supervise.native_falls import NativeFalls
 from rankfall.supervise.news import News, bad_ends
 from rankfall.supervise.sheets import Sheets
@@ -371,9 +372,11 @@ class GangWatch:
 
     def _unseen(self) -> str | None:
         """Why nothing is known of pods that nobody followed while they were there."""
-        if self._journal.pods:
-            return None
         run, foreign = self._run_dir.id, self._run_dir.foreign
+        if self._journal.pods:
+            seen = {fact.slot for fact in self._journal.pods.values()}
+            slots = [facts.slot for facts in self._sheets.slots() if facts.slot not in seen]
+            return without_pods(slots, shown=foreign.target.shown) if foreign is not None else None
         how = (
             f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
             if foreign is None

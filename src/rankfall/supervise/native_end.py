@@ -6,6 +6,7 @@ The API's words never name the first rank: of all pods that fell a Job names any
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -22,6 +23,7 @@ from rankfall.supervise.deadlines import Passed, deadline_diagnosis
 
 _DEADLINE: Final = "DeadlineExceeded"
 _LINE: Final = 1000
+_SHOWN: Final = 8
 # As Kubernetes words a match of a rule: "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
 _CODE: Final = re.compile(r"failed with exit code (\d{1,3})\b")
 # The codes that the wrapper gives only where it is sure (rankfall_inside.causes), with the cause that each one stands for most often.
@@ -72,6 +74,22 @@ def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, 
     )
     return deadline_diagnosis(
         passed, run=case.run or "", attempt=case.attempt or 1, role=case.role or "", missing=whole.missing
+    )
+
+
+def without_pods(slots: Sequence[int], *, shown: str) -> str | None:
+    """What is missing of slots of a foreign job of which no pod was there; None where there are none.
+
+    Args:
+        slots: their numbers.
+        shown: the job, as ``trainjob/train``.
+    """
+    if not slots:
+        return None
+    numbers = ", ".join(map(str, slots[:_SHOWN])) + (f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else "")
+    return (
+        f"lines and states of slot{'s' if len(slots) > 1 else ''} {numbers}: no pod was there any more, or never one, when they were looked for; "
+        f"next time leave rankfall logs -f {shown} running while the job runs"
     )
 
 
