@@ -135,7 +135,7 @@ def test_a_lost_answer_is_found_again_and_counts_as_no_other_holder():
 
 
 def test_a_server_that_does_not_answer_in_time_is_no_answer(monkeypatch):
-    monkeypatch.setattr("rankfall.kube.lease._ANSWER_S", 0.05)
+    monkeypatch.setattr("rankfall.kube.lease._ANSWER", 0.05 / 30)
 
     async def story(api, kube):
         api.faults = {1: "kill before"}

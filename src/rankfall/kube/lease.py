@@ -25,10 +25,10 @@ DURATION_S: Final = 30
 RENEW_S: Final = 10.0
 """Between two renewals, seconds; a third of the duration, so that two may fail."""
 
-# How long after its last renewal a holder still acts, seconds: what it sends then arrives before anybody else may take over.
-_FIRM_S: Final = 20.0
-# Longest wait for an answer: a renewal that hangs must not use up the time of the next ones.
-_ANSWER_S: Final = 8.0
+# Of its duration, how long after its last renewal a holder still acts: what it sends then arrives before anybody else may take over.
+_FIRM: Final = 2 / 3
+# Of its duration, the longest wait for an answer: a renewal that hangs must not use up the time of the next ones.
+_ANSWER: Final = 4 / 15
 # Of a renewal whose version is out of date: somebody else writes labels, or takes it.
 _TRIES: Final = 3
 
@@ -76,6 +76,7 @@ class LeaseLock:
         self.name, self.namespace, self.holder = name, namespace, holder
         self._labels, self._notes = dict(labels), dict(notes)
         self._duration_s, self._clock = duration_s, clock
+        self._firm_s, self._answer_s = duration_s * _FIRM, duration_s * _ANSWER
         self._owners: list[dict[str, Any]] | None = None
         self._record: LeaseRecord | None = None
         self._firm_until = 0.0
@@ -250,14 +251,14 @@ class LeaseLock:
             self._record = LeaseRecord.of(await self._answered(request))
         except refused:
             return False
-        self._firm_until = sent + _FIRM_S
+        self._firm_until = sent + self._firm_s
         return True
 
     async def _answered(self, request: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 return await request
         except TimeoutError:
             raise Unreachable(
-                f"{self._shown}: no answer for {_ANSWER_S:g} s", hint="it is tried again", maybe_done=True
+                f"{self._shown}: no answer for {self._answer_s:g} s", hint="it is tried again", maybe_done=True
             ) from None

@@ -12,12 +12,15 @@ from rankfall.health.controller.state import LABELS
 from rankfall.health.controller.telling import LOG
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
-from rankfall.kube.lease import RENEW_S, LeaseLock, LeaseLost, boot_clock
+from rankfall.kube.lease import LeaseLock, LeaseLost, boot_clock
 from rankfall.kube.lease_record import Silence
 
 NAME: Final = "rankfall-controller"
-#: Between two looks at a lease that another one holds, seconds.
-LOOK_S: Final = 2.0
+#: How long a leader may be silent before another one takes over, and the time between its renewals, seconds: two may fail.
+DURATION_S: Final = 15
+RENEW_S: Final = 5.0
+#: Between two looks at a lease that another one holds, seconds. So a kill costs 15 s and two looks at most before another one leads.
+LOOK_S: Final = 1.0
 
 
 class Leading:
@@ -36,7 +39,9 @@ class Leading:
     ) -> None:
         self._kube = kube
         self._look_s, self._renew_s = look_s, renew_s
-        self._lock = LeaseLock(NAME, namespace=namespace, holder=identity, labels=LABELS, notes={})
+        self._lock = LeaseLock(
+            NAME, namespace=namespace, holder=identity, labels=LABELS, notes={}, duration_s=DURATION_S
+        )
 
     def firm(self) -> bool:
         """Whether nobody else can be acting now."""
