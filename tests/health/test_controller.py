@@ -394,6 +394,64 @@ def test_conditions_that_others_set_count_once():
     tried(story())
 
 
+CONDITION = {"type": "KernelDeadlock", "status": "True", "lastTransitionTime": "2100-01-01T00:00:00Z", "message": "m"}
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["seen", "while nobody watched"])
+def test_a_condition_that_is_good_again_is_cured_into_validation_and_gives_nothing_back_at_once(watched):
+    good = {**CONDITION, "status": "False", "lastTransitionTime": "2100-01-01T00:01:00Z"}
+
+    def set_to(api, *conditions):
+        api.edit(
+            "n1", lambda item: item["status"].update(conditions=[{"type": "Ready", "status": "True"}, *conditions])
+        )
+
+    async def story():
+        async with running("n1") as world:
+            api = world.api
+            set_to(api, CONDITION)
+            await world.until(lambda: api.tainted() == {"n1"})
+            # Gone, or Unknown, is not good.
+            set_to(api)
+            await api.wake()
+            set_to(api, {**good, "status": "Unknown"})
+            await world.until(lambda: world.book._conditions["n1"] == frozenset())
+            assert api.record("n1").state == "quarantined"
+            if watched:
+                set_to(api, good)
+                await world.until(lambda: api.record("n1").state == "validating")
+        if not watched:
+            set_to(api, good)
+            async with running(api=api) as world:
+                await world.until(lambda: api.record("n1").state == "validating")
+        assert api.tainted() == {"n1"}
+        (cause,) = api.record("n1").causes
+        assert cause.cured
+
+    tried(story())
+
+
+def test_another_label_of_pools_counts_without_a_restart(tmp_path):
+    file = config(tmp_path, "[policy]\nbudget = { nodes = 1, percent = 100 }\n")
+
+    async def story():
+        async with running("n1", "n2", config=file) as world:
+            for name in ("n1", "n2"):
+                world.api.edit(name, lambda item, name=name: item["metadata"].update(labels={"rack": name}))
+                world.loki.say(name, DMESG)
+            await world.until(lambda: all(each.labels for each in world.book.nodes.values()))
+            await world.source.look()
+            assert len(world.api.tainted()) == 1
+            (tmp_path / "health.toml").write_text(
+                "[policy]\npool_label = 'rack'\nbudget = { nodes = 1, percent = 100 }\n"
+            )
+            assert file.reload()
+            world.loop.settings_changed()
+            await world.until(lambda: world.api.tainted() == {"n1", "n2"})
+
+    tried(story())
+
+
 def test_health_s07_what_a_pod_prints_is_a_hint_until_an_operator_names_it(tmp_path):
     async def story():
         text = '[policy]\npod_codes = ["pod/no_gpu_visible.cuda"]\n[[rule]]\ncode = "pod/no_gpu_visible.cuda"\naction = "quarantine"\n'

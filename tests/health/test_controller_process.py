@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 import urllib.request
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -135,20 +136,22 @@ def test_health_s02_the_pods_own_cluster_is_preferred_and_the_fallback_is_said(t
 
 
 @contextlib.asynccontextmanager
-async def cluster(*nodes: str):
-    """An API server, and a Loki behind HTTP that has the lines of ``loki.lines``."""
+async def cluster(*nodes: str, asked: Callable[[web.Request], web.Response | None] = lambda _: None):
+    """An API server, and a Loki behind HTTP that has the lines of ``loki.lines``; ``asked`` may answer it first."""
     api = HealthApi()
     lines: list[tuple[dict[str, str], int, str]] = []
 
     async def answer(request):
         if not request.path.startswith("/loki"):
             return await api.handle(request)
+        first = asked(request)
+        if first is not None:
+            return first
         start, end = int(request.query["start"]), int(request.query["end"])
         wanted = "dmesg-logging" in request.query["query"]
+        found = sorted((each for each in lines if wanted and start <= each[1] < end), key=lambda each: each[1])
         result = [
-            {"stream": labels, "values": [[str(at), text]]}
-            for labels, at, text in lines
-            if wanted and start <= at < end
+            {"stream": labels, "values": [[str(at), text]]} for labels, at, text in found[: int(request.query["limit"])]
         ]
         return web.json_response({"status": "success", "data": {"resultType": "streams", "result": result}})
 
@@ -286,6 +289,107 @@ def test_a_dry_run_takes_no_lease(caplog):
 
     with caplog.at_level("INFO", logger="rankfall.controller"):
         tried(story())
+
+
+def test_dry_run_in_the_file_counts_from_the_start_and_stops_acts_at_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("rankfall.health.controller.main.RELOAD_S", 0.01)
+    path = tmp_path / "health.toml"
+
+    async def story():
+        async with cluster("n1") as (api, lines):
+            path.write_text("[policy]\ndry_run = true\n")
+            one = Controller(settings(api), access=access(api), config=path, audit=lambda _: None)
+            task = asyncio.create_task(one.run())
+            lines.append(({LABELS.node: "n1"}, time.time_ns(), DMESG_LINE))
+            await wait(lambda: any("not tainted: dry_run" in each for each in caplog.messages), task)
+            await ended(task)
+            assert api.writes() == []
+            # One that runs already changes no taint from then on.
+            path.write_text("")
+            lines.clear()
+            two = Controller(settings(api), access=access(api), config=path, audit=lambda _: None)
+            task = asyncio.create_task(two.run())
+            await wait(lambda: two.metrics.get("health_leader") == 1, task)
+            path.write_text("[policy]\ndry_run = true\n")
+            await wait(lambda: any("no taint changes any more" in each for each in caplog.messages), task)
+            lines.append(({LABELS.node: "n1"}, time.time_ns(), DMESG_LINE))
+            await wait(lambda: api.condition("n1") == "HeldKillSwitch", task)
+            assert api.tainted() == set()
+            path.write_text("# all is well\n")
+            await wait(lambda: api.tainted() == {"n1"}, task)
+            await ended(task)
+
+    with caplog.at_level("INFO", logger="rankfall.controller"):
+        tried(story())
+
+
+def test_health_s29_tenant_and_a_token_that_rotates_are_sent_and_never_told(tmp_path, caplog, capfd):
+    token = tmp_path / "token"
+    token.write_text("first-secret\n")
+    environ = {"RANKFALL_LOKI_TENANT": "team-a", "RANKFALL_LOKI_TOKEN_FILE": str(token)}
+    known, sent, audit = ["first-secret"], [], []
+
+    def asked(request):
+        sent.append((request.headers.get("X-Scope-OrgID"), request.headers.get("Authorization")))
+        if sent[-1] != ("team-a", f"Bearer {known[0]}"):
+            # Servers that repeat what they refuse exist.
+            return web.Response(status=401, text=f"who is {request.headers.get('Authorization')}?")
+        return None
+
+    async def story():
+        async with cluster("n1", asked=asked) as (api, lines):
+            loki = loki_settings(f"http://127.0.0.1:{api.port}", environ)
+            one = Controller(settings(api, loki=loki, watched=()), access=access(api), config=None, audit=audit.append)
+            task = asyncio.create_task(one.run())
+            await wait(lambda: len(sent) > 2, task)
+            assert set(sent) == {("team-a", "Bearer first-secret")}
+            # First the file, as whoever rotates tokens does; then the server takes the old one no more.
+            token.write_text("second-secret\n")
+            known[0] = "second-secret"
+            lines.append(({LABELS.node: "n1"}, time.time_ns(), DMESG_LINE))
+            await wait(lambda: api.tainted() == {"n1"}, task)
+            known[0] = "third-secret"
+            await wait(lambda: one.metrics.get("health_source_blind_seconds", source="dmesg-logging.dmesg") > 0, task)
+            await ended(task)
+            assert one.metrics.get("health_leader") == 0
+            kept = json.dumps([each for kind in ("events", "configmaps", "nodes", "leases") for each in api.all(kind)])
+            told = "\n".join([kept, one.metrics.text(), caplog.text, *audit, *capfd.readouterr()])
+            assert "answered 401" in told or "401" in told
+            assert "secret" not in told
+
+    with caplog.at_level("DEBUG"):
+        tried(story())
+
+
+def test_health_s45_a_loki_that_gives_fewer_lines_at_once_than_its_own_default_is_read_whole(caplog):
+    limits = []
+
+    def asked(request):
+        limits.append(int(request.query.get("limit", "100")))
+        if limits[-1] > 40:
+            text = f"max entries limit per query exceeded, limit > max_entries_limit ({limits[-1]} > 40)"
+            return web.Response(status=400, text=text)
+        return None
+
+    async def story():
+        async with cluster("n1", "n2", asked=asked) as (api, lines):
+            now = time.time_ns()
+            for number in range(130):
+                text = f"[538441.{number:06d}] NVRM: Xid (PCI:0000:4e:00): 31, pid={number}, name=x, Ch 0"
+                lines.append(({LABELS.node: "n2"}, now - (200 - number) * 1_000, text))
+            lines.append(({LABELS.node: "n1"}, now, DMESG_LINE))
+            one = Controller(settings(api, watched=()), access=access(api), config=None, audit=lambda _: None)
+            task = asyncio.create_task(one.run())
+            await wait(lambda: api.tainted() == {"n1"}, task)
+            source = "dmesg-logging.dmesg"
+            await wait(lambda: one.metrics.get("health_source_lines_total", source=source) == 131, task)
+            assert one.metrics.get("health_source_errors_total", source=source) == 0
+            assert one.metrics.get("health_lines_lost_total", source=source) == 0
+            await ended(task)
+            # The server's limit is learnt once and kept to.
+            assert sum(each > 40 for each in limits) <= 2
+
+    tried(story())
 
 
 def test_what_the_cluster_refuses_ends_it_with_one_error(tmp_path):

@@ -224,7 +224,13 @@ def test_conditions_of_others_count_when_they_are_bad():
         "condition",
         "stuck\\n",
     )
-    assert of_condition(node="n1", type_="KernelDeadlock", status="False", since=5, message="") is None
+    good = of_condition(node="n1", type_="KernelDeadlock", status="False", since=6, message="")
+    assert good is not None
+    assert (good.id, good.code) == ("condition:KernelDeadlock/good:6", "condition/KernelDeadlock/good")
+    rule = packaged().find(good.code)
+    assert rule is not None
+    assert (rule.action, rule.recovers, rule.release) == ("none", "condition/KernelDeadlock", False)
+    assert of_condition(node="n1", type_="KernelDeadlock", status="Unknown", since=5, message="") is None
     assert of_condition(node="n1", type_="Ready", status="False", since=5, message="") is None
     ready = of_condition(node="n1", type_="AcceleratedHardwareReady", status="False", since=5, message="")
     assert ready is not None

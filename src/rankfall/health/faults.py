@@ -18,6 +18,8 @@ from rankfall.observe.kmsg import KmsgRecord
 
 #: The kernel's own clock is not that of the epoch and drifts from it; nothing tells by how much, so a second on each side is allowed.
 STAMP_UNCERTAINTY_S: Final = 1.0
+#: Last word of the code of a condition that is good again.
+GOOD: Final = "/good"
 _BOOT: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
@@ -199,7 +201,7 @@ def of_pod_text(text: bytes, *, node: str, signature: str, slug: str, identity: 
 
 
 def of_condition(*, node: str, type_: str, status: str, since: int, message: str) -> NodeFault | None:
-    """A condition that others set on the node; None = it is not bad, or nothing is known of its type.
+    """A condition that others set on the node: bad, or good again; None = nothing is known of its type, or its status is neither.
 
     Args:
         node: its name.
@@ -208,14 +210,17 @@ def of_condition(*, node: str, type_: str, status: str, since: int, message: str
         since: its transition, in nanoseconds since the epoch; the same condition since the same moment is one observation.
         message: as it stands there.
     """
-    if bad_conditions().get(type_) != status:
+    bad = bad_conditions().get(type_)
+    # Whether it is good is told by its opposite alone: one that is Unknown, or gone, takes nothing back.
+    if bad is None or status not in {"True", "False"}:
         return None
+    good = "" if status == bad else GOOD
     return NodeFault(
-        id=f"condition:{type_}:{since}",
+        id=f"condition:{type_}{good}:{since}",
         node=node,
         source="condition",
         trust="condition",
-        code=f"condition/{type_}",
+        code=f"condition/{type_}{good}",
         at=since,
         uncertainty=1.0,
         text=shown(message),

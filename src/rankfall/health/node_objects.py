@@ -21,6 +21,7 @@ class NodeObject(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         view: for the core.
+        labels: all of them.
         annotated: it has any annotation at all.
         cordoned: a person keeps the scheduler away from it; never ours.
         problem: why its record is not believed; None = it is, or there is none.
@@ -28,6 +29,7 @@ class NodeObject(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     view: NodeView
+    labels: Mapping[str, str] = {}
     annotated: bool
     cordoned: bool
     problem: str | None = None
@@ -47,14 +49,15 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
         policy: names the label of pools.
     """
     meta, spec, status = (_dict(item.get(key)) for key in ("metadata", "spec", "status"))
-    labels, annotations = _dict(meta.get("labels")), _dict(meta.get("annotations"))
+    annotations = _dict(meta.get("annotations"))
+    labels = {key: str(value) for key, value in _dict(meta.get("labels")).items()}
     record, problem = _record(annotations.get(ANNOTATION))
     conditions = {str(each.get("type")): each for each in _list(status.get("conditions")) if isinstance(each, dict)}
     boot = _dict(status.get("nodeInfo")).get("bootID")
     view = NodeView(
         name=str(meta.get("name", "")),
         version=str(meta.get("resourceVersion", "")),
-        pool=str(labels.get(policy.pool_label) or "default"),
+        pool=pool_of(labels, policy),
         ready=_dict(conditions.get("Ready")).get("status") == "True",
         taints=tuple(_taint(each) for each in _list(spec.get("taints"))),
         boot=boot if isinstance(boot, str) and boot else None,
@@ -64,11 +67,17 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
     told = conditions.get(CONDITION)
     return NodeObject(
         view=view,
+        labels=labels,
         annotated=bool(annotations),
         cordoned=bool(spec.get("unschedulable")),
         problem=problem,
         condition=None if told is None else {key: str(value) for key, value in told.items()},
     )
+
+
+def pool_of(labels: Mapping[str, str], policy: Policy) -> str:
+    """Whose budget a node with these labels counts in."""
+    return labels.get(policy.pool_label) or "default"
 
 
 def _record(text: Any) -> tuple[NodeHealth | None, str | None]:

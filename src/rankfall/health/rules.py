@@ -119,7 +119,14 @@ def _kernel() -> Iterator[Rule]:
 
 def _conditions() -> Iterator[Rule]:
     for row in _table("conditions"):
-        yield _rule(f"condition/{row['type']}", row)
+        code = f"condition/{row['type']}"
+        yield _rule(code, row)
+        yield Rule(
+            code=f"{code}/good",
+            action="none",
+            recovers=code,
+            note="it is good again; the node is validated before it is given back",
+        )
 
 
 def _verdicts() -> Iterator[Rule]:

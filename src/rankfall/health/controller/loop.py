@@ -120,6 +120,7 @@ class Loop:
 
     def settings_changed(self) -> None:
         """The file of settings says something else now."""
+        self._book.sort_anew(policy=self.policy)
         self._awake.set()
 
     @property
@@ -128,7 +129,8 @@ class Loop:
         base = self._config.config.policy
         changed = msgspec.structs.replace(
             base,
-            kill_switch=base.kill_switch or self._switches.kill,
+            # A file that asks for a dry run while this one writes: the most that can be done is to change no taint any more.
+            kill_switch=base.kill_switch or self._switches.kill or (base.dry_run and not self._settings.dry_run),
             dry_run=self._settings.dry_run,
             accept_injected=base.accept_injected or self._settings.accept_injected,
         )

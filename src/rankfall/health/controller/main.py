@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import switches, web
 from rankfall.health.controller.care import Care
@@ -92,7 +94,9 @@ class Controller:
         load_config(config)
         self._config = ConfigFile(config)
         self._config.reload()
-        self._settings = settings
+        # Of flag or file: one that began as a dry run stays one, for it has neither lease nor state.
+        dry_run = settings.dry_run or self._config.config.policy.dry_run
+        self._settings = msgspec.structs.replace(settings, dry_run=dry_run)
         self._access = access
         self._audit = audit
         self._loop: Loop | None = None
@@ -236,6 +240,10 @@ class Controller:
             await asyncio.sleep(RELOAD_S)
             if self._config.reload():
                 LOG.info("the settings of the file are in force")
+                if self._config.config.policy.dry_run and not self._settings.dry_run:
+                    LOG.warning(
+                        "dry_run in the file: no taint changes any more; to write nothing at all, start this controller again"
+                    )
                 loop.settings_changed()
             problem = self._config.problem
             if problem != self._told_problem:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rankfall.health import faults
-from rankfall.health.node_objects import NodeObject, read_node
+from rankfall.health.node_objects import NodeObject, pool_of, read_node
 from rankfall.health.policy import Policy
 from rankfall.kube.watch_run import Event
 from rankfall.model.errors import EvidenceLost
@@ -78,6 +78,13 @@ class NodeBook:
         told, problem = self._told(name, event.object)
         return News(relevant=before is None or _essence(before) != _essence(after), faults=told, problem=problem)
 
+    def sort_anew(self, *, policy: Policy) -> None:
+        """Put every Node into its pool again: another label may name the pools now."""
+        for name, node in self.nodes.items():
+            pool = pool_of(node.labels, policy)
+            if pool != node.view.pool:
+                self.nodes[name] = msgspec.structs.replace(node, view=msgspec.structs.replace(node.view, pool=pool))
+
     def written(self, item: Mapping[str, Any], *, policy: Policy) -> None:
         """A Node as the answer to a write of ours shows it."""
         node = read_node(item, policy=policy)
@@ -99,7 +106,7 @@ class NodeBook:
                 found += faults.of_report(decode_report(text), node=name)
             except EvidenceLost as error:
                 problem = error.message
-        bad = _conditions(name, item)
+        bad = _conditions(name, item, record=self.nodes[name].view.record)
         known = self._conditions.get(name, frozenset())
         found += [each for each in bad if each.id not in known]
         self._conditions[name] = frozenset(each.id for each in bad)
@@ -112,7 +119,9 @@ def _essence(node: NodeObject) -> tuple[Any, ...]:
     return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
 
 
-def _conditions(name: str, item: Mapping[str, Any]) -> list[NodeFault]:
+def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None) -> list[NodeFault]:
+    """Bad ones, and good ones of which a bad one still is an open cause: also those that turned good while nobody watched."""
+    open_ = set() if record is None else {cause.code for cause in record.causes if not cause.cured}
     found = []
     for each in (item.get("status") or {}).get("conditions") or ():
         if not isinstance(each, dict) or not all(isinstance(each.get(key), str) for key in ("type", "status")):
@@ -123,7 +132,9 @@ def _conditions(name: str, item: Mapping[str, Any]) -> list[NodeFault]:
         fault = faults.of_condition(
             node=name, type_=each["type"], status=each["status"], since=since, message=shown(str(each.get("message")))
         )
-        if fault is not None:
+        if fault is not None and (
+            not fault.code.endswith(faults.GOOD) or fault.code.removesuffix(faults.GOOD) in open_
+        ):
             found.append(fault)
     return found
 
