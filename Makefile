@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-verdict bench-health fuzz lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health fuzz lint lock clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ bench-logs: setup ## Measure following logs beside kubectl and the official Pyth
 
 bench-loss: setup ## Of bench-logs only what is lost when connections are cut; writes the table of README.md
 	@$(PY) -m bench.logs loss
+
+bench-foreign: setup ## Let a job fall that Rankfall did not start; writes what torchrun, kubectl and Rankfall say of it into README.md (root)
+	@$(PY) -m bench.foreign
 
 bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of the logs
 	@$(PY) -m bench.verdict $(if $(CORPUS),--corpus $(CORPUS))

@@ -1,0 +1,53 @@
+"""``make bench-foreign``: lets a job fall that Rankfall did not start and writes into the README what torchrun, Kubernetes and Rankfall say.
+
+On the bed that ``TESTBED`` numbers, which is started where it is not up (root).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from bench.common import ROOT
+from bench.foreign.fall import fall
+from bench.foreign.page import shown, wrong
+from bench.logs.page import replaced
+from testbed import bed as beds
+from testbed.__main__ import assemble
+from testbed.layout import Layout
+
+README = ROOT / "README.md"
+
+
+def main() -> int:
+    """Run, print, write; 1, and nothing written, when the verdict is not right."""
+    layout = Layout(int(os.environ.get("TESTBED", "0")))
+    mine = not beds.is_up(layout)
+    bed = assemble(layout)
+    namespace = f"bench-{uuid.uuid4().hex[:8]}"
+    try:
+        if mine:
+            bed.up()
+        bed.kubectl.create_namespace(namespace)
+        with tempfile.TemporaryDirectory() as name:
+            seen = fall(bed, bed.kubectl, namespace=namespace, folder=Path(name))
+    finally:
+        if mine:
+            beds.down(layout)
+        else:
+            bed.kubectl.run("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+    faults = wrong(seen)
+    if faults:
+        print(seen.why, *faults, sep="\n", file=sys.stderr)
+        return 1
+    text = shown(seen)
+    print(text)
+    README.write_text(replaced(README.read_text(encoding="utf-8"), "foreign", text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
