@@ -18,6 +18,7 @@ from faults.channels import said_less
 from faults.cluster_table import Cell
 from faults.run import Ours, read, still_running, write_plan
 from helpers import wait_until
+from rankfall.backends.cluster.names import LABEL_ATTEMPT
 from rankfall.store import list_runs
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -62,12 +63,15 @@ class Seen:
 
 
 class Nodes:
-    """Which node each pod of a case is on, by a watch of the administrator's: independent of the product under test."""
+    """Which node each pod of a case is on, by a watch of the administrator's: independent of the product under test.
+
+    Of a job that was started again the pods of each attempt are kept apart: a slot may come to another node.
+    """
 
     def __init__(self, kubectl: Kubectl, namespace: str) -> None:
-        label, index = (name.replace(".", "\\.") for name in (LABEL, INDEX))
-        columns = f"custom-columns=:metadata.labels.{label},:metadata.labels.{index},:spec.nodeName"
-        self._known: dict[str, dict[int, str | None]] = {}
+        labels = [f":metadata.labels.{name.replace('.', chr(92) + '.')}" for name in (LABEL, LABEL_ATTEMPT, INDEX)]
+        columns = f"custom-columns={','.join(labels)},:spec.nodeName"
+        self._known: dict[tuple[str, int], dict[int, str | None]] = {}
         self._watch = subprocess.Popen(
             kubectl.command("get", "pods", "-n", namespace, "--watch", "--no-headers", "-o", columns),
             stdout=subprocess.PIPE,
@@ -76,9 +80,9 @@ class Nodes:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def of(self, case: str) -> dict[int, str | None]:
+    def of(self, case: str, *, attempt: int) -> dict[int, str | None]:
         """By slot."""
-        return dict(self._known.get(case, {}))
+        return dict(self._known.get((case, attempt), {}))
 
     def close(self) -> None:
         """End the watch."""
@@ -91,9 +95,9 @@ class Nodes:
     def _read(self) -> None:
         for line in self._watch.stdout or ():
             words = line.split()
-            if len(words) == 3 and words[1].isdigit():
-                case, slot, node = words
-                places = self._known.setdefault(case, {})
+            if len(words) == 4 and words[1].isdigit() and words[2].isdigit():
+                case, attempt, slot, node = words
+                places = self._known.setdefault((case, int(attempt)), {})
                 places[int(slot)] = places.get(int(slot)) if node == "<none>" else node
 
 
@@ -198,19 +202,21 @@ class Runs:
             file = folder / "job.yaml"
             file.write_text(yaml.safe_dump(stage.job))
             done = stage.cli("run", "--quiet", "--file", str(file), timeout=_RUN_S)
-            nodes = self._nodes.of(stage.case)
         finally:
             stage.close()
         left = wait_until(
             lambda: ("none",) if not still_running(plan) else (), timeout=60, what=f"the end of {cell.id}"
         )
         runs = list_runs(stage.home)
+        ours = read(runs[0], done, ()) if runs else None
+        # That of the newest verdict, which is the one that is judged.
+        told = [number for number, one in enumerate(ours.verdicts, 1) if one is not None] if ours else []
         self._kubectl.run("delete", cell.backend, "-n", self._namespace, "-l", f"{LABEL}={stage.case}", "--wait=false")
         return Seen(
-            ours=read(runs[0], done, ()) if runs else None,
+            ours=ours,
             stderr=done.stderr,
             code=done.returncode,
-            nodes=nodes,
+            nodes=self._nodes.of(stage.case, attempt=max(told, default=1)),
             errors=tuple(stage.errors),
             left=() if left == ("none",) else left,
             less=tuple(said_less(cell.fault, runs[0], folder / "cut", slot=1)) if cell.id in CUT else (),

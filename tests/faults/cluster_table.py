@@ -159,9 +159,11 @@ ON_ALL = frozenset(
 )
 # What is done to a node or to the cluster would befall other jobs too.
 ALONE: frozenset[str | None] = frozenset({"node_down", "kubelet_away", "late_names", "drain", "taint"})
-# Rows whose program needs torch itself: data loaders, gloo's own checks and times.
+# Rows whose program needs torch itself: data loaders, gloo's own checks and times, stacks that show who waits in which collective.
 OF_TORCH = (
     "hang-before-rendezvous",
+    "hang-silent",
+    "hang-spinning",
     "hang-with-timeout",
     "loader-child-killed",
     "loader-child-raises",
