@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health fuzz lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz lint lock clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks a
 
 bench-health: setup ## Measure how soon an agent tells of a kernel line, and what it costs beside a plain tail; as bench-cluster (root)
 	@$(PY) -m bench.health
+
+soak-health: setup ## Faults, kills and restarts for the controller over MINUTES (30) on 1,000 fake nodes; as bench-cluster (root)
+	@$(PY) -m bench.health.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 fuzz: setup ## Read ten million mutated kernel lines and compare each with a second reader; writes docs/results/fuzz-kernel-lines.md
 	@$(PY) scripts/fuzz.py

@@ -44,12 +44,18 @@ _STAGES = (
 )
 
 Variables = Callable[[int], Mapping[str, str]]
+Change = Callable[[int, Object], None]
 
 
 def nothing(index: int) -> Mapping[str, str]:
     """No variables."""
     del index
     return {}
+
+
+def as_it_is(index: int, node: Object) -> None:
+    """No change."""
+    del index, node
 
 
 @contextmanager
@@ -60,6 +66,8 @@ def fleet(
     pods: int = 1000,
     variables: Variables = nothing,
     labels: Variables = nothing,
+    change: Change = as_it_is,
+    lease_s: int = _LEASE_S,
 ) -> Iterator[Fleet]:
     """Fake nodes ``fake-I`` and running pods ``fleet-I``, each with a log file that a test writes to.
 
@@ -71,6 +79,8 @@ def fleet(
         pods: how many, spread evenly.
         variables: environment that ``exec`` in pod I has, beside ``POD_NAME``.
         labels: of pod I.
+        change: changes Node I before it is made; its boot id and labels, for instance.
+        lease_s: of the nodes' leases, which are renewed after a quarter of it; the bed's controllers call a node lost after 20 s.
 
     Raises:
         TestbedError: a fleet runs already, or its pods did not become ready.
@@ -88,8 +98,11 @@ def fleet(
         limits.raise_follows(bed.layout)
         for pod in (*found.pods, None):
             found.log(pod).touch()
-        _start(bed, found, variables)
-        _create(bed, [_node(name) for name in found.nodes])
+        _start(bed, found, variables, lease_s)
+        made = [_node(name) for name in found.nodes]
+        for index, node in enumerate(made):
+            change(index, node)
+        _create(bed, made)
         _create(bed, [_pod(found, index, labels(index)) for index in range(pods)])
         _await(bed, found)
         yield found
@@ -97,13 +110,13 @@ def fleet(
         _remove(bed, found)
 
 
-def _start(bed: Bed, found: Fleet, variables: Variables) -> None:
+def _start(bed: Bed, found: Fleet, variables: Variables, lease_s: int) -> None:
     binary = builds.ensure(["kwok"], say=bed.say)["kwok"]
     address = str(bed.layout.control_address)
     serving = bed.control.authority.issue("kwok-serving", user="kwok", hosts=(address,))
     login = bed.control.kubeconfig("kwok", user="testbed:kwok", groups=("system:masters",))
     config = found.folder / "kwok.yaml"
-    config.write_text(_config(found, pod_network(bed), variables))
+    config.write_text(_config(found, pod_network(bed), variables, lease_s))
     daemon = process.start(
         bed.layout,
         "kwok",
@@ -127,14 +140,14 @@ def pod_network(bed: Bed) -> IPv4Network:
     return IPv4Network((int(bed.layout.network.network_address) + 64 * 256, 18))
 
 
-def _config(found: Fleet, network: IPv4Network, variables: Variables) -> str:
+def _config(found: Fleet, network: IPv4Network, variables: Variables, lease_s: int) -> str:
     options = {
         # Everything is in this file, so the cluster needs no definitions of KWOK's own.
         "enableCRDs": [],
         "cidr": str(network),
         "manageNodesWithLabelSelector": f"{LABEL}=true",
         "enableDebuggingHandlers": True,
-        "nodeLeaseDurationSeconds": _LEASE_S,
+        "nodeLeaseDurationSeconds": lease_s,
         "nodeLeaseParallelism": _WORKERS,
         "nodePlayStageParallelism": _WORKERS,
         "podPlayStageParallelism": _WORKERS,

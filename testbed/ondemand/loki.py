@@ -39,18 +39,34 @@ def run(bed: Bed) -> Iterator[str]:
     config = folder / "loki.yaml"
     config.write_text(yaml.safe_dump(_config(folder, address)))
     try:
-        daemon = process.start(
-            bed.layout,
-            "loki",
-            [str(binary), f"-config.file={config}", "-target=all"],
-            namespace=bed.layout.control_namespace,
-        )
-        process.await_ready(daemon, lambda: answers(address, _PORT, "/ready"), limit_s=_READY_S)
+        _start(bed, binary)
         yield f"http://{address}:{_PORT}"
     finally:
         # Nobody wants its data, which an orderly end would write out first.
         process.stop(bed.layout, "loki", patience_s=1.0)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def restart(bed: Bed) -> None:
+    """End the one that runs in an orderly way, so that it writes out what it was given, and start it again with that.
+
+    Raises:
+        StartError: it did not become ready.
+    """
+    process.stop(bed.layout, "loki", patience_s=_READY_S)
+    _start(bed, builds.ensure(["loki"], say=bed.say)["loki"])
+
+
+def _start(bed: Bed, binary: Path) -> None:
+    address = str(bed.layout.control_address)
+    config = bed.layout.folder / "loki" / "loki.yaml"
+    daemon = process.start(
+        bed.layout,
+        "loki",
+        [str(binary), f"-config.file={config}", "-target=all"],
+        namespace=bed.layout.control_namespace,
+    )
+    process.await_ready(daemon, lambda: answers(address, _PORT, "/ready"), limit_s=_READY_S)
 
 
 @contextmanager
