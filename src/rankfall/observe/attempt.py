@@ -26,11 +26,11 @@ from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
+from rankfall.observe.incoming import Incoming
 from rankfall.observe.left_errors import LeftErrors
 from rankfall.observe.life import Life
-from rankfall.observe.lone import PATIENCE_S, LoneSlot, stands_alone
-from rankfall.observe.record_store import RecordStore
-from rankfall.observe.records import Found, RecordFolder, read_end
+from rankfall.observe.lone import stands_alone
+from rankfall.observe.records import Found, read_end
 from rankfall.observe.signals import Signals
 from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
@@ -46,7 +46,6 @@ _WAITS_FOR: Final = NEVER_BEGAN | {"command_not_found"}
 # So many clocks that disagree are named, and so many gaps.
 _MAX_CLOCKS: Final = 4
 _MAX_GAPS: Final = 16
-_MAX_NOTES: Final = 64
 # torch 2.15, dynamic_rendezvous: a node is dropped whose last heartbeat is older than 3 intervals of 5 s, by the reader's own wall clock.
 KEEP_ALIVE_S: Final = 15.0
 
@@ -118,20 +117,19 @@ class AttemptObserver:
         self._pods = None if here else PodView(run_dir.path, attempt=attempt)
         self._around = None if here else AroundView(run_dir.path, attempt=attempt, catalogue=found)
         self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=self._pods)
-        # Records of starts that are not looked at yet.
-        self._later: list[Found] = []
         self._clocks = ClockView(run_dir.path, attempt=attempt)
-        self._records = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
         # Of slots without a word of their own: true only until they have one, so it is looked for when a case is made.
         self._left_found: list[Evidence] = []
         self._left = LeftErrors(run_dir.records_dir, catalogue=found, attempt=attempt)
-        self._store = (
-            RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)
-            if spec.record_store is not None
-            else None
-        )
         alone = spare_listing and stands_alone(spec, launcher) and not numbers
-        self._lone = self._lone_slot(launcher) if alone and launcher else None
+        self._incoming = Incoming(
+            run_dir,
+            spec=spec,
+            attempt=attempt,
+            facts=self._facts,
+            starts=self._starts,
+            lone=launcher if alone else None,
+        )
         # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
         outside = {n for part in spec.parts if spec.several_roles and not part.in_world for n in part.slots}
         self._streams = SlotStreams(
@@ -156,7 +154,7 @@ class AttemptObserver:
         """
         before = set(self._evidence)
         ends_before = self._bad_ends()
-        found = self._new_records()
+        found = self._incoming.new()
         for item in found:
             self._take_record(item)
             self._life.saw(min(self._facts.our_time(item.record.slot, item.mtime), now))
@@ -205,7 +203,7 @@ class AttemptObserver:
 
     def read_records(self) -> None:
         """Read the records themselves from now on, also of a job of one rank."""
-        self._lone = None
+        self._incoming.read_all()
 
     def ranks(self) -> tuple[RankFacts, ...]:
         """Fact sheets of all rank processes, older rounds included."""
@@ -243,14 +241,8 @@ class AttemptObserver:
             hung: nothing has moved for the set time.
             only: leave out all that is not of this slot: it fell alone.
         """
-        if self._lone is not None and not self._lone.succeeded:
-            self.read_records()
-            for item in self._new_records():
-                self._take_record(item)
-        if self._store is not None and self._lone is None:
-            self._store.fetch()
-            for item in self._new_records():
-                self._take_record(item)
+        for item in (*self._incoming.doubt(), *self._incoming.fetch()):
+            self._take_record(item)
         self._confirm()
         self._derive()
         self._single_files()
@@ -265,12 +257,7 @@ class AttemptObserver:
             s.state == "ended" and s.exit_code == 0 for s in slots if s.state != "expected" or not self.spec.elastic
         )
         denied = self._left.any and only is None
-        missing = [
-            *self._records.problems,
-            *(self._store.problems if self._store else ()),
-            *self._streams.problems,
-            *self._notes,
-        ]
+        missing = [*self._incoming.problems, *self._streams.problems, *self._notes]
         if self._around is not None and self._pods is not None and not _explained(evidence):
             missing += self._around.missing(self._pods.counting())
         killed = any(r.signal == _SIGKILL and r.killed_by == "foreign" for r in ranks)
@@ -305,39 +292,6 @@ class AttemptObserver:
             sizes = [s.world_size for r in ranks if (s := self._facts.start_of(r.slot, r.pid)) and s.world_size]
             return max(sizes, default=None)
         return self.spec.world_size
-
-    def _lone_slot(self, launcher: SlotLauncher) -> LoneSlot:
-        place: dict[str, object] = {
-            "run": self.run_dir.id,
-            "attempt": self.attempt,
-            "role": self.spec.role_of(0),
-            "slot": 0,
-        }
-        place["node"] = self._facts.slots[0].node
-        hook = self.spec.inside != "off"
-        return LoneSlot(self._slot_dir(0), place=place, hook=hook, patience=PATIENCE_S[launcher])
-
-    def _new_records(self) -> list[Found]:
-        if self._lone is not None:
-            found = self._lone.poll()
-            if found is not None:
-                return found
-            self.read_records()
-        found = [*self._later, *filter(self._is_ours, self._records.poll())]
-        when = [self._starts.of_record(item.record) for item in found]
-        self._later = [item for item, one in zip(found, when, strict=True) if one == "later"]
-        return [item for item, one in zip(found, when, strict=True) if one == "now"]
-
-    def _is_ours(self, item: Found) -> bool:
-        """Whether the job has the slot that a record names: whoever writes into a shared folder may name any."""
-        slot = item.record.slot
-        # Members of an elastic gang come under new numbers, and of a job that Rankfall did not start only its pods tell.
-        if slot is None or slot in self._facts.slots or self.spec.elastic or self.spec.backend == FOREIGN:
-            return True
-        note = f"{item.name} names slot {slot}, which this job has not, and was not used"
-        if note not in self._notes and len(self._notes) < _MAX_NOTES:
-            self._notes.append(note)
-        return False
 
     def _take_record(self, item: Found) -> None:
         record = item.record
@@ -424,7 +378,7 @@ class AttemptObserver:
             attempt=self.attempt,
         )
         self._keep(found)
-        if self._lone is None or self._lone.succeeded:
+        if self._incoming.settled:
             self._left_found = self._left.evidence(slots=places, ranks=self.ranks(), known=self._evidence.values())
             problems += self._left.problems
         self._notes += [problem for problem in problems if problem not in self._notes]
@@ -463,12 +417,8 @@ class AttemptObserver:
                 continue
             if not lock_is_free(self._slot_dir(number) / "lock"):
                 continue
-            for item in self._new_records():
+            for item in (*self._incoming.new(), *self._incoming.doubt()):
                 self._take_record(item)
-            if self._lone is not None and not self._lone.succeeded:
-                self.read_records()
-                for item in self._new_records():
-                    self._take_record(item)
             if self._facts.slots[number].state == "running" and (end := self._unrecorded_end(number)) is not None:
                 self._take_record(end)
             if self._facts.slots[number].state == "running":
