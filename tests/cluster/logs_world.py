@@ -36,6 +36,7 @@ SELECTOR = "app=numbers"
 RULES: list[dict[str, Any]] = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list", "watch"]},
 ]
 # Two ranks a pod, each says its numbers at so many lines a second; the last line comes 50 ms before the end, after a silence.
 COUNT = """

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 COVERING = frozenset({"a_rank_is_killed", "rank_0_is_enough", "suspend_and_resume", "an_image_does_not_exist"})
 # The longest of them; a TrainJob, which is a JobSet below, does it as well.
 LEFT_OUT = frozenset({("suspend_and_resume", "jobset")})
+# The optional ClusterRole (docs/kubernetes.md): what is said of a right that is missing is said on a cluster alone.
+NODES = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
 OF_A_JOB = frozenset({"a_rank_raises", "a_rule_retries_an_exit_code", "several_roles", "one_replica_alone"})
 
 
@@ -59,7 +61,9 @@ def suite(
     for backend, space in spaces.items():
         kubectl.create_namespace(space)
         prepare(kubectl, namespace=space)
-        configs[backend] = accounts.create(bed.control, kubectl, "rankfall", namespace=space, rules=rules([backend]))
+        configs[backend] = accounts.create(
+            bed.control, kubectl, "rankfall", namespace=space, rules=rules([backend]), cluster_rules=NODES
+        )
 
     def place(backend: str, folder: Path) -> Place:
         if backend == "local":

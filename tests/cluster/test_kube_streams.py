@@ -392,7 +392,8 @@ def test_megabytes_that_nobody_reads_hold_us_no_longer_than_the_time_out(sleeper
     """The kubelet's own connection is then full, and mostly it never tells of the end; kubectl waits for ever."""
     code = None
     began = time.monotonic()
-    with contextlib.suppress(ExecTimeout):
+    # On a busy machine the kubelet may close it without a word, which is told as such.
+    with contextlib.suppress(ExecTimeout, ExecLost):
         code = play(run(sleeper, "sh", "-c", "exit 5", stdin=BLOCK * 256, timeout=5)).code
     assert code in {None, 5}
     assert time.monotonic() - began < 15

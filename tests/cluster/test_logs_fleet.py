@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.logs_world import APP, Recording, recording, resident, sockets, threads
+from cluster.rights_used import OF_NODES
 from helpers import wait_until
 from rankfall.kube.labels import COMPLETION_INDEX
 from rankfall.store.stream import IndexReader
@@ -78,7 +79,9 @@ def test_logs_s30_s32_s40_s48_many_pods_are_open_soon_within_stated_limits(bed, 
         assert at_once <= THREADS
         assert held <= 80 * 1024 + pods * STREAM_KIB
         log = record.proxy.log()
-        assert all(one.status == 200 for one in log), [one for one in log if one.status != 200]
+        # Nodes are not for this account to read; that it was told so is no trouble.
+        bad = [one for one in log if one.status != 200 and not (one.status == 403 and OF_NODES.fullmatch(one.path))]
+        assert not bad
         assert sum(one.path.endswith("/log") for one in log) == pods
 
         with faults.part_down(bed, "kube-apiserver"):

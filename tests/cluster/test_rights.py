@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from cluster.rights_used import Triple, granted, needed
+from cluster.rights_used import OF_NODES, Triple, granted, needed
 from conformance.cases import CASES, CLUSTER
 from conformance.drive import Driver
 from conformance.pods import cluster, prepare
@@ -63,8 +63,8 @@ def test_no_right_is_superfluous(  # noqa: PLR0917 - fixtures
             folder.mkdir()
             seen = Driver(case, cluster(backend, folder, kubeconfig=config, namespace=namespace)).run()
             assert seen.code == case.code, seen.stderr
-    # Whose node is not ready may be asked by those who may; it is no right of the Role (docs/kubernetes.md), and the answer no is taken.
-    log = [record for record in proxy.log() if not record.path.startswith("/api/v1/nodes/")]
+    # Of nodes those may hear who may; it is no right of the Role (docs/kubernetes.md), and the answer no is taken.
+    log = [record for record in proxy.log() if not OF_NODES.fullmatch(record.path)]
     used = {
         one for record in log if (one := needed(record.method, record.path, watching="watch" in parse_qs(record.query)))
     }

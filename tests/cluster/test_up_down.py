@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import wait_until
 from testbed import bed as beds
 from testbed import cgroups, network, process
 from testbed.__main__ import assemble
@@ -70,6 +71,8 @@ def kill_an_up(layout: Layout) -> None:
     for line in killed.stderr:
         if "API server" in line:
             break
+    # The line is the announcement.
+    wait_until(lambda: process.find(layout, "kube-apiserver") is not None, timeout=60, what="the API server's process")
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     killed.stderr.close()
