@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bench.foreign.fall import LOOK, fall
+from bench.foreign.page import wrong
 from cluster.run_world import World
 from testbed import accounts, images, workloads
 from testbed.bed import Bed
@@ -38,13 +40,6 @@ if rank == 3:
     raise ValueError("bad sample 17")
 time.sleep(2)
 """
-LOOK: list[dict[str, Any]] = [
-    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
-]
 EXEC: list[dict[str, Any]] = [{"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]}]
 SET = "jobset.sigs.k8s.io/jobset-name"
 
@@ -112,3 +107,13 @@ def test_launch_s13_ranks_of_a_foreign_jobset_under_c10d_are_those_of_its_proces
     assert (verdict["cause"]["slug"], verdict["rank"]) == ("user_code_exception", 3), verdict
     again = made.cli("logs", "jobset/two", "-n", namespace, "--rank", "3", "--no-prefix")
     assert len([line for line in again.stdout.splitlines() if "I am rank 3" in line]) == LINES
+
+
+def test_of_a_foreign_trainjob_that_fell_rank_node_and_cause_are_named_without_a_touch(
+    bed, kubectl, namespace, tmp_path
+):
+    """As most people run it: without ``--tee``, ranks joined by gloo, whose ends are victims; the first node's pod is taken away by its Job."""
+    seen = fall(bed, kubectl, namespace=namespace, folder=tmp_path)
+    assert wrong(seen) == [], seen.why
+    # The rank beside it is a victim, and those of the other node are never the cause.
+    assert {one["slug"] for one in seen.verdict["consequences"]} <= {"peer_lost"}, seen.verdict
