@@ -11,13 +11,16 @@ import pytest
 from observe.cluster.feeding import CHANNEL, record_line
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.cli import guard
-from rankfall.model import JobSpec, Record
+from rankfall.model import JobSpec, LockHeld, Record, Refused, StoreError
 from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.observe.cluster.apilines import stamp_text
+from rankfall.observe.cluster.loki_live import LokiLive
 from rankfall.observe.log_store import AT, StoreCopies
 from rankfall.observe.loki.cursor import Entry
 from rankfall.observe.loki.errors import LokiError
+from rankfall.observe.loki.settings import LokiSettings
 from rankfall.store import RunDir
+from rankfall.supervise.loki_follow import LokiFollow
 
 BEGAN = 1_800_000_000 * 10**9
 URL = ("--log-source", "loki", "--loki-url", "http://loki:3100")
@@ -96,13 +99,84 @@ def test_what_cannot_be_asked_is_said_and_the_record_is_shown(run, capsys):
     [
         (["--loki-url", "http://x"], "says nothing without --log-source loki"),
         (["--log-source", "loki"], "nobody says where Loki is"),
-        ([*URL, "-f"], "contradict each other"),
+        (["--log-source", "store", "-f"], "contradict each other"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(run, capsys, monkeypatch, words, said):
     monkeypatch.delenv("RANKFALL_LOKI_URL", raising=False)
     assert guard.run(["logs", run.id, *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def running(run, monkeypatch) -> None:
+    monkeypatch.setitem(LokiLive.__init__.__kwdefaults__, "clock", lambda: BEGAN + 10**10)
+    with run.lease() as writer:
+        writer.set_run("running", reason=None, at=BEGAN)
+
+
+def test_a_run_that_nobody_records_is_followed_out_of_loki_to_the_last_word_of_its_pods(run, capsys, monkeypatch):
+    running(run, monkeypatch)
+    monkeypatch.setattr("rankfall.observe.cluster.loki_live.POLL_S", 0.0)
+    monkeypatch.setattr("rankfall.observe.cluster.loki_live.SETTLE_NS", 0)
+    monkeypatch.setattr("rankfall.supervise.loki_follow.slots_of", lambda row, spec: [0])
+    last = record_line(run.id, 0, 2, kind="slot_end", writer="wrapper", pod_uid="u1").decode()
+    FakeLoki.rows += (Entry(at=BEGAN + 9, key=("here",), text=last, labels={"pod": "job-0"}),)
+    assert guard.run(["logs", run.id, *URL, "-f"]) == 0
+    out = capsys.readouterr()
+    assert out.out == "[rank 0] hello\n[rank 0] failed with 7\n"
+    assert "lines come from Loki" in out.err
+    assert run.lease_holder() is None
+    assert not list(run.records_dir.glob("gap-*"))
+
+
+def test_a_follow_out_of_loki_that_cannot_begin_or_go_on_is_said(run, capsys, monkeypatch):
+    # Of a run that is over all there is, is taken in once.
+    assert guard.run(["logs", run.id, *URL, "-f"]) == 0
+    assert "hello" in capsys.readouterr().out
+    running(run, monkeypatch)
+    FakeLoki.error = LokiError("cannot read lines from Loki at loki: no")
+    assert guard.run(["logs", run.id, *URL, "-f"]) == 0
+    out = capsys.readouterr()
+    assert "what is shown may lack lines: cannot read lines from Loki" in out.err
+    assert "hello" in out.out
+
+
+def follow_of(run, **more) -> LokiFollow:
+    settings = LokiSettings(url="http://loki:3100")
+    return LokiFollow(run, settings, attempts=None, say=print, **more)
+
+
+def test_a_follow_out_of_loki_holds_the_run_until_it_is_stopped(run, monkeypatch):
+    running(run, monkeypatch)
+    follow = follow_of(run)
+    assert not follow.over()
+    with pytest.raises(LockHeld):
+        follow_of(run)
+    follow.stop()
+    assert follow.over()
+    follow.stop()
+    with run.lease():
+        pass
+
+
+def test_a_disk_that_takes_nothing_ends_no_follow_without_a_word(run, monkeypatch):
+    running(run, monkeypatch)
+
+    def full(*_args, **_more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rankfall.supervise.loki_follow.take_of", full)
+    follow = follow_of(run)
+    with pytest.raises(StoreError, match="No space left on device"):
+        follow.stop()
+
+
+def test_runs_whose_pods_only_the_cluster_tells_apart_are_not_followed_out_of_loki(home):
+    spec = JobSpec(name="u", command=("x",), backend="jobset", unattended=True)
+    with pytest.raises(Refused, match="not followed out of Loki"):
+        follow_of(RunDir.create(spec, home=home))
+    with pytest.raises(Refused, match="ran on this machine"):
+        follow_of(RunDir.create(JobSpec(name="l", command=("x",)), home=home))
 
 
 def test_a_run_of_this_machine_has_all_of_its_lines(home, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -18,6 +18,10 @@ from rankfall.model import FINAL_STATES, NotFound, UsageError
 from rankfall.store import RunDir
 from rankfall.store.follow import PATIENCE_S
 from rankfall.store.lines import Follower, LineQuery, read_lines
+
+if TYPE_CHECKING:
+    from rankfall.cli.recording import Recording
+    from rankfall.cli.sources import Beside
 
 _TICK_S: Final = 0.1
 # Whose a line of a launcher's local rank is may only be found by a look into its pod: so long it waits for that, seconds.
@@ -98,13 +102,12 @@ def logs(
     if not recorded:
         as_it_is(directory)
         _say_whether_ranks_are_known(directory)
-    if take is not None:
-        take(directory, chosen_attempt(directory, attempt=attempt, previous=previous))
+    chosen = chosen_attempt(directory, attempt=attempt, previous=previous)
     query = LineQuery(
         ranks=ranks.numbers or None,
         last=ranks.last,
         failed=ranks.failed,
-        attempt=chosen_attempt(directory, attempt=attempt, previous=previous),
+        attempt=chosen,
         streams="all" if stream is None else "out" if stream == "stdout" else "err",
         since=parse_since(since, now=time.time_ns()) if since else None,
         tail=tail,
@@ -120,10 +123,12 @@ def logs(
         as_json=output == "json",
         limit=max_bytes,
     )
+    recording: Recording | Beside | None = take(directory, chosen) if take is not None else None
     if recorded:
-        from rankfall.cli.recording import Recording  # noqa: PLC0415 - loads the supervisor
+        from rankfall.cli import recording as recordings  # noqa: PLC0415 - loads the supervisor
 
-        recording = Recording(directory)
+        recording = recordings.Recording(directory)
+    if recording is not None:
         try:
             follow_lines(directory, query, writer, over=recording.over)
             # Only the console is full: who records goes on to the end.

@@ -10,14 +10,33 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from rankfall.cli import emit
-from rankfall.model import EvidenceLost, InfrastructureError, LockHeld, UsageError
+from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, UsageError
 from rankfall.store import RunDir
 
 if TYPE_CHECKING:
     from rankfall.observe.loki.settings import LokiSettings
+    from rankfall.supervise.loki_follow import LokiFollow
 
 Attempt = int | Literal["all"] | None
-Taker = Callable[[RunDir, Attempt], None]
+
+
+class Beside:
+    """What takes lines in beside a view, until nothing more comes.
+
+    Args:
+        follow: under way.
+    """
+
+    def __init__(self, follow: LokiFollow) -> None:
+        self._follow = follow
+        self.over = follow.over
+
+    def stop(self) -> None:
+        """Let go of the run; what ended it before is said."""
+        _tried("Loki", self._follow.stop)
+
+
+Taker = Callable[[RunDir, Attempt], Beside | None]
 
 
 def taker(source: str, *, loki_url: str | None, follow: bool) -> Taker | None:
@@ -35,17 +54,37 @@ def taker(source: str, *, loki_url: str | None, follow: bool) -> Taker | None:
         raise UsageError("--loki-url says nothing without --log-source loki", hint="give both, or neither")
     if source == "record":
         return None
-    if follow:
-        raise UsageError(
-            f"--follow and --log-source {source} contradict each other",
-            hint="what else there is, is taken in once; rankfall attach follows a run that goes on, its log store too",
-        )
     if source == "store":
+        if follow:
+            raise UsageError(
+                "--follow and --log-source store contradict each other",
+                hint="what else there is, is taken in once; rankfall attach follows a run that goes on, its log store too",
+            )
         return _from_store
     from rankfall.observe.loki.settings import loki_settings  # noqa: PLC0415 - only here
 
     settings = loki_settings(loki_url, os.environ)
-    return lambda directory, attempt: _from_loki(directory, settings, attempt)
+    return lambda directory, attempt: (_beside if follow else _from_loki)(directory, settings, attempt)
+
+
+def _beside(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> Beside | None:
+    """Follow a run that is not over; of one that is, what there is is taken in once."""
+    from rankfall.supervise.loki_follow import LokiFollow  # noqa: PLC0415 - loads the supervisor
+
+    with directory.reader() as reader:
+        over = reader.run().state in FINAL_STATES
+    if over:
+        _from_loki(directory, settings, attempt)
+        return None
+    found: list[Beside] = []
+    _tried(
+        "Loki",
+        lambda: found.append(Beside(LokiFollow(directory, settings, attempts=_wanted(directory, attempt), say=_say))),
+    )
+    if not found:
+        return None
+    _say("lines come from Loki, and the API is not asked: logs that begin so are not followed by rankfall attach later")
+    return found[0]
 
 
 def _from_loki(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> None:
@@ -60,7 +99,7 @@ def _from_store(directory: RunDir, attempt: Attempt) -> None:
     _tried("the log store", lambda: take_from_store(directory, attempts=_wanted(directory, attempt), say=_say))
 
 
-def _tried(what: str, take: Callable[[], int]) -> None:
+def _tried(what: str, take: Callable[[], object]) -> None:
     try:
         take()
     except LockHeld:

@@ -121,6 +121,9 @@ class PodTake:
                     east_s=self._zones.get(number),
                 )
             )
+        for number, text in texts.items():
+            if text:
+                self.claim(number)
         self._state.intend(self.cursor.state(), tuple(parts))
         for number, text in texts.items():
             if text:
@@ -134,6 +137,18 @@ class PodTake:
     def log(self, number: int) -> InstanceLog:
         """The log of an instance."""
         return self._log(number)
+
+    def claim(self, number: int) -> None:
+        """From here on this log is Loki's: the API's follower leaves it, and what may be missing is said until its last word is stored.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        log = self._log(number)
+        if log.cursor.closed is None:
+            log.lose()
+            log.cursor.closed = "lost"
+            log.cursor.commit({})
 
     def after(self, number: int) -> int | None:
         """Stamp of the last line of an instance that was stored before Loki was asked; None where there was none."""

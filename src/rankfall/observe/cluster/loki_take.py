@@ -2,7 +2,10 @@
 
 Pods that the journal knows are read by name. Pods that nobody ever saw are found by the attempt's token, which only the records of its own
 wrappers carry: such a record names the slot and the pod. What cannot be told apart (two unknown pods of one slot) is left out, and said.
-Nothing here asks the API: a pod that may still be there is its, not Loki's.
+Nothing here asks the API: a pod that may still be there is its, not Loki's, unless lines are followed live: then whoever asks has chosen Loki.
+
+A log is closed as ``lost``, with its gap, before the first line of Loki's is stored in it. So no follower of the API ever goes on where Loki's
+lines ended (their order may differ), a kill at any point leaves a gap that is said, and the wrapper's last word takes it away again.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.loki import logql
 from rankfall.observe.loki.cursor import SECOND, Cursor, Entry, State
 from rankfall.observe.loki.errors import LokiError
-from rankfall.observe.loki.reader import Asks, Reader
+from rankfall.observe.loki.reader import PATIENCE_S, Asks, Reader
 from rankfall.observe.loki.settings import LokiSettings
 from rankfall.store import RunDir
 
 # How far clocks of nodes may be off, and how far ahead Loki takes stamps.
 MARGIN_NS: Final = 900 * SECOND
+# How far behind the newest line a quick look begins; thorough ones begin as far behind as Loki takes late lines.
+QUICK_NS: Final = 60 * SECOND
 
 
 def keys_of(settings: LokiSettings) -> tuple[str, ...]:
@@ -51,6 +56,7 @@ class LokiTake:
         loki: gives pages.
         settings: names of the labels.
         over: the run has ended, so that nobody will read a log by the API any more.
+        live: its lines are followed out of Loki: pods that may still be there too, look after look. Each thing is said once.
         since: when the attempt began, nanoseconds since the epoch.
         until: when it ended, or now.
         say: takes lines for people.
@@ -65,6 +71,7 @@ class LokiTake:
         loki: Asks,
         settings: LokiSettings,
         over: bool,
+        live: bool = False,
         since: int,
         until: int,
         say: Callable[[str], None],
@@ -74,15 +81,25 @@ class LokiTake:
         self._source = source
         self._loki = loki
         self._labels = settings.labels
-        self._over = over
+        self._over = over or live
+        self._live = live
         self._since = since - MARGIN_NS
         self._until = until
-        self._say = say
+        self._tell = say
         self._named = source.named or attempt
         self._journal = JournalReader.read(journal_path(run_dir.path, attempt))
         self._instances = Instances(
             run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=self._named
         )
+        self._takes: dict[str, PodTake] = {}
+        # Pods of which something could not be stored: they are read anew, but by thorough looks only.
+        self._refused: set[str] = set()
+        # Of each pod that was asked for its slot, and whether its wrapper's last word is stored.
+        self._ended: dict[str, tuple[int, bool]] = {}
+        self._found: dict[str, LostPod] = {}
+        self._finder = Cursor(State.beginning(self._since))
+        self._said: set[str] = set()
+        self._blind = False
 
     async def take(self) -> int:
         """Store what there is; the number of lines that are new.
@@ -92,12 +109,46 @@ class LokiTake:
             OSError: the run directory cannot be written.
         """
         try:
-            count = 0
-            for pod in [*self._known(), *await self._unknown()]:
-                count += await self._take(pod)
-            return count
+            return await self.look(self._until)
         finally:
-            self._instances.close()
+            self.forget()
+
+    async def look(self, until: int, *, quick: bool = False) -> int:
+        """One look of many; the number of lines that are new. :meth:`forget` at the end.
+
+        Args:
+            until: the time now, or when the attempt ended, nanoseconds since the epoch.
+            quick: lines that came later than a minute are left to a thorough look.
+
+        Raises:
+            LokiError: it cannot be asked; what came before is stored, and the next look goes on there.
+            OSError: the run directory cannot be written; after :meth:`forget` the next look takes the same lines.
+        """
+        self._until = until
+        count = 0
+        for pod in [*self._known(), *await self._unknown(quick=quick)]:
+            count += await self._take(pod, quick=quick)
+        if self._blind:
+            self._blind = False
+            self._tell("Loki answers again")
+        return count
+
+    def forget(self) -> None:
+        """Let go of the files; what was taken is known from them to the next look."""
+        self._takes.clear()
+        self._instances.close()
+
+    def ended(self, slots: Iterable[int]) -> bool:
+        """Whether the last word of every pod that is known of these slots is stored, of one pod each at least."""
+        done = {fact.slot for fact in self._journal.values() if fact.log == "complete"}
+        done |= {slot for slot, _ in self._ended.values()}
+        return done.issuperset(slots) and all(ended for _, ended in self._ended.values())
+
+    def trouble(self, error: LokiError) -> None:
+        """Say that it is asked in vain; of a live follow once, until it answers again."""
+        if not (self._live and self._blind):
+            self._tell(f"{error.message}; asked again")
+        self._blind = self._live
 
     # -- which pods
 
@@ -114,7 +165,7 @@ class LokiTake:
             if fact.slot is not None and fact.log != "complete" and (fact.gone or self._over)
         ]
 
-    async def _unknown(self) -> list[LostPod]:
+    async def _unknown(self, *, quick: bool) -> list[LostPod]:
         """Pods whose wrappers wrote records with this attempt's token, and that nobody saw."""
         if not self._source.container:
             # A job that Rankfall did not start: its pods write no records.
@@ -123,9 +174,7 @@ class LokiTake:
         for other in self._source.apart:
             known |= JournalReader.read(journal_path(self._run_dir.path, other)).keys()
         query = self._selector() + logql.containing([f"rankfall/1 {self._source.token} "])
-        found: dict[str, LostPod] = {}
-        cursor = Cursor(State.beginning(self._since))
-        async for page in self._pages(query, cursor):
+        async for page in self._pages(query, self._finder, quick=quick):
             for entry in page:
                 record = self._record(entry)
                 name = entry.labels.get(self._labels["pod"])
@@ -133,8 +182,8 @@ class LokiTake:
                     continue
                 uid = origin(entry.labels).uid or record.pod_uid
                 if uid and uid not in known:
-                    found[uid] = LostPod(name=name, uid=uid, container=self._source.container, slot=record.slot)
-        return self._unmistakable(found.values())
+                    self._found[uid] = LostPod(name=name, uid=uid, container=self._source.container, slot=record.slot)
+        return self._unmistakable(self._found.values())
 
     def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
         """Pods of an attempt that Kubernetes may have started several times are told from its others by a look only."""
@@ -167,36 +216,51 @@ class LokiTake:
 
     # -- one pod
 
-    async def _take(self, pod: LostPod) -> int:
-        take = PodTake(
-            pod,
-            open_log=lambda number: self._instances.open(pod.slot, uid=pod.uid, number=number),
-            state=LokiState(self._run_dir.path, attempt=self._attempt, uid=pod.uid),
-            beginning=self._since,
-        )
-        if all(take.log(number).cursor.closed == "complete" for number in pod.numbers or (0,)):
+    async def _take(self, pod: LostPod, *, quick: bool) -> int:
+        take = self._takes.get(pod.uid)
+        if quick and (pod.uid in self._refused or self._ended.get(pod.uid, (0, False))[1]):
+            # Late lines of one that has ended are rare: they have time.
             return 0
-        async for page in self._pages(self._selector(pod), take.cursor):
+        if take is None:
+            # Nothing is remembered of what came late before: the first look is thorough.
+            quick = False
+            take = self._takes[pod.uid] = PodTake(
+                pod,
+                open_log=lambda number: self._instances.open(pod.slot, uid=pod.uid, number=number),
+                state=LokiState(self._run_dir.path, attempt=self._attempt, uid=pod.uid),
+                beginning=self._since,
+            )
+        before = take.lines
+        async for page in self._pages(self._selector(pod), take.cursor, quick=quick):
             take.take(page)
         for problem in take.problems:
             self._say(problem)
-        for number, ended in take.ends().items():
-            self._close(pod, take, number, ended=ended or self._has(pod, "slot_end"))
-        if take.lines:
-            self._say(f"{pod.name}: {take.lines} lines from Loki, stored as slot {pod.slot}")
-        elif not take.problems:
+        ends = take.ends()
+        for number in ends:
+            ends[number] = ends[number] or self._has(pod, "slot_end")
+            if ends[number]:
+                self._complete(pod, take, number)
+            elif not self._live:
+                take.claim(number)
+        self._ended[pod.uid] = (pod.slot, bool(ends) and all(ends.values()))
+        lines = take.lines - before
+        if not self._live and lines:
+            self._say(f"{pod.name}: {lines} lines from Loki, stored as slot {pod.slot}")
+        elif not self._live and not take.problems:
             self._say(f"{pod.name}: Loki has no line of it that is not stored")
-        return take.lines
+        self._refused.discard(pod.uid)
+        if take.problems:
+            self._refused.add(pod.uid)
+            del self._takes[pod.uid]
+        return lines
 
-    def _close(self, pod: LostPod, take: PodTake, number: int, *, ended: bool) -> None:
-        """Say in the record whether all of it is there: nobody but its wrapper can know that a line is missing in Loki."""
-        log = take.log(number)
-        if log.cursor.closed == "lost" and ended:
+    def _complete(self, pod: LostPod, take: PodTake, number: int) -> None:
+        """Say in the record that all of it is there: nobody but its wrapper can know that a line is missing in Loki."""
+        cursor = take.log(number).cursor
+        if cursor.closed != "complete":
             self._filled(pod, number, take.after(number))
-        if log.cursor.closed is None and not ended:
-            log.lose()
-        log.cursor.closed = "complete" if ended else "lost"
-        log.cursor.commit({})
+            cursor.closed = "complete"
+            cursor.commit({})
 
     def _filled(self, pod: LostPod, number: int, after: int | None) -> None:
         """The gap that was said when the pod vanished is none any more."""
@@ -235,13 +299,17 @@ class LokiTake:
             wanted[names["container"]] = container
         return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod.name})
 
-    def _pages(self, query: str, cursor: Cursor) -> AsyncIterator[list[Entry]]:
-        def waits(error: LokiError) -> None:
-            self._say(f"{error.message}; asked again")
-
+    def _pages(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
         def stuck(at: int) -> None:
             self._say(f"Loki has more lines of the nanosecond {at} than it gives at once: some of them are lost")
 
-        return Reader(self._loki, query, cursor, trouble=waits, on_stuck=stuck).read(
-            self._until + MARGIN_NS, settled=self._until
+        # Whoever follows waits by itself, so that one pod's query does not hold up the others.
+        patience_s = 0.0 if self._live else PATIENCE_S
+        return Reader(self._loki, query, cursor, trouble=self.trouble, on_stuck=stuck, patience_s=patience_s).read(
+            self._until + MARGIN_NS, settled=self._until, overlap_ns=QUICK_NS if quick else None
         )
+
+    def _say(self, text: str) -> None:
+        if not self._live or text not in self._said:
+            self._said.add(text)
+            self._tell(text)
