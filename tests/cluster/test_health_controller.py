@@ -258,7 +258,7 @@ def test_health_s26_the_second_acts_when_the_first_is_killed(fresh):
         (one if leads[0] else two).send_signal(signal.SIGKILL)
         fresh.say(first, dmesg())
         took = until(lambda: fresh.tainted() == {first}, limit_s=60)
-        print(f"kill to taint by the other: {took:.1f} s, with a lease of 30 s")
+        print(f"kill to taint by the other: {took:.1f} s, with a lease of 15 s")
 
 
 def test_health_s13_s17_a_storm_and_a_late_line(fresh):
