@@ -111,8 +111,8 @@ def test_launch_s32_a_server_that_refuses_everything_for_a_while_is_not_pressed(
         sent = chaos.proxy.counters().requests - before_it
         chaos.proxy.clear()
     chaos.whole(run.id, backend="job", lines=250)
-    # Three streams: the pods and two logs.
-    assert 3 <= sent <= 3 * STREAM_TRIES
+    # The pods, two logs, and what is around the pods: Events of them and of nodes, the workload, two nodes.
+    assert 3 <= sent <= 8 * STREAM_TRIES
 
 
 def alive(pid: int) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from cluster.run_world import PROGRAM, RULES, World, job
 from helpers import wait_until
+from rankfall.backends.cluster.names import LABEL_RUN
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -67,6 +68,12 @@ def submitted(world: World, spec: dict[str, Any]) -> str:
 
 def lines(world: World, run: str, rank: int, *, attempt: int = 1) -> list[str]:
     return world.cli("logs", run, "--rank", str(rank), "--attempt", str(attempt), "--no-prefix").stdout.splitlines()
+
+
+def printed(world: World, run: str, text: str) -> bool:
+    """Whether the kubelets have this of any pod of the run, whoever records it."""
+    got = world.kubectl.run("logs", "-n", world.namespace, "-l", f"{LABEL_RUN}={run}", "--tail=-1", "--prefix")
+    return text in got.stdout
 
 
 def said(rank: int, *, restart: int = 0, steps: int = 5) -> list[str]:
@@ -186,6 +193,8 @@ def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(w
 def test_unattended_suspended_and_resumed_without_anybody_recording(world, backend):
     run = submitted(world, alone(world, backend, steps=150))
     wait_until(lambda: world.document("status", run)["state"] == "running", timeout=60, what="a run that runs")
+    # Only what the kubelet has can be kept.
+    wait_until(lambda: printed(world, run, "start 0 of rank 0"), timeout=60, what="the first line of rank 0")
     done = world.cli("suspend", run, "--reason", "lunch")
     assert done.returncode == 0, done.stderr
     status = world.document("status", run)
