@@ -92,8 +92,6 @@ def way(request, monkeypatch):
     return request.param
 
 
-# Two hundred schedules: 20 s and more, and a machine that does something else takes its part.
-@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("way")
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=logs(), data=st.data())
