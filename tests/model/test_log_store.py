@@ -32,7 +32,10 @@ def test_a_path_on_a_volume_of_the_pods_is_one(place):
         ("volume:/data/../etc", "no absolute path"),
         ("file://data", "no absolute path"),
         ("volume:/", "no absolute path"),
-        ("s3://bucket/logs", "objects cannot be appended to"),
+        ("gs://bucket/logs", "standard library only"),
+        ("s3://user:secret@bucket/logs", "is no log store"),
+        ("s3://bucket/../other", "is no log store"),
+        ("s3://b", "is no log store"),
         ("/data/logs", "is no log store"),
         ("", "is no log store"),
     ],
@@ -41,6 +44,12 @@ def test_what_cannot_hold_the_lines_is_refused(place, said):
     with pytest.raises(SpecError, match=said) as caught:
         check_spec(job(place, volumes=(VOLUME,), volume_mounts=(MOUNT,)))
     assert caught.value.path == "$.kubernetes.log_store"
+
+
+@pytest.mark.parametrize("place", ["s3://bucket", "s3://my-bucket/team/a=b", "s3://bucket/x/"])
+def test_a_bucket_needs_no_volume(place):
+    check_spec(job(place))
+    assert log_store_place(place).path == place
 
 
 def test_a_volume_that_can_only_be_read_is_none():

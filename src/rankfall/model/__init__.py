@@ -20,7 +20,7 @@ from rankfall.model.evidence import Case, Evidence, RankFacts, SlotFacts, Source
 from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources, Workspace
 from rankfall.model.policies import Deadlines, FailureRule, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
-from rankfall.model.roles import Part, Role, RoleKubernetes
+from rankfall.model.roles import Role, RoleKubernetes
 from rankfall.model.run import (
     FINAL_STATES,
     Outcome,
@@ -31,7 +31,7 @@ from rankfall.model.run import (
     SlotStatus,
     StatusDocument,
 )
-from rankfall.model.spec import BackendName, JobSpec
+from rankfall.model.spec import BackendName, JobSpec, Part
 from rankfall.model.verdict import (
     Alternative,
     Cause,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from rankfall.model import decoding
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,7 +46,7 @@ def catalogue() -> Mapping[str, CauseInfo]:
     """All causes by slug, read once from the packaged table."""
     text = resources.files(__package__).joinpath("causes.csv").read_text("utf-8")
     rows = (
-        msgspec.convert(
+        decoding.convert(
             {k: row[k] for k in ("slug", "family", "title", "retry", "node_action")}
             | {"role": row["default_role"], "evidence": row["typical_evidence"]},
             CauseInfo,

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.check_kubernetes import check_kubernetes
 from rankfall.model.check_roles import ROLE_NAME, ROLE_RULE, check_roles
 from rankfall.model.check_rules import check_rules
@@ -74,7 +75,7 @@ def spec_from(data: Any) -> JobSpec:
         raise SpecError("$", f"a job is a mapping of fields, not {type(data).__name__}")
     _known_fields(data, msgspec.inspect.type_info(JobSpec), "$")
     try:
-        return check_spec(msgspec.convert(data, JobSpec))
+        return check_spec(decoding.convert(data, JobSpec))
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
         where = path.rstrip("`") or "$"

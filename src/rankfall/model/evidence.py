@@ -10,12 +10,16 @@ from typing import Literal
 import msgspec
 
 from rankfall.model.causes import EvidenceRole, Retry
+from rankfall.model.clocks import EXACT, Bound
 
 Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
 # Who could have written it. ``job``: text of the job, which may say anything; ``inside``: our hook in the rank;
 # ``launcher``: torchrun's own report (still job text); ``wrapper``: our process 1, which saw it with its own eyes;
 # ``supervisor``; ``kernel``; ``platform``.
 Trust = Literal["job", "inside", "launcher", "wrapper", "supervisor", "kernel", "platform"]
+
+# Which clock a stamp is of: that of the node of its slot, the API server's and its controllers', or that of whoever observes.
+StampedBy = Literal["node", "server", "here"]
 
 # What started the ranks of a slot.
 SlotLauncher = Literal["torchrun", "plain", "exec"]
@@ -27,7 +31,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         id: content identity; two pieces with the same id are one piece.
         specificity: a more specific slug proven on the same rank beats a general one (0 lowest, 100 highest).
-        at: nanoseconds since the epoch, with ``uncertainty`` seconds on each side; None = unknown.
+        at: nanoseconds since the epoch by the clock ``stamped``, with ``uncertainty`` seconds by that clock on each side; None = unknown.
+            How far that clock is off stands in ``Case.clocks``.
         order: position inside its own stream (byte offset), usable only between pieces of the same ``stream``.
         fingerprint: cause + normalised text + top user frame; no rank, node, time, pointer or port.
         peers: ranks that the text names as missing, closed or lagging.
@@ -51,6 +56,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pod: str | None = None
     at: int | None = None
     uncertainty: float | None = None
+    stamped: StampedBy = "node"
     stream: str | None = None
     order: int | None = None
     where: str = ""
@@ -80,7 +86,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         state: ``expected`` (nobody saw it start), ``running``, ``ended``, ``unknown``.
         exit_code, signal: how it ended; both None with state ``ended`` = nobody could read it.
         killed_by: ``wrapper`` (Rankfall's own stop), ``agent`` (torchrun's own teardown), ``foreign`` or None = not known.
-        ended_at: nanoseconds since the epoch, with ``ended_uncertainty`` seconds.
+        ended_at: nanoseconds since the epoch by its node's clock, with ``ended_uncertainty`` seconds by that clock.
         hook: ``loaded`` or ``absent``.
         last_seq: last collective of torch's flight recorder, when there is one.
         stream: where a launcher reported it, when its slot is not known.
@@ -119,6 +125,7 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         launcher: torchrun, plain or exec.
         recorder: its wrapper has said that it is there, so that its ranks will be seen.
         signalled: a signal from outside had come to it before it ended.
+        ended_uncertainty: of ``ended_at``, in seconds: a kubelet's stamps are of whole seconds.
         platform_ready: what the pod's Ready condition says; None where nothing says so (on this machine).
     """
 
@@ -134,11 +141,24 @@ class SlotFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     killed_by: Literal["wrapper", "foreign"] | None = None
     started_at: int | None = None
     ended_at: int | None = None
+    ended_uncertainty: float | None = None
     oom_kills: int | None = None
     recorder: bool = False
     signalled: bool = False
     platform_ready: bool | None = None
     where: str = ""
+
+
+class SlotClock(msgspec.Struct, frozen=True, array_like=True):
+    """A clock that does not agree with that of whoever observes.
+
+    Attributes:
+        slot: on whose node it is; None = the API server's.
+        ahead: by how much.
+    """
+
+    slot: int | None
+    ahead: Bound
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -153,6 +173,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         hung: the supervisor found no progress for the set time.
         missing: what could not be had, in words (unreadable record, absent stream, damaged file).
         stopper: who stops the rest of a gang when a part of it has failed.
+        clocks: those that do not agree; what is not named here does.
     """
 
     run: str | None = None
@@ -171,3 +192,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: tuple[Evidence, ...] = ()
     missing: tuple[str, ...] = ()
     stopper: str = "Rankfall"
+    clocks: tuple[SlotClock, ...] = ()
+
+    def clock_of(self, slot: int | None) -> Bound:
+        """How far the clock of a slot's node (None: of the API server) is ahead."""
+        return next((one.ahead for one in self.clocks if one.slot == slot), EXACT)

@@ -7,11 +7,14 @@ reason and never half believed.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.errors import EvidenceLost
+
+T = TypeVar("T")
 
 FAULT_SCHEMA: Final = "rankfall.nodefault/1"
 HEALTH_SCHEMA: Final = "rankfall.nodehealth/1"
@@ -29,9 +32,14 @@ MAX_ANNOTATION: Final = 32 << 10
 MAX_CAUSES: Final = 16
 MAX_SEEN: Final = 32
 MAX_TRIED: Final = 20
+#: Events that are not known to be told, and answers to verdicts: the newest are kept.
+MAX_UNTOLD: Final = 4
+MAX_ANSWERED: Final = 8
 MAX_TEXT: Final = 256
 #: Longest message of a condition, in characters.
 MAX_MESSAGE: Final = 1_024
+#: Longest message of an Event that is kept in the record, in characters.
+MAX_TOLD: Final = 512
 
 # A latest moment that still is a date: about the year 2262, where signed nanoseconds end.
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -50,8 +58,9 @@ NodeState = Literal["healthy", "suspect", "quarantined", "remediating", "validat
 #: Why a node that should be quarantined is not.
 Held = Literal["budget", "rate", "breaker", "kill_switch", "dry_run", "opt_out"]
 #: Who could have written it. ``kernel``: facility 0 of the kernel's log, which no process can forge; ``collector``: the log of a DaemonSet
-#: that an administrator named; ``injected``: a process wrote it into the kernel's log; ``pod_text``: any pod can print it.
-FaultTrust = Literal["kernel", "collector", "condition", "verdict", "injected", "pod_text"]
+#: that an administrator named; ``exporter``: metrics of an exporter that one named; ``injected``: a process wrote it into the kernel's log;
+#: ``pod_text``: any pod can print it.
+FaultTrust = Literal["kernel", "collector", "condition", "exporter", "verdict", "injected", "pod_text"]
 FaultSource = Literal["kmsg", "loki", "pod_log", "condition", "metrics", "verdict"]
 
 
@@ -108,6 +117,7 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         first_at, last_at: nanoseconds since the epoch, of the observations.
         due_at: when it reached its rule's threshold; None = not yet.
         cured_at: everything up to there was taken back; a newer observation opens it again.
+        idle_at: when no job ran on the node any more, of a fault that waits for that.
         on_probation: it came in the node's probation, where one warning is enough.
         seen: the newest observations, oldest first.
         text: the newest line.
@@ -120,6 +130,7 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     last_at: _Nanoseconds | None = None
     due_at: _Nanoseconds | None = None
     cured_at: _Nanoseconds | None = None
+    idle_at: _Nanoseconds | None = None
     on_probation: bool = False
     boot: _Boot | None = None
     seq: _Sequence | None = None
@@ -135,6 +146,25 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     def named(self) -> str:
         """As commands and messages write it: ``xid/79@gpu 0000:4e:00``, or the code alone."""
         return self.code if self.device is None else f"{self.code}@{self.device}"
+
+
+class Untold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An Event that belongs to a change of this record, written in the same request: so a kill between the two loses none.
+
+    Its name follows from node, reason and moment; sent again it is the same Event. It stays here until the record changes next.
+    """
+
+    reason: _Short
+    at: _Nanoseconds
+    message: Annotated[str, msgspec.Meta(max_length=MAX_TOLD)]
+    warning: bool
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """That a verdict of a run was taken up: its id, and what became of it (as the controller counts observations)."""
+
+    id: _Short
+    outcome: _Short
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -156,6 +186,8 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         failed_check: the check that failed last.
         step, step_boot: of remediation, as its hook is called, and the boot in which it began.
         tried: the steps that were begun since it was last good.
+        untold: Events of the newest changes.
+        answered: verdicts of runs that were taken up, the newest last: whoever told one waits for this.
     """
 
     schema: Literal["rankfall.nodehealth/1"] = HEALTH_SCHEMA
@@ -182,6 +214,8 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     step: _Short | None = None
     step_boot: _Boot | None = None
     tried: Annotated[tuple[_Short, ...], msgspec.Meta(max_length=MAX_TRIED)] = ()
+    untold: Annotated[tuple[Untold, ...], msgspec.Meta(max_length=MAX_UNTOLD)] = ()
+    answered: Annotated[tuple[Answered, ...], msgspec.Meta(max_length=MAX_ANSWERED)] = ()
 
 
 class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,15 +259,34 @@ def decode_health(text: str) -> NodeHealth:
         EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
     """
     hint = f"remove the annotation {ANNOTATION} from the node to begin anew"
-    if len(text) > MAX_ANNOTATION:
-        raise EvidenceLost(f"{ANNOTATION}: {len(text)} characters, more than {MAX_ANNOTATION}", hint=hint)
+    return decode_annotation(text, NodeHealth, name=ANNOTATION, most=MAX_ANNOTATION, hint=hint)
+
+
+def decode_annotation(text: str, kind: type[T], *, name: str, most: int, hint: str, schema: str | None = None) -> T:
+    """Read an annotation of a Node that others may have written.
+
+    Args:
+        text: of it.
+        kind: what it holds.
+        name: of the annotation.
+        most: characters that are read.
+        hint: what helps where it cannot be read.
+        schema: that it has to begin with; None = wherever its schema stands.
+
+    Raises:
+        EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
+    """
+    if len(text) > most:
+        raise EvidenceLost(f"{name}: {len(text)} characters, more than {most}", hint=hint)
+    if schema is not None and not text.startswith(f'{{"schema":"{schema}"'):
+        raise EvidenceLost(f"{name}: it does not begin with the schema {schema}", hint=hint)
     try:
-        return msgspec.json.decode(text, type=NodeHealth)
+        return decoding.decode(text, kind=kind)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise EvidenceLost(f"{ANNOTATION}: {shown(str(error))}", hint=hint) from None
+        raise EvidenceLost(f"{name}: {shown(str(error))}", hint=hint) from None
 
 
 def _thinned(health: NodeHealth, *, seen: int, text: int) -> NodeHealth:
     replace = msgspec.structs.replace
     causes = (replace(each, seen=each.seen[-seen:], text=each.text[:text]) for each in health.causes)
-    return replace(health, causes=tuple(causes))
+    return replace(health, causes=tuple(causes), untold=health.untold if text else ())

@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from rankfall.model.errors import EvidenceLost
-from rankfall.model.health import MAX_SEEN, MAX_TEXT, shown
+from rankfall.model import decoding
+from rankfall.model.health import MAX_SEEN, MAX_TEXT, decode_annotation, shown
 
 REPORT_SCHEMA: Final = "rankfall.kernelreport/1"
 LINE_SCHEMA: Final = "rankfall.kernelline/1"
@@ -177,14 +177,9 @@ def decode_report(text: str) -> KernelReport:
         EvidenceLost: too large, no JSON, another schema, an unknown field or a value out of bounds.
     """
     hint = f"remove the annotation {REPORT_ANNOTATION}; the agent writes it anew"
-    if len(text) > MAX_REPORT:
-        raise EvidenceLost(f"{REPORT_ANNOTATION}: {len(text)} characters, more than {MAX_REPORT}", hint=hint)
-    if not text.startswith(f'{{"schema":"{REPORT_SCHEMA}"'):
-        raise EvidenceLost(f"{REPORT_ANNOTATION}: it does not begin with the schema {REPORT_SCHEMA}", hint=hint)
-    try:
-        return msgspec.json.decode(text, type=KernelReport)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise EvidenceLost(f"{REPORT_ANNOTATION}: {shown(str(error))}", hint=hint) from None
+    return decode_annotation(
+        text, KernelReport, name=REPORT_ANNOTATION, most=MAX_REPORT, hint=hint, schema=REPORT_SCHEMA
+    )
 
 
 def decode_line(text: str | bytes) -> KernelLine | None:
@@ -193,6 +188,6 @@ def decode_line(text: str | bytes) -> KernelLine | None:
     if not data.startswith(_LINE_BEGINS):
         return None
     try:
-        return msgspec.json.decode(data, type=KernelLine)
+        return decoding.decode(data, kind=KernelLine)
     except (msgspec.DecodeError, RecursionError):
         return None

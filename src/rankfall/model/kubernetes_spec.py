@@ -68,7 +68,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         master_port: port of the rendezvous in slot 0.
         workspace: a volume for code and files.
         log_store: where pods store the lines of ranks, past the API server: ``volume:/path`` or ``file:///path`` on a volume of
-            theirs.
+            theirs, or ``s3://bucket/prefix``.
         annotate: put the verdict of an attempt that fell on the job's object, as the annotation ``rankfall.dev/verdict`` and an Event.
     """
 

@@ -74,6 +74,25 @@ class ExitInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
+class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Lines of a container's log that are not stored.
+
+    Attributes:
+        number: restart number of the container.
+        stream: whose lines are counted: ``r<rank>``, ``slot`` for lines of no rank, ``all`` for the sum; None = a place in the log, where lines of
+            any stream may be missing.
+        lines, bytes: how much of the stream is missing; None = not known.
+        after_ns, before_ns: stamps of the lines on both sides of the place, by the node's clock; None = the log's beginning, its end.
+    """
+
+    number: int = 0
+    stream: str | None = None
+    lines: int | None = None
+    bytes: int | None = None
+    after_ns: int | None = None
+    before_ns: int | None = None
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One record. Unknown fields of newer writers are ignored; missing ones are None, never a guess.
 
@@ -87,6 +106,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         cpu_s: in ``progress``: CPU seconds, user and system, of the rank's process since it started.
         oom_kills: growth of the cgroup's oom_kill counter since the slot started.
         log_store: in ``slot_start``: folder of the lines of this start's ranks, below the job's log store; they are not on its stdout.
+        printed: in ``slot_end``: (lines, bytes) of each stream that were put on the container's stdout, without prefixes and without carriage returns
+            right before a line feed; of more than 64 streams, or 12 in the termination message, one sum, ``all``. Absent: not counted.
+        lost: in ``gap``: which lines, where the recorder of a cluster found them missing.
         launcher: in ``slot_start``: how the wrapper starts the ranks: ``exec``, ``plain`` or ``torchrun``.
         trust: not in the file; set by the reader from the channel.
     """
@@ -131,6 +153,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     oom_kills: int | None = None
     launcher: str | None = None
     log_store: str | None = None
+    printed: dict[str, tuple[int, int]] | None = None
+    lost: Lost | None = None
     stacks: str | None = None
     truncated: bool = False
     redacted: bool = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.model.policies import Count, Deadlines, FailureRule, Policies, Positive, Success
-from rankfall.model.roles import LauncherName, Part, RestartScope, Role, parts_of
+from rankfall.model.roles import LauncherName, RestartScope, Role
 
 SCHEMA = "rankfall.job/1"
 
@@ -89,7 +89,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def parts(self) -> tuple[Part, ...]:
         """The roles in their one form, in order: which slots each has, and the job as it alone has it."""
-        return parts_of(self)
+        return _parts_of(self)
 
     @property
     def code_folders(self) -> tuple[str, ...]:
@@ -163,3 +163,93 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def elastic(self) -> bool:
         """Whether the number of nodes may change inside an attempt."""
         return self.nnodes_max is not None and self.nnodes_max != self.nnodes
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One role as everybody sees it.
+
+    Attributes:
+        name: of the role.
+        base: its first slot.
+        count: its slots in a full start.
+        spec: the job as this role alone has it: a job of one role, with this role's command, launcher, variables and pods.
+        pod: pod template of the role's own, merged after ``spec.kubernetes.pod``.
+        first_node: place of its first slot among all slots of the world; None: outside the world.
+        first_rank: first of its ranks where they are numbered by slot; None: outside the world.
+    """
+
+    name: str
+    base: int
+    count: int
+    spec: JobSpec
+    pod: dict[str, Any] = {}
+    first_node: int | None = None
+    first_rank: int | None = None
+
+    @property
+    def slots(self) -> range:
+        """Numbers of its slots in the job."""
+        return range(self.base, self.base + self.count)
+
+    @property
+    def in_world(self) -> bool:
+        """Whether its processes are ranks of the job's one world."""
+        return self.first_node is not None
+
+    def index_of(self, slot: int) -> int:
+        """A slot's place within the role."""
+        return slot - self.base
+
+
+def _parts_of(spec: JobSpec) -> tuple[Part, ...]:
+    """The roles of a job, in order; one for a job that names none."""
+    if not spec.roles:
+        inside = spec.launcher != "exec"
+        first = 0 if inside else None
+        count = spec.nnodes_max or spec.nnodes
+        return (Part(name=spec.role, base=0, count=count, spec=spec, first_node=first, first_rank=first),)
+    found = []
+    base = node = rank = 0
+    for role in spec.roles:
+        own = _alone(spec, role)
+        inside = own.launcher != "exec"
+        found.append(
+            Part(
+                name=role.name,
+                base=base,
+                count=role.nnodes,
+                spec=own,
+                pod=role.kubernetes.pod,
+                first_node=node if inside else None,
+                first_rank=rank if inside else None,
+            )
+        )
+        base += role.nnodes
+        if inside:
+            node += role.nnodes
+            rank += role.nnodes * own.nproc_per_node
+    return tuple(found)
+
+
+def _alone(spec: JobSpec, role: Role) -> JobSpec:
+    own = role.kubernetes
+    pods = msgspec.structs.replace(
+        spec.kubernetes,
+        image=own.image or spec.kubernetes.image,
+        resources=own.resources or spec.kubernetes.resources,
+        tolerations=spec.kubernetes.tolerations if own.tolerations is None else own.tolerations,
+        node_selector={**spec.kubernetes.node_selector, **own.node_selector},
+    )
+    return msgspec.structs.replace(
+        spec,
+        roles=(),
+        role=role.name,
+        nnodes=role.nnodes,
+        nproc_per_node=role.nproc_per_node or spec.nproc_per_node,
+        command=spec.command if role.command is None else role.command,
+        module=spec.module if role.command is None else role.module,
+        launcher=role.launcher or spec.launcher,
+        env={**spec.env, **role.env},
+        restart_scope=role.restart_scope or spec.restart_scope,
+        kubernetes=pods,
+    )

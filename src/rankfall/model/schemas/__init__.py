@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.health import NodeFault, NodeHealth
 from rankfall.model.health_report import KernelLine, KernelReport
+from rankfall.model.health_verdict import RunVerdicts
 from rankfall.model.nodes import NodesDocument
 from rankfall.model.record import Record
 from rankfall.model.run import RunsDocument, StatusDocument
@@ -23,6 +25,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.nodes-1": NodesDocument,
     "rankfall.record-1": Record,
     "rankfall.runs-1": RunsDocument,
+    "rankfall.runverdicts-1": RunVerdicts,
     "rankfall.status-1": StatusDocument,
     "rankfall.verdict-1": Verdict,
 }
@@ -39,5 +42,5 @@ def schema_of(name: str) -> dict[str, Any]:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
                 part["required"] = list(part["properties"])
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))  # tuples of defaults become lists
+    plain: dict[str, Any] = decoding.decode(msgspec.json.encode(schema))  # tuples of defaults become lists
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name.replace("-", "/"), **plain}

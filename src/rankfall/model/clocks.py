@@ -1,0 +1,115 @@
+"""Clocks that disagree: how far one is ahead, as an interval, and what can be said of the order of two stamps. Knows no clock itself.
+
+An offset is never one number. What is known of it are bounds, each proved by one fact: nothing arrives before it was written, and what answers a
+stamp was written after it. Of two stamps by different clocks "before" and "after" are said only where every offset inside the bounds says so.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+Order = Literal["before", "after", "unknown"]
+
+_NS: Final = 1_000_000_000
+
+
+class Bound(msgspec.Struct, frozen=True, array_like=True):
+    """How far a clock is ahead of the common one (negative: behind): between two numbers of nanoseconds.
+
+    Attributes:
+        lo, hi: None = nothing bounds it on that side.
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+
+    def meet(self, other: Bound) -> Bound:
+        """What two proofs say together. Where they contradict each other the clock was set in between: then all that either allows."""
+        lo, hi = _most(self.lo, other.lo), _least(self.hi, other.hi)
+        if lo is None or hi is None or lo <= hi:
+            return Bound(lo, hi)
+        return self.join(other)
+
+    def join(self, other: Bound) -> Bound:
+        """All that either of the two allows."""
+        lo = None if self.lo is None or other.lo is None else min(self.lo, other.lo)
+        return Bound(lo, None if self.hi is None or other.hi is None else max(self.hi, other.hi))
+
+    def plus(self, other: Bound) -> Bound:
+        """Ahead of the common clock, where ``self`` is ahead of a clock that is itself ``other`` ahead."""
+        lo = None if self.lo is None or other.lo is None else self.lo + other.lo
+        return Bound(lo, None if self.hi is None or other.hi is None else self.hi + other.hi)
+
+    @property
+    def middle(self) -> int | None:
+        """The best single number, nanoseconds; None where nothing is known."""
+        if self.lo is None or self.hi is None:
+            return self.lo if self.hi is None else self.hi
+        return (self.lo + self.hi) // 2
+
+
+#: The common clock itself, and whatever cannot be told from it.
+EXACT: Final = Bound(0, 0)
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A stamp, and by which clock it was made.
+
+    Attributes:
+        at: nanoseconds since the epoch by that clock, with ``uncertainty`` seconds on each side; None = unknown.
+        clock: its name; two stamps by one clock need no offset.
+        bound: how far that clock is ahead of the common one.
+    """
+
+    at: int | None
+    uncertainty: float = 0.0
+    clock: str = ""
+    bound: Bound = EXACT
+
+    @property
+    def earliest(self) -> int | None:
+        """The earliest that it can have been by the common clock; None = any time."""
+        if self.at is None or self.bound.hi is None:
+            return None
+        return self.at - self.bound.hi - round(self.uncertainty * _NS)
+
+    @property
+    def latest(self) -> int | None:
+        """The latest that it can have been by the common clock; None = any time."""
+        if self.at is None or self.bound.lo is None:
+            return None
+        return self.at - self.bound.lo + round(self.uncertainty * _NS)
+
+    @property
+    def common(self) -> tuple[int | None, float]:
+        """The stamp by the common clock, and its uncertainty in seconds; as it is, with all that it may be off, where one bound is missing."""
+        if self.at is None:
+            return None, self.uncertainty
+        lo, hi = self.bound.lo, self.bound.hi
+        if lo is None or hi is None:
+            return self.at, self.uncertainty + abs(self.bound.middle or 0) / _NS
+        return self.at - (lo + hi) // 2, self.uncertainty + (hi - lo) / 2 / _NS
+
+
+def order(one: Moment, other: Moment) -> Order:
+    """Whether ``one`` was before or after ``other``; ``unknown`` where the clocks leave room for both, or a stamp is missing."""
+    if one.at is None or other.at is None:
+        return "unknown"
+    if one.clock and one.clock == other.clock:
+        slack = round((one.uncertainty + other.uncertainty) * _NS)
+        return "before" if one.at + slack < other.at else "after" if other.at + slack < one.at else "unknown"
+    if one.latest is not None and other.earliest is not None and one.latest < other.earliest:
+        return "before"
+    if other.latest is not None and one.earliest is not None and other.latest < one.earliest:
+        return "after"
+    return "unknown"
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
