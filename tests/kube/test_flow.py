@@ -393,9 +393,14 @@ def chunked(pieces: list[bytes], extension: bytes) -> bytes:
 
 @given(data=st.data())
 def test_a_body_is_the_same_however_it_is_cut(data):
-    pieces = data.draw(st.lists(st.binary(max_size=40)))
-    text = chunked(pieces, data.draw(st.sampled_from([b"", b";a=b", b" "])))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    # Texts that look like what stands between chunks too.
+    tricky = st.sampled_from([b"\r\n", b"a\r\n1\r\nb", b"0\r\n\r\n", b"line\n", b"\r"])
+    pieces = data.draw(st.lists(st.binary(max_size=40) | tricky))
+    extension = data.draw(st.sampled_from([b"", b";a=b", b" "]))
+    text = chunked(pieces, extension)
+    # Most often a read ends where a chunk does.
+    ends = [len(chunked(pieces[:count], extension)) - 5 for count in range(len(pieces) + 1)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)) | st.sampled_from(ends), max_size=12)))
     one, found = Body(HEAD), b""
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         found += one.feed(text[begin:end])
@@ -443,7 +448,18 @@ def test_a_body_in_another_form_is_refused(headers):
         Body(Head(200, CIMultiDict(headers)))
 
 
-@pytest.mark.parametrize("text", [b"zz\r\n", b"+3\r\nabc\r\n", b"3\r\nabcd\r\n", b"1" * 5000, b"0x3\r\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"zz\r\n",
+        b"+3\r\nabc\r\n",
+        b"4\r\nabc\r\nx",
+        b"3\r\nabc\r\nx\r\nabc\r\n",
+        b"3\r\nabcd\r\n",
+        b"1" * 5000,
+        b"0x3\r\n",
+    ],
+)
 def test_a_chunk_that_is_none_is_refused(text):
     with pytest.raises(OSError, match="chunk"):
         Body(HEAD).feed(text)

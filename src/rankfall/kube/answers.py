@@ -20,6 +20,7 @@ import msgspec
 from rankfall.kube import retry
 from rankfall.kube.errors import ApiError, Unreachable, error_class
 from rankfall.kube.secret import excerpt, masked
+from rankfall.model import decoding
 
 _HINTS: Final[dict[int, str]] = {
     400: "the request is not understood by this server; its version may be too old for it",
@@ -168,7 +169,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 def _status_object(body: bytes) -> dict[str, Any] | None:
     try:
-        found = msgspec.json.decode(body)
+        found = decoding.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
     return found if isinstance(found, dict) and found.get("kind") == "Status" else None

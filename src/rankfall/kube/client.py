@@ -19,6 +19,7 @@ from rankfall.kube.request import Params, Request
 from rankfall.kube.retry import Retry, Risk
 from rankfall.kube.sessions import Limits
 from rankfall.kube.transport import Transport
+from rankfall.model.clocks import Bound
 
 __all__ = ["ALL_NAMESPACES", "MANAGER", "Kube", "Limits", "Listing", "Object", "Propagation", "Retry"]
 
@@ -53,6 +54,11 @@ class Kube(Objects):
     def counters(self) -> Counters:
         """Requests sent so far."""
         return self._transport.counters
+
+    @property
+    def server_ahead(self) -> Bound:
+        """How far the server's clock is ahead of this machine's, by all answers so far."""
+        return self._transport.clock.ahead
 
     async def __aenter__(self) -> Self:
         await self._transport.open()

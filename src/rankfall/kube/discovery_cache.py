@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from rankfall.kube.discovery_schema import Schemas
+from rankfall.model import decoding
 
 # Counted up when ``Schemas`` changes its form: what lies in caches is then not found.
 _FORM: Final = 1
@@ -42,7 +43,7 @@ class Cache:
         if self._folder is None:
             return None
         try:
-            return msgspec.json.decode(self._path(self._folder, name, digest).read_bytes(), type=Schemas)
+            return decoding.decode(self._path(self._folder, name, digest).read_bytes(), kind=Schemas)
         except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return None
 

@@ -11,6 +11,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rankfall.model import decoding
+
 V5: Final = "v5.channel.k8s.io"
 V4: Final = "v4.channel.k8s.io"
 # In order of preference: the server takes the first one that it knows.
@@ -92,7 +94,7 @@ def longer_status(so_far: bytes, data: bytes) -> bytes:
 def is_whole(status: bytes) -> bool:
     """Whether nothing of a status is missing; one that cannot become JSON any more is not whole either."""
     try:
-        msgspec.json.decode(status, type=msgspec.Raw)
+        decoding.decode(status, kind=msgspec.Raw)
     except msgspec.DecodeError:
         return False
     return True
@@ -105,7 +107,7 @@ def read_status(data: bytes) -> Ended | NotRun:
         BadFrame: it is no Status, or one without the exit code it announces.
     """
     try:
-        document: Any = msgspec.json.decode(data)
+        document: Any = decoding.decode(data)
     except msgspec.DecodeError as error:
         raise BadFrame(f"a status that is no JSON: {data[:200]!r}") from error
     if not isinstance(document, dict):

@@ -169,10 +169,11 @@ class Link:
         """Read what is whole of what TLS was given; the number of plain bytes afterwards."""
         plain, incoming = self._buffers.plain, self._incoming
         tls: Any = self._tls
+        read = tls.read
         try:
             while incoming.pending or tls.pending() or incoming.eof:
                 # Into a buffer it gives a number, which its type does not know.
-                count = tls.read(_PLAIN - have, plain[have:])
+                count = read(_PLAIN - have, plain[have:])
                 if not count:
                     self._ended = True
                     break

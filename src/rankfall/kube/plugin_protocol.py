@@ -11,6 +11,7 @@ import msgspec
 
 from rankfall.kube.access import Endpoint, ExecPlugin
 from rankfall.kube.secret import Secret, excerpt
+from rankfall.model import decoding
 
 INFO: Final = "KUBERNETES_EXEC_INFO"
 """The variable that tells it."""
@@ -69,7 +70,7 @@ def understood(output: bytes, plugin: ExecPlugin, *, secrets: Sequence[str]) -> 
         Misspoken: it is no answer of this protocol, or has no credentials.
     """
     try:
-        document = msgspec.json.decode(output)
+        document = decoding.decode(output)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         document = None
     if not isinstance(document, Mapping):

@@ -32,6 +32,7 @@ from rankfall.kube.link import Buffers, Link
 from rankfall.kube.proxies import proxy_for
 from rankfall.kube.request import Request
 from rankfall.kube.retry import Retry, Risk, repeats
+from rankfall.kube.server_clock import ServerClock
 from rankfall.kube.sessions import Limits, agent, pool, read, through
 from rankfall.kube.sockets import Sockets
 
@@ -53,6 +54,7 @@ class Transport:
 
     def __init__(self, access: Access, *, limiter: Limiter, retry: Retry, limits: Limits) -> None:
         self.counters = Counters()
+        self.clock = ServerClock()
         self._access, self._limiter, self._retry, self._limits = access, limiter, retry, limits
         self._credentials = Credentials(access)
         self._proxy, self._proxy_headers = through(proxy_for(access.endpoint, os.environ))
@@ -114,10 +116,12 @@ class Transport:
             timeout = aiohttp.ClientTimeout(
                 total=None, connect=limits.pool, sock_connect=limits.connect, sock_read=read_timeout
             )
+            asked = time.time_ns()
             async with asyncio.timeout(limits.head if head is None else head):
                 response = await _open(self._streams).request(
                     request.method, **self._arguments(request, proof), timeout=timeout
                 )
+            self.clock.answered(response.headers, asked=asked, got=time.time_ns())
             self.counters.by_status[response.status] += 1
             return response
 
@@ -179,7 +183,9 @@ class Transport:
         return await self._repeated(request, once)
 
     async def _call_once(self, request: Request, proof: Proof) -> bytes:
+        asked = time.time_ns()
         async with _open(self._calls).request(request.method, **self._arguments(request, proof)) as response:
+            self.clock.answered(response.headers, asked=asked, got=time.time_ns())
             body, whole = await read(response, self._limits.body)
             self.counters.by_status[response.status] += 1
             if not whole:

@@ -7,7 +7,7 @@ another object: the old one is told as deleted first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -31,6 +31,15 @@ class Known(msgspec.Struct, frozen=True):
     kept: Any
 
 
+class Head(NamedTuple):
+    """What tells one state of an object from another, and how to have all of it."""
+
+    key: Key
+    uid: str
+    version: str
+    whole: Callable[[], Object]
+
+
 class Book:
     """The objects that a watch has told of and that are not deleted.
 
@@ -45,42 +54,48 @@ class Book:
     def __len__(self) -> int:
         return len(self._known)
 
-    def compare(self, items: Iterable[Object]) -> Iterator[tuple[Change, Any, bool]]:
-        """What has changed since, when these are all objects that there are now.
+    def compare(self, heads: Iterable[Head]) -> Iterator[tuple[Change, Any, bool]]:
+        """What has changed since, when these are all objects that there are now; only of those that have is the whole wanted.
 
         Objects that vanished come first, so that whoever counts never counts too many.
 
         Yields:
             The change, the object (of a vanished one what was kept), and whether it vanished.
         """
-        new = {key_of(item): item for item in items}
+        new = {head.key: head for head in heads}
         for key, known in list(self._known.items()):
             now = new.get(key)
-            if now is None or _uid(now) != known.uid:
+            if now is None or now.uid != known.uid:
                 del self._known[key]
                 yield "deleted", known.kept, True
-        for item in new.values():
-            for change in self.seen(item):
+        for head in new.values():
+            for change in self.seen(head):
                 yield *change, False
 
-    def seen(self, item: Object) -> Iterator[tuple[Change, Any]]:
+    def seen(self, head: Head) -> Iterator[tuple[Change, Any]]:
         """An object is there in this state: nothing when this is known, else what has changed."""
-        key, uid, version = key_of(item), _uid(item), version_of(item)
+        key, uid, version, whole = head
         old = self._known.get(key)
         if old is not None and old.uid == uid and old.version == version:
             return
         if old is not None and old.uid != uid:
             yield "deleted", old.kept
+        item = whole()
         self._known[key] = Known(uid=uid, version=version, kept=self._keep(item))
         yield ("modified" if old is not None and old.uid == uid else "added"), item
 
     def gone(self, item: Object) -> Iterator[tuple[Change, Any]]:
         """An object was deleted, or no longer fits the selector; nothing when nobody knew of it, or it is another one by now."""
-        key = key_of(item)
+        key = _key_of(item)
         old = self._known.get(key)
         if old is not None and old.uid == _uid(item):
             del self._known[key]
             yield "deleted", item
+
+
+def head_of(item: Object) -> Head:
+    """Of an object that is one (:func:`is_object`)."""
+    return Head(_key_of(item), _uid(item), version_of(item), lambda: item)
 
 
 def is_object(item: Any) -> TypeGuard[Object]:
@@ -89,7 +104,7 @@ def is_object(item: Any) -> TypeGuard[Object]:
     return isinstance(meta, dict) and isinstance(meta.get("name"), str)
 
 
-def key_of(item: Object) -> Key:
+def _key_of(item: Object) -> Key:
     """Namespace and name."""
     meta = item["metadata"]
     return meta.get("namespace", ""), meta["name"]

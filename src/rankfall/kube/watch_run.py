@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import msgspec
 
+from rankfall.kube.bodies import labelled
 from rankfall.kube.broken import broken
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import (
@@ -26,9 +27,10 @@ from rankfall.kube.errors import (
 )
 from rankfall.kube.resources import Resource
 from rankfall.kube.watch_faults import Gap, of_answer, of_body, unreadable
-from rankfall.kube.watch_known import Book, Change, Object, is_object, version_of
+from rankfall.kube.watch_known import Book, Change, Head, Object, head_of, is_object, version_of
 from rankfall.kube.watch_lines import MAX_LINE, Lines, LineTooLong
 from rankfall.kube.watch_wait import Pace, Waits
+from rankfall.model import decoding
 
 Trouble = Callable[[KubeError | None], None]
 Type = Literal["listed", "added", "modified", "deleted", "relisted", "bookmark"]
@@ -56,6 +58,20 @@ class Event(msgspec.Struct, frozen=True):
     type: Type
     object: Any
     vanished: bool = False
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str | None = None
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815 - as the API writes it
+
+
+class _Item(msgspec.Struct, frozen=True):
+    metadata: _Meta
+
+
+_ITEM: Final = decoding.decoder(_Item)
 
 
 class Watcher:
@@ -132,12 +148,12 @@ class Watcher:
     async def _list(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
         try:
             async with waits.within(None):
-                listing = await self._kube.list(
+                listing = await self._kube.raw_list(
                     self._resource, namespace=self._space, labels=self._labels, fields=self._fields
                 )
         except Expired as error:
             raise Gap(error) from None
-        for change, item, vanished in book.compare([self._checked(item) for item in listing.items]):
+        for change, item, vanished in book.compare([self._head(raw) for raw in listing.items]):
             yield Event(_LISTED[change, self._listed], item, vanished)
         self._version, self._listed = listing.resource_version, True
         yield Event("bookmark", {"metadata": {"resourceVersion": listing.resource_version}})
@@ -205,7 +221,7 @@ class Watcher:
     def _told(self, line: bytes, book: Book) -> list[Event]:
         """The events of one line of the body."""
         try:
-            document = msgspec.json.decode(line)
+            document = decoding.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             document = None
         kind, item = (document.get("type"), document.get("object")) if isinstance(document, dict) else (None, None)
@@ -220,11 +236,26 @@ class Watcher:
             self._version = version_of(item) or self._version
             return [Event("bookmark", item)]
         found = self._checked(item)
-        changes = book.gone(found) if kind == "DELETED" else book.seen(found)
+        changes = book.gone(found) if kind == "DELETED" else book.seen(head_of(found))
         # Materialised before the version moves on: what cannot be read is asked for again.
         events = [Event(change, told, vanished=change == "deleted" and told is not found) for change, told in changes]
         self._version = version_of(item) or self._version
         return events
+
+    def _head(self, raw: msgspec.Raw) -> Head:
+        """Of an object of a list, which stays bytes until it is wanted."""
+        try:
+            meta = _ITEM.decode(raw).metadata
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise unreadable(bytes(raw), what=f"list {self._what}") from None
+        return Head((meta.namespace or "", meta.name), meta.uid, meta.resourceVersion, lambda: self._whole(raw))
+
+    def _whole(self, raw: msgspec.Raw) -> Object:
+        try:
+            item = decoding.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            raise unreadable(bytes(raw), what=f"list {self._what}") from None
+        return labelled(self._checked(item), self._resource)
 
     def _checked(self, item: Any) -> Object:
         if not is_object(item):
@@ -241,7 +272,7 @@ class Watcher:
     def _doubted(self, error: Forbidden | CredentialsError) -> bool:
         """Whether a denial may pass: what was granted a moment ago is denied by a server that has just started and not read its roles yet."""
         unknown = isinstance(error, CredentialsError) and not isinstance(error.__cause__, Unauthorized)
-        if unknown or not self._granted:
+        if unknown or not (self._granted or self._pace.doubting):
             return False
         now = time.monotonic()
         if self._denied is None:

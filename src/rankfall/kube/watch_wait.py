@@ -31,6 +31,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         head: longest wait for the head of an answer.
         denied: how long a 401 or 403 is doubted after a connection that was granted. An API server that starts answers before it has read its
             roles (seen with 1.34, up to some seconds).
+        doubting: a denial is doubted as long although nothing was granted before: of who may start together with the server.
     """
 
     idle: float = 150.0
@@ -41,6 +42,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 300.0
     head: float = 60.0
     denied: float = 20.0
+    doubting: bool = False
 
     def life(self, dice: random.Random) -> int:
         """Whole seconds that the server should keep one connection."""
