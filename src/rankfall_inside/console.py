@@ -16,6 +16,8 @@ import select
 import stat
 from collections import deque
 
+from rankfall_inside.printed import Printed
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
@@ -66,12 +68,16 @@ class Console:
         fd: stays open; never made non-blocking, because others may share it.
         loop: called back when ``fd`` takes more.
         secret: bytes that no text of the job may carry out (the channel's token); they are masked.
+
+    Attributes:
+        printed: what was given to it of each stream.
     """
 
     def __init__(self, fd: int, loop: Loop, *, secret: bytes = b"") -> None:
         self._fd = fd
         self._loop = loop
         self._secret = secret
+        self.printed = Printed()
         self._partial: dict[str, _Partial] = {}
         self._queue: deque[memoryview] = deque()
         # Bytes that are not written yet.
@@ -115,7 +121,7 @@ class Console:
         if partial.size > MAX_LINE:
             rest = partial.take()
             while len(rest) > MAX_LINE:
-                out += self._marked(prefix, rest[:MAX_LINE]) + CUT_MARK
+                out += self._marked(prefix, rest[:MAX_LINE] + CUT_MARK[:-1]) + b"\n"
                 rest = rest[MAX_LINE:]
             partial.add(rest)
         self._push(out)
@@ -134,8 +140,10 @@ class Console:
         return self._marked(prefix, body) + b"\n"
 
     def _marked(self, prefix: bytes, data: bytes) -> bytes:
+        """Lines with their prefix, counted; the last one has no newline yet."""
         if self._secret and self._secret in data:
             data = data.replace(self._secret, b"***")
+        self.printed.add(prefix, data)
         if prefix:
             return prefix + data.replace(b"\n", b"\n" + prefix)
         if b"[rank " in data or b"\x1e" in data:

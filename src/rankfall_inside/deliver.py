@@ -1,8 +1,7 @@
 """Copies of a slot's records where others find them: a directory that all share, or an S3-compatible object store.
 
 One thread of the wrapper's, so that a store that is slow or gone delays nothing; it takes what lies in the folder of records. Each copy is
-written once, under ``PREFIX/RUN/errors/`` and the record's own name. S3 is spoken by the standard library alone (signature version 4), with
-the keys of the environment; other ways to credentials need a library, which does not travel. What could not be copied is said in the slot's end.
+written once, under ``PREFIX/RUN/errors/`` and the record's own name. What could not be copied is said in the slot's end.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+
+from rankfall_inside.bucket import Bucket, RefusedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +20,7 @@ VARIABLE = "RANKFALL_RECORD_STORE"
 FOLDER = "errors"
 # Between two looks, and after a failure that may pass.
 _PAUSE_S = 1.0
-_TIMEOUT_S = 10.0
 _MAX_BYTES = 1 << 20
-_DONE, _THERE, _CONFLICT, _NO_CONDITIONS, _SLOW_DOWN = 200, 412, 409, 501, 429
-
-
-class RefusedError(Exception):
-    """The store will not take it, however often it is asked."""
 
 
 class Delivery:
@@ -158,99 +153,3 @@ def _put_file(folder: str, name: str, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(temporary, path)
-
-
-class Bucket:
-    """A bucket that objects are put into.
-
-    Args:
-        name: of the bucket.
-        environ: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, and where they are set ``AWS_SESSION_TOKEN``, ``AWS_REGION`` and
-            ``AWS_ENDPOINT_URL`` (for servers of others; addressed by path).
-
-    Raises:
-        RefusedError: there are no keys.
-    """
-
-    def __init__(self, name: str, environ: Mapping[str, str]) -> None:
-        self._key, self._secret = environ.get("AWS_ACCESS_KEY_ID", ""), environ.get("AWS_SECRET_ACCESS_KEY", "")
-        self._token = environ.get("AWS_SESSION_TOKEN", "")
-        if not self._key or not self._secret:
-            raise RefusedError("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set in the slot's environment")
-        self._region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-        by_path = bool(endpoint) or "." in name
-        endpoint = endpoint or f"https://{'' if by_path else name + '.'}s3.{self._region}.amazonaws.com"
-        scheme, _, rest = endpoint.partition("://")
-        self._tls, self._host = scheme != "http", rest.strip("/")
-        self._base = f"/{name}" if by_path else ""
-        self._roots = environ.get("AWS_CA_BUNDLE") or None
-        self._once = True
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write one object, unless it is there.
-
-        Raises:
-            RefusedError: the store said no.
-            OSError: it cannot be reached, or is busy.
-        """
-        status = self._send(key, data)
-        if status == _NO_CONDITIONS and self._once:
-            # A server that knows no conditions: names are unique, so nothing can be overwritten.
-            self._once = False
-            status = self._send(key, data)
-        if status in (_DONE, _THERE):
-            return
-        words = f"it answered {status}"
-        if status in (_CONFLICT, _SLOW_DOWN) or status >= 500:  # noqa: PLR2004 - the server's own trouble
-            raise OSError(words)
-        raise RefusedError(words)
-
-    def _send(self, key: str, data: bytes) -> int:
-        import http.client
-        from urllib.parse import quote
-
-        path = quote(f"{self._base}/{key}", safe="/-_.~")
-        headers = self._signed("PUT", path, data)
-        if self._tls:
-            import ssl
-
-            context = ssl.create_default_context(cafile=self._roots)
-            link: http.client.HTTPConnection = http.client.HTTPSConnection(
-                self._host, timeout=_TIMEOUT_S, context=context
-            )
-        else:
-            link = http.client.HTTPConnection(self._host, timeout=_TIMEOUT_S)
-        try:
-            link.request("PUT", path, body=data, headers=headers)
-            answer = link.getresponse()
-            answer.read(_MAX_BYTES)
-        except http.client.HTTPException as error:
-            raise OSError(f"the store's answer is none: {type(error).__name__}") from error
-        finally:
-            link.close()
-        return answer.status
-
-    def _signed(self, method: str, path: str, data: bytes) -> dict[str, str]:
-        """Headers with the signature of AWS, version 4."""
-        import hashlib
-        import hmac
-
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        digest = hashlib.sha256(data).hexdigest()
-        headers = {"host": self._host, "x-amz-content-sha256": digest, "x-amz-date": now}
-        if self._token:
-            headers["x-amz-security-token"] = self._token
-        if self._once:
-            headers["if-none-match"] = "*"
-        names = ";".join(sorted(headers))
-        lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-        request = f"{method}\n{path}\n\n{lines}\n{names}\n{digest}"
-        scope = f"{now[:8]}/{self._region}/s3/aws4_request"
-        text = f"AWS4-HMAC-SHA256\n{now}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
-        key = f"AWS4{self._secret}".encode()
-        for word in scope.split("/"):
-            key = hmac.new(key, word.encode(), hashlib.sha256).digest()
-        signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-        said = f"Credential={self._key}/{scope}, SignedHeaders={names}, Signature={signature}"
-        return dict(headers, authorization=f"AWS4-HMAC-SHA256 {said}")

@@ -21,7 +21,7 @@ usage: python INSIDE wrap (--stream-dir DIR | --console) [options] -- COMMAND AR
   --wait-for HOST    start the command when this name resolves; may be repeated
   --code SHA256      unpack the code of this name beside INSIDE into the slot directory; the command never starts without it
   --chdir DIR        the command's folder
-  --log-store DIR    store the streams of ranks below DIR, a volume that others see, and not on stdout
+  --log-store DIR    store the streams of ranks below DIR, a volume that others see, or in s3://BUCKET/PREFIX, and not on stdout
   --exit-code NAME   command: the command's own code (default); cause: 200-219 where the cause of a failure is sure
 
 tell writes to the wrapper of RANKFALL_SLOT_DIR: 0 told, 3 nobody listens, 2 wrong usage.
@@ -120,7 +120,7 @@ def _set(options: Options, name: str, value: str) -> None:
     elif name == "--code":
         options.code = value
     elif name == "--log-store":
-        options.log_store = os.path.abspath(value)
+        options.log_store = value if value.startswith("s3://") else os.path.abspath(value)
     elif name == "--chdir":
         options.chdir = value
     elif name == "--wait-for":

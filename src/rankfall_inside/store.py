@@ -1,11 +1,10 @@
-"""Streams of ranks on a shared volume instead of the container's stdout: for jobs whose lines are too many for the API server.
+"""Streams of ranks in a store that others see, instead of on the container's stdout: for jobs whose lines are too many for the API server.
 
-One thread writes, because a file of a network may take any time to write. What waits for it is bounded: past that, bytes are lost from
-there to the end of their line, counted and said, and the job goes on as fast as before. Files are only appended to. A write is with the
-kernel when it returns, so it outlives this process; every ``SYNC_S`` seconds and at the end it is made to outlive the machine too.
+One thread writes, because a store may take any time. What waits for it is bounded: past that, bytes are lost from there to the end of their
+line, counted and said, and the job goes on as fast as before.
 
-``<root>/<run>/attempt-<N>/<role>-<slot>/<pod uid>-<start>/<ordinal>.<out|err>-<first byte>.log`` and ``.idx`` (as in ``streams``), a new pair
-after each ``SEGMENT`` bytes; ``end.json`` last of all. A folder is of one start of one container, and nobody else writes there.
+A store is a folder of a shared volume (``store_folder``) or a bucket (``store_parts``); both have, below their root, one folder for each start of
+a container, ``<run>/attempt-<N>/<role>-<slot>/<pod uid>-<start>/``, and nobody else writes there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ import threading
 import time
 from collections import deque
 
-from rankfall_inside import streams, tinyjson
+from rankfall_inside import streams
+from rankfall_inside.store_folder import Folder
+from rankfall_inside.store_parts import HEAD, Parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 # Of all streams together; what comes beyond this is lost.
 MAX_WAITING = 64 << 20
-# Bytes of one file.
-SEGMENT = 256 << 20
-SYNC_S = 5.0
 _STRANGE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -44,77 +42,46 @@ def folder_name(environ: Mapping[str, str]) -> str:
     return "/".join(_STRANGE.sub("_", part).lstrip(".") or "_" for part in parts)
 
 
-class _Files:
-    """One stream's files; of the thread alone."""
-
-    def __init__(self, base: str) -> None:
-        self._base = base
-        self._start = 0
-        self._gaps: list[streams.Gap] = []
-        self._sink = streams.Sink(f"{base}-{0:015d}")
-        self._synced = time.monotonic()
-        # Whether the last byte ended a line.
-        self._whole = True
-
-    @property
-    def size(self) -> int:
-        return self._start + self._sink.offset
-
-    def write(self, data: bytes, stamp: int) -> None:
-        if self._sink.offset >= SEGMENT:
-            self._end_file()
-        self._sink.write(data, stamp)
-        self._whole = data.endswith(b"\n")
-        if time.monotonic() - self._synced >= SYNC_S:
-            self._sync()
-
-    def lose(self, count: int, stamp: int) -> None:
-        """So many bytes never came here; the next ones begin a line."""
-        if not self._whole:
-            self.write(b"\n", stamp)
-        self._gaps.append(streams.Gap(self.size, count, "the store was too slow"))
-
-    def close(self) -> None:
-        self._end_file()
-
-    def losses(self) -> list[streams.Gap]:
-        found = [streams.Gap(self._start + one.offset, one.lost, one.reason) for one in self._sink.gaps]
-        return self._gaps + found
-
-    def _end_file(self) -> None:
-        self._sync()
-        self._gaps = self.losses()
-        self._start += self._sink.offset
-        self._sink.close()
-        self._sink = streams.Sink(f"{self._base}-{self._start:015d}")
-
-    def _sync(self) -> None:
-        self._synced = time.monotonic()
-        self._sink.sync()
-
-
 class LogStore:
     """The store of one start of a container.
 
     Args:
-        root: where the volume is mounted, or a folder of it.
+        root: where the volume is mounted, or a folder of it; or ``s3://BUCKET/PREFIX``.
         name: of the folder below the root.
+        environ: holds the keys of a bucket.
     """
 
-    def __init__(self, root: str, name: str) -> None:
+    def __init__(self, root: str, name: str, environ: Mapping[str, str] | None = None) -> None:
         self.name = name
-        self.path = os.path.join(root, name)
+        self._place: Folder | Parts = (
+            Parts(root, name, environ or {}) if root.startswith(HEAD) else Folder(os.path.join(root, name))
+        )
         # Bytes that found no room, of all streams.
         self.lost = 0
         self._queue: deque[tuple[str, bytes, int, int]] = deque()
+        # Bytes of each stream in the queue, and of all.
+        self._queued: dict[str, int] = {}
         self._waiting = 0
         self._change = threading.Condition()
         self._closed = False
         self._done = False
-        self._files: dict[str, _Files] = {}
         self._thread: threading.Thread | None = None
 
     # -- the wrapper's side
+
+    @property
+    def path(self) -> str:
+        """Where the streams are, for people."""
+        return self._place.path
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is stored at present; "" = all goes well."""
+        return self._place.trouble
+
+    def refusal(self) -> str:
+        """Why nothing can ever be stored; "" = it may be. Asked once, before the first bytes; may take as long as a request."""
+        return self._place.refusal()
 
     def sink(self, stream: str) -> StoreSink:
         """What takes the bytes of a stream, as ``0.out``."""
@@ -132,86 +99,76 @@ class LogStore:
             if self._waiting + len(data) > MAX_WAITING:
                 return False
             self._waiting += len(data)
+            self._queued[stream] = self._queued.get(stream, 0) + len(data)
             self._queue.append((stream, data, time.time_ns(), lost))
             self._change.notify()
+        self._work()
+        return True
+
+    def _work(self) -> None:
         if self._thread is None:
             # Only now: a thread must not be there while processes are forked.
             self._thread = threading.Thread(target=self._run, name="rankfall-store", daemon=True)
             self._thread.start()
-        return True
 
     def finish(self, patience: float) -> list[tuple[str, str]]:
         """No more comes: wait until all is written, at most so long; (stream, text) of what is missing. May be called again."""
         with self._change:
             self._closed = True
             self._change.notify()
-            if self._thread is None:
-                return []
+        # Also where no rank printed anything: that this is all is written too.
+        self._work()
+        with self._change:
             self._change.wait_for(lambda: self._done, patience)
-            if not self._done:
-                text = f"{self._waiting} bytes were not written: the log store did not take them in time"
-                return [("slot", text)]
+        missing = [(stream, _text(stream, gap)) for stream, gaps in self._place.losses().items() for gap in gaps]
+        return missing if self._done else missing + self._left()
+
+    def _left(self) -> list[tuple[str, str]]:
+        """What is not written yet."""
+        why = f"the log store did not take them in time{': ' if self.trouble else ''}{self.trouble}"
+        with self._change:
+            counts = dict(self._queued)
+        for stream, count in self._place.waiting().items():
+            counts[stream] = counts.get(stream, 0) + count
         return [
-            (stream, f"{stream}: {gap.lost} bytes after offset {gap.offset} not stored ({gap.reason})")
-            for stream, files in self._files.items()
-            for gap in files.losses()
+            (stream, _text(stream, streams.Gap(self._place.size(stream), count, why)))
+            for stream, count in sorted(counts.items())
+            if count
         ]
+
+    def give_up(self) -> None:
+        """Try no more to write what waits."""
+        self._place.stop()
 
     @property
     def done(self) -> bool:
-        """Whether all is written, or there was nothing."""
-        return self._done or self._thread is None
+        """Whether all is written, and that it is all."""
+        return self._done
 
     # -- the thread
 
     def _run(self) -> None:
-        try:
-            os.makedirs(self.path, exist_ok=True)
-        except OSError:
-            pass  # each write says what is wrong
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._queue or self._closed)
-                if not self._queue:
+                self._change.wait_for(lambda: self._queue or self._closed, self._place.due())
+                if not self._queue and self._closed:
                     break
-                stream, data, stamp, lost = self._queue.popleft()
-            self._write(stream, data, stamp, lost)
+                one = self._queue.popleft() if self._queue else None
+            if one is not None:
+                self._place.write(*one)
+                with self._change:
+                    self._queued[one[0]] -= len(one[1])
+                    self._waiting -= len(one[1])
+            if self._place.due() == 0:
+                self._place.flush()
+        if self._place.end():
             with self._change:
-                self._waiting -= len(data)
-        self._end()
-        with self._change:
-            self._done = True
-            self._change.notify()
+                self._done = True
+                self._change.notify()
 
-    def _write(self, stream: str, data: bytes, stamp: int, lost: int) -> None:
-        files = self._files.get(stream)
-        if files is None:
-            files = self._files[stream] = _Files(os.path.join(self.path, stream))
-        if lost:
-            files.lose(lost, stamp)
-        if data:
-            files.write(data, stamp)
 
-    def _end(self) -> None:
-        """How long each stream is: whoever reads knows from it that it has all."""
-        sizes = {}
-        lost = {}
-        for stream, files in self._files.items():
-            files.close()
-            sizes[stream] = files.size
-            lost[stream] = sum(gap.lost for gap in files.losses())
-        text = tinyjson.dumps({"sizes": sizes, "lost": lost}).encode("ascii") + b"\n"
-        path = os.path.join(self.path, "end.json")
-        try:
-            fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(fd, text)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(path + ".tmp", path)
-        except OSError:
-            return
+def _text(stream: str, gap: streams.Gap) -> str:
+    return f"{stream}: {gap.lost} bytes after offset {gap.offset} not stored ({gap.reason})"
 
 
 class StoreSink:

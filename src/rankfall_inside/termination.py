@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from rankfall_inside import causes, records, tinyjson
+from rankfall_inside import causes, printed, records, tinyjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ def write(path: str, error: dict[str, Any] | None, end: dict[str, Any]) -> bool:
 
 def text(error: dict[str, Any] | None, end: dict[str, Any]) -> bytes:
     """The message: JSON lines within :data:`LIMIT` bytes."""
-    last = records.encode(dict(end), limit=_END_LIMIT) + b"\n"
+    end = dict(end)
+    if "printed" in end:
+        end["printed"] = printed.few(end["printed"], printed.MOST_IN_MESSAGE)
+    last = records.encode(end, limit=_END_LIMIT) + b"\n"
     if error is None:
         return last
     return _error_line(error, LIMIT - len(last)) + last

@@ -85,8 +85,8 @@ class Wrapper:
         self._channel = files.channel = Channel(self._console, token)
         self._environ = environment.of_command(environ, options, files, channel=self._channel.active)
         self._torchrun = launch.words_of(environ)
-        self._store = LogStore(options.log_store, folder_name(environ)) if options.log_store else None
-        self._told = False
+        self._store = self._open_store(options.log_store, environ) if options.log_store else None
+        self._told = self._told_trouble = False
         self._pump = Pump(
             self._loop,
             stream_dir=options.stream_dir,
@@ -130,6 +130,16 @@ class Wrapper:
         self._trouble = ""
         self._began = time.monotonic()
         self._next_scan = self._began
+
+    def _open_store(self, root: str, environ: Mapping[str, str]) -> LogStore | None:
+        """The log store; None where it can take nothing: lines are better in a log that is slow than nowhere."""
+        store = LogStore(root, folder_name(environ), environ)
+        refusal = store.refusal()
+        if refusal:
+            self._notes.append(f"lines of ranks stay on stdout: nothing can be stored in {root}: {refusal}")
+            _say(self._notes[-1])
+            return None
+        return store
 
     def run(self) -> int:
         """Run the command to its end; the exit code for this process."""
@@ -342,8 +352,13 @@ class Wrapper:
         self._files.write("gap", {"ordinal": int(name) if name.isdigit() else None, "notes": [text]}, False)
 
     def _watch_store(self) -> None:
-        """Say once, where people look, that lines are lost."""
-        if self._store is not None and self._store.lost and not self._told:
+        """Say once, where people look, that lines are lost, or that they wait."""
+        if self._store is None:
+            return
+        if self._store.trouble and not self._told_trouble:
+            self._told_trouble = True
+            _say(f"the log store {self._store.path} takes nothing: {self._store.trouble}; it is tried again")
+        if self._store.lost and not self._told:
             self._told = True
             text = f"the log store {self._store.path} is too slow: lines of ranks are lost"
             _say(text)
@@ -359,6 +374,9 @@ class Wrapper:
             if self._store.done or self._hopeless() or time.monotonic() - began > _LOG_STORE_S:
                 break
             self._loop.turn(0.0)
+        if not self._store.done:
+            self._store.give_up()
+            gaps = self._store.finish(0.0)
         self._watch_store()
         for stream, text in gaps:
             self._gap(stream.partition(".")[0], text)
@@ -383,11 +401,18 @@ class Wrapper:
                 "exit": outcome.exit_info(self._commands, self._orders, refused=self._refused),
                 "oom_kills": self._files.oom_kills(),
                 "notes": self._all_notes(),
+                **self._printed(),
             }
         )
         termination.write(self._last_words, self._falls.first_error(), end)
         old_forms.write(self._error_file, self._falls.first_error(), folder=self._files.records)
         self._delivery.settle(self._patience(), last=True)
+
+    def _printed(self) -> dict[str, Any]:
+        """What stdout was given, for a reader that stores it: who has a record of it by the same way."""
+        if self._console is None or not self._channel.active:
+            return {}
+        return {"printed": self._console.printed.told()}
 
     def _patience(self) -> float:
         """How long copies of records may take at the end: what is left of the time to end, where there is one."""

@@ -209,6 +209,7 @@ def test_the_same_interpreter_is_not_started_to_be_asked() -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(120)
+@pytest.mark.full
 def test_a_real_torchrun_is_chosen_and_its_ranks_are_on_the_channel(pod) -> None:
     script = pod.script(
         "import os\nprint('rank', os.environ['RANK'])\nif os.environ['RANK'] == '1': raise ValueError('boom')"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import shutil
@@ -44,7 +45,13 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def as_user() -> Callable[[], AbstractContextManager[None]]:
-    """Permissions count inside the context, also where the tests run as root."""
+    """Permissions count inside the context, also where the tests run as root.
+
+    Python itself may lie where that user cannot read. A codec that is first asked for in there is not found, and Python remembers that for the
+    rest of the process: whichever codec the product asks for by name is therefore loaded before.
+    """
+    for name in ("ascii", "utf-8", "latin-1"):
+        codecs.lookup(name)
 
     @contextlib.contextmanager
     def drop() -> Iterator[None]:

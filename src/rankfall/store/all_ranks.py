@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.store.content import open_content
 from rankfall.store.derived import ALL_RANKS, begin_mark, line_prefix, rank_pieces
 from rankfall.store.follow import Follower
@@ -215,7 +216,7 @@ class AllRanksFile:
 
     def _stored(self) -> Appended | None:
         try:
-            return msgspec.json.decode((self._run_dir.path / STATE).read_bytes(), type=Appended)
+            return decoding.decode((self._run_dir.path / STATE).read_bytes(), kind=Appended)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 

@@ -27,13 +27,13 @@ from rankfall.store.resizes import left_slots, planned_sizes, wished_sizes
 from rankfall.store.stream import IndexReader
 
 if TYPE_CHECKING:
+    from rankfall.store.place import RunPlace
     from rankfall.store.queries import Queries
-    from rankfall.store.rundir import RunDir
 
 _NS = 1e9
 
 
-def summary(run_dir: RunDir, tables: Queries) -> RunSummary:
+def summary(run_dir: RunPlace, tables: Queries) -> RunSummary:
     """The run as ``ps`` lists it."""
     row = tables.run()
     name, backend = _named(run_dir, tables)
@@ -57,7 +57,7 @@ def summary(run_dir: RunDir, tables: Queries) -> RunSummary:
     )
 
 
-def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
+def status(run_dir: RunPlace, tables: Queries, *, now: int) -> StatusDocument:
     """The run with slots and ranks of its newest attempt; ranks of the newest round only."""
     short = summary(run_dir, tables)
     row = tables.run()
@@ -129,7 +129,7 @@ def status(run_dir: RunDir, tables: Queries, *, now: int) -> StatusDocument:
     )
 
 
-def _spec(run_dir: RunDir) -> JobSpec | None:
+def _spec(run_dir: RunPlace) -> JobSpec | None:
     try:
         return run_dir.spec
     except StoreError:
@@ -137,7 +137,7 @@ def _spec(run_dir: RunDir) -> JobSpec | None:
 
 
 def _sizes(
-    run_dir: RunDir, tables: Queries, attempt: int | None, spec: JobSpec | None
+    run_dir: RunPlace, tables: Queries, attempt: int | None, spec: JobSpec | None
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Nodes by role: of this attempt, and as they are wished."""
     if spec is None:
@@ -168,14 +168,14 @@ def _notes(spec: JobSpec, slots: list[SlotFacts], ranks: list[RankFacts]) -> dic
     return of_slots | {("rank", facts.rank): note_of(facts, spec=spec, slots=slots) for facts in ranks}
 
 
-def _unattended(run_dir: RunDir) -> bool:
+def _unattended(run_dir: RunPlace) -> bool:
     try:
         return run_dir.spec.unattended
     except StoreError:
         return False
 
 
-def _foreign(run_dir: RunDir) -> str | None:
+def _foreign(run_dir: RunPlace) -> str | None:
     try:
         return run_dir.foreign.target.shown if run_dir.foreign is not None else None
     except StoreError:
@@ -199,7 +199,7 @@ def exit_text(code: int | None, signal: int | None) -> str | None:
     return None if code is None else str(code)
 
 
-def _named(run_dir: RunDir, tables: Queries) -> tuple[str, str]:
+def _named(run_dir: RunPlace, tables: Queries) -> tuple[str, str]:
     try:
         spec = run_dir.spec
     except StoreError as error:
@@ -209,7 +209,7 @@ def _named(run_dir: RunDir, tables: Queries) -> tuple[str, str]:
 
 
 def _slot(
-    run_dir: RunDir, attempt: int, facts: SlotFacts, *, ready: bool, age: float | None, note: str | None
+    run_dir: RunPlace, attempt: int, facts: SlotFacts, *, ready: bool, age: float | None, note: str | None
 ) -> SlotStatus:
     role = facts.role or ""
     return SlotStatus(
@@ -228,7 +228,7 @@ def _slot(
     )
 
 
-def _wrapper_pid(run_dir: RunDir, attempt: int, role: str, facts: SlotFacts) -> int | None:
+def _wrapper_pid(run_dir: RunPlace, attempt: int, role: str, facts: SlotFacts) -> int | None:
     """From the slot's own ``lock`` file: ``pid start_ticks boot_id``."""
     try:
         with (run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock").open("rb") as file:
@@ -241,7 +241,7 @@ def _wrapper_pid(run_dir: RunDir, attempt: int, role: str, facts: SlotFacts) -> 
 class _LastLines:
     """When the newest chunk of each rank and of each slot came, from the indexes: true also while nobody supervises the run."""
 
-    def __init__(self, run_dir: RunDir, tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> None:
+    def __init__(self, run_dir: RunPlace, tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> None:
         self.of_rank: dict[int, int] = {}
         self.of_slot: dict[int, int] = {}
         rounds = {facts.rank: facts.round for facts in ranks}

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import LockHeld, StoreError
+from rankfall.model import LockHeld, StoreError, decoding
 from rankfall.store.fs import file_system
 
 _POLL_S: Final = 0.05
@@ -70,7 +70,7 @@ def holder(path: Path) -> Holder | None:
     try:
         with path.open("rb") as file:
             data = file.read(4096)
-        return msgspec.json.decode(data, type=Holder) if data.strip() else None
+        return decoding.decode(data, kind=Holder) if data.strip() else None
     except (OSError, msgspec.MsgspecError):
         return None
 

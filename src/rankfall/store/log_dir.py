@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rankfall.model import StoreError, UsageError
+from rankfall.model import StoreError, UsageError, decoding
 from rankfall.store.all_ranks import AllRanksFile
 from rankfall.store.derived import ALL_RANKS, derived_files
 
@@ -182,7 +182,7 @@ def _read_mark(mark: Path) -> Owner:
     with mark.open("rb") as file:
         data = file.read(_MAX_MARK)
     try:
-        return msgspec.json.decode(data, type=Owner)
+        return decoding.decode(data, kind=Owner)
     except msgspec.MsgspecError:
         return Owner()
 

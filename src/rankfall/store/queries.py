@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from rankfall.model import Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts
+from rankfall.model import Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts, decoding
 from rankfall.store.rows import AttemptRow, DecisionRow, Fall, FallRow, RunRow, StreamRow, VerdictRow
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class Queries(ABC):
         return [row for row in rows if _of_a_slot(row[2]) == falls]
 
     def _bodies(self, kind: type[T], sql: str, args: Sequence[Any]) -> list[T]:
-        decoder = msgspec.json.Decoder(kind)
+        decoder = decoding.decoder(kind)
         found = []
         for (body,) in self._rows(sql, args):
             try:
@@ -175,7 +175,7 @@ class Queries(ABC):
 
     def _decode(self, body: bytes | str, kind: type[T]) -> T | None:
         try:
-            return msgspec.json.decode(body, type=kind)
+            return decoding.decode(body, kind=kind)
         except msgspec.MsgspecError as error:
             self._note(f"a stored {getattr(kind, '__name__', kind)} cannot be read: {error}")
             return None
@@ -187,7 +187,7 @@ class Queries(ABC):
 
 def _of_a_slot(body: bytes | str) -> bool:
     try:
-        return msgspec.json.decode(body, type=_About).instance is not None
+        return decoding.decode(body, kind=_About).instance is not None
     except msgspec.MsgspecError:
         return False
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankfall.model import RankFacts, RunSummary, SlotFacts, StatusDocument, StoreError
 from rankfall.store import documents, salvage, schema
+from rankfall.store.place import RunPlace
 from rankfall.store.queries import Queries, read_all
 from rankfall.store.rows import AttemptRow, RunRow, StreamRow
-
-if TYPE_CHECKING:
-    from rankfall.store.rundir import RunDir
 
 
 class Reader(Queries):
@@ -25,7 +23,7 @@ class Reader(Queries):
         problems: what could not be read so far, in words.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunPlace) -> None:
         super().__init__()
         self.run_dir = run_dir
         self._connection = self._open()

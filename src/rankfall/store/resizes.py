@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, decoding
 from rankfall.model.policies import Positive
 from rankfall.model.sizes import Left, first_sizes, sized
 from rankfall.store.wishes import append_wish, read_wishes
 
 if TYPE_CHECKING:
+    from rankfall.store.place import RunPlace
     from rankfall.store.queries import Queries
-    from rankfall.store.rundir import RunDir
 
 RESIZE_NAME: Final = "resize"
 
@@ -61,13 +61,13 @@ def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
 def left_slots(plan: Mapping[str, object]) -> dict[int, str]:
     """Slots that left the gang while the attempt of this stored plan went on, each with why: ``resize``, ``lost`` or ``surplus``."""
     try:
-        left = msgspec.convert(plan.get("left", ()), tuple[Left, ...])
+        left = decoding.convert(plan.get("left", ()), tuple[Left, ...])
     except msgspec.ValidationError:
         return {}
     return {one.slot: one.why for one in left}
 
 
-def attempt_spec(run_dir: RunDir, tables: Queries, attempt: int) -> JobSpec:
+def attempt_spec(run_dir: RunPlace, tables: Queries, attempt: int) -> JobSpec:
     """The job as this attempt ran it.
 
     Raises:

@@ -1,12 +1,11 @@
-"""A run's directory: its paths, its spec, its lease and its readers. Making the object touches nothing and takes no lock.
+"""Run directories: made, found by their id, listed; each with its lease and its readers. Making the object touches nothing and takes no lock.
 
-Layout: docs/architecture.md and DESIGN "Run directory". A run's id is ``<name>-<6 hex>``; whatever else lies in ``runs/`` is left alone.
+A run's id is ``<name>-<6 hex>``; whatever else lies in ``runs/`` is left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import hashlib
 import os
@@ -14,7 +13,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -25,39 +23,16 @@ from rankfall.model.foreign import Foreign
 from rankfall.store import lease as leases
 from rankfall.store.fs import file_system
 from rankfall.store.home import prepare
+from rankfall.store.place import FOREIGN_FILE, Meta, RunPlace, meta_of
 from rankfall.store.reader import Reader
 from rankfall.store.writer import Writer
 
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
-_MAX_SPEC: Final = 16 << 20
 _SHOWN: Final = 5
-FOREIGN_FILE: Final = "foreign.json"
 
 
-class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """``meta.json``.
-
-    Attributes:
-        created: when the run was made, nanoseconds since the epoch.
-        request_token: of the request that made it.
-        replace: its first attempt may end what an earlier request with this token left running in a cluster.
-    """
-
-    created: int
-    request_token: str | None = None
-    replace: bool = False
-
-
-class RunDir:
-    """One run's directory.
-
-    Args:
-        path: the directory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.id = path.name
+class RunDir(RunPlace):
+    """One run's directory: found or made, written under its lease, read by anybody."""
 
     @classmethod
     def create(
@@ -89,7 +64,7 @@ class RunDir:
                 path = home / "runs" / f"{spec.name}-{_suffix(request_token, number)}"
                 if _take_name(fresh, path):
                     return cls(path)
-                if request_token is not None and _meta(path).request_token == request_token:
+                if request_token is not None and meta_of(path).request_token == request_token:
                     return cls(path)
             raise StoreError(f"no free id for {spec.name} in {home}/runs", hint="remove old runs or use another name")
 
@@ -134,86 +109,11 @@ class RunDir:
             return cls(home / "runs" / found[0])
         if found:
             raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more of the id")
+        import difflib  # noqa: PLC0415 - for a refusal only
+
         near = difflib.get_close_matches(run[:100], ids, n=_SHOWN, cutoff=0.5)
         hint = f"near it: {_list(near)}" if near else "rankfall ps lists the runs"
         raise NotFound(f"there is no run {run[:100]!r} in {home}", hint=hint)
-
-    @cached_property
-    def spec(self) -> JobSpec:
-        """The job spec.
-
-        Raises:
-            StoreError: spec.json is missing or damaged.
-        """
-        path = self.path / "spec.json"
-        try:
-            with path.open("rb") as file:
-                return msgspec.json.decode(file.read(_MAX_SPEC), type=JobSpec)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StoreError(
-                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
-            ) from error
-
-    @cached_property
-    def foreign(self) -> Foreign | None:
-        """The object that this is the record of, where Rankfall did not start the job.
-
-        Raises:
-            StoreError: it should be written there, and cannot be read.
-        """
-        path = self.path / FOREIGN_FILE
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Foreign)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StoreError(
-                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
-            ) from error
-
-    @cached_property
-    def created(self) -> int:
-        """When the run was made, nanoseconds since the epoch; 0 when nothing tells."""
-        return _meta(self.path).created
-
-    @cached_property
-    def replaces(self) -> bool:
-        """Whether its first attempt may end what an earlier request of the same token left running in a cluster."""
-        return _meta(self.path).replace
-
-    @property
-    def records_dir(self) -> Path:
-        """Folder of the records."""
-        return self.path / "records"
-
-    @property
-    def logs_dir(self) -> Path:
-        """Folder of all raw streams."""
-        return self.path / "logs"
-
-    @property
-    def db_path(self) -> Path:
-        """The sqlite database."""
-        return self.path / "run.db"
-
-    @property
-    def lease_path(self) -> Path:
-        """The writer's lease."""
-        return self.path / "lease"
-
-    @property
-    def closing_path(self) -> Path:
-        """There from right before the final state is stored until nothing of the run's end is left to do; says what comes next."""
-        return self.path / "closing"
-
-    def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Folder that supervisor and wrapper of one start of a slot share."""
-        name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"
-        return self.path / "slots" / f"attempt-{attempt}" / name
-
-    def stream_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
-        """Folder of one instance's raw streams."""
-        return self.logs_dir / f"attempt-{attempt}" / f"{role}-{slot}" / str(instance)
 
     @contextlib.contextmanager
     def lease(self, *, wait: float = 0.0) -> Iterator[Writer]:
@@ -234,11 +134,6 @@ class RunDir:
                 yield writer
             finally:
                 writer.close()
-
-    def lease_holder(self) -> leases.Holder | None:
-        """The living process that holds the lease (or may, on another host); None when nobody does. Takes no lock."""
-        found = leases.holder(self.lease_path)
-        return found if found is not None and found.alive() is not False else None
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
@@ -302,19 +197,6 @@ def _take_name(fresh: Path, path: Path) -> bool:
             return False
         raise
     return True
-
-
-def _meta(path: Path) -> Meta:
-    try:
-        with (path / "meta.json").open("rb") as file:
-            return msgspec.json.decode(file.read(65536), type=Meta)
-    except (OSError, msgspec.MsgspecError):
-        pass
-    try:
-        # spec.json is written once, so its age is the run's.
-        return Meta(created=(path / "spec.json").stat().st_mtime_ns)
-    except OSError:
-        return Meta(created=0)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

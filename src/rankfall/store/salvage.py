@@ -8,24 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from rankfall.model import RankFacts, Record, SlotFacts
+from rankfall.model import RankFacts, Record, SlotFacts, decoding
 from rankfall.store.content import read_bytes
 from rankfall.store.names import StreamName, find_streams
+from rankfall.store.place import RunPlace
 from rankfall.store.rows import AttemptRow, StreamRow
-
-if TYPE_CHECKING:
-    from rankfall.store.rundir import RunDir
 
 _ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")
 _SLOT: Final = re.compile(r"(.+)-([0-9]{1,9})")
 _MAX_RECORD: Final = 1 << 20
 
 
-def attempts(run_dir: RunDir) -> list[AttemptRow]:
+def attempts(run_dir: RunPlace) -> list[AttemptRow]:
     """Attempts that left a folder."""
     numbers = {
         int(match[1])
@@ -36,7 +34,7 @@ def attempts(run_dir: RunDir) -> list[AttemptRow]:
     return [AttemptRow(attempt=number, state="unknown") for number in sorted(numbers)]
 
 
-def slots(run_dir: RunDir, attempt: int) -> list[SlotFacts]:
+def slots(run_dir: RunPlace, attempt: int) -> list[SlotFacts]:
     """Slots that left a folder."""
     found = []
     for name in _names(run_dir.path / "slots" / f"attempt-{attempt}"):
@@ -46,7 +44,7 @@ def slots(run_dir: RunDir, attempt: int) -> list[SlotFacts]:
     return sorted(found, key=lambda facts: (facts.role or "", facts.slot))
 
 
-def ranks(run_dir: RunDir, attempt: int) -> list[RankFacts]:
+def ranks(run_dir: RunPlace, attempt: int) -> list[RankFacts]:
     """Ranks that wrote a start record, with the end that a later record tells."""
     found: dict[tuple[int, int], RankFacts] = {}
     ends: dict[tuple[int, int], Record] = {}
@@ -81,7 +79,7 @@ def ranks(run_dir: RunDir, attempt: int) -> list[RankFacts]:
     return [found[key] for key in sorted(found)]
 
 
-def streams(run_dir: RunDir, attempt: int | None = None) -> list[StreamRow]:
+def streams(run_dir: RunPlace, attempt: int | None = None) -> list[StreamRow]:
     """Streams whose rank a start record names by the process ordinal, or their own name."""
     owners: dict[tuple[int | None, str | None, int | None, str], Record] = {}
     for record in _records(run_dir.records_dir, attempt, kinds=("start",)):
@@ -114,7 +112,7 @@ def _same_instance(record: Record, name: StreamName) -> bool:
 
 def _records(folder: Path, attempt: int | None, *, kinds: tuple[str, ...]) -> Iterator[Record]:
     """Readable records of these kinds in the order of their names; the rest is left to who explains the run."""
-    decoder = msgspec.json.Decoder(Record)
+    decoder = decoding.decoder(Record)
     for name in _names(folder):
         if not name.endswith(".json") or not name.startswith(tuple(f"{kind}-" for kind in kinds)):
             continue
@@ -133,7 +131,7 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def world_sizes(run_dir: RunDir, attempt: int) -> dict[int, int]:
+def world_sizes(run_dir: RunPlace, attempt: int) -> dict[int, int]:
     """World size of each round (-1 = of no round), as the ranks themselves saw it."""
     return {
         -1 if record.round is None else record.round: record.world_size

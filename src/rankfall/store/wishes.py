@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rankfall.model import StoreError
+from rankfall.model import StoreError, decoding
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -29,7 +29,7 @@ def read_wishes(path: Path, kind: type[T]) -> list[T]:
     found = []
     for line in lines:
         try:
-            found.append(msgspec.json.decode(line, type=kind))
+            found.append(decoding.decode(line, kind=kind))
         except msgspec.MsgspecError:
             continue
     return found

@@ -15,7 +15,17 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.model import FINAL_STATES, Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts, StoreError
+from rankfall.model import (
+    FINAL_STATES,
+    Decision,
+    Diagnosis,
+    Evidence,
+    RankFacts,
+    RunState,
+    SlotFacts,
+    StoreError,
+    decoding,
+)
 from rankfall.store import schema
 from rankfall.store.queries import NO_ROUND, Queries, read_all
 from rankfall.store.rows import StreamRow
@@ -214,7 +224,7 @@ class Writer(Queries):
 
     def _store_notes(self) -> None:
         ((text,),) = read_all(self._connection, "SELECT incomplete FROM run", ())
-        notes = list(dict.fromkeys([*msgspec.json.decode(text, type=list[str]), *self._notes]))
+        notes = list(dict.fromkeys([*decoding.decode(text, kind=list[str]), *self._notes]))
         if len(notes) > MAX_NOTES:
             notes = [*notes[: MAX_NOTES - 1], "more of the record is missing than is listed here"]
         self._connection.execute("UPDATE run SET incomplete = ?", (self._encode(notes).decode(),))

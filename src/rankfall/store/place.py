@@ -1,0 +1,141 @@
+"""Where everything of one run lies, and what was written down once when it was made: its spec, its foreign object, its age.
+
+Layout: docs/architecture.md and DESIGN "Run directory".
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import JobSpec, StoreError, decoding
+from rankfall.model.foreign import Foreign
+from rankfall.store import lease as leases
+
+_MAX_SPEC: Final = 16 << 20
+FOREIGN_FILE: Final = "foreign.json"
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """``meta.json``.
+
+    Attributes:
+        created: when the run was made, nanoseconds since the epoch.
+        request_token: of the request that made it.
+        replace: its first attempt may end what an earlier request with this token left running in a cluster.
+    """
+
+    created: int
+    request_token: str | None = None
+    replace: bool = False
+
+
+class RunPlace:
+    """One run's directory as a place.
+
+    Args:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """The job spec.
+
+        Raises:
+            StoreError: spec.json is missing or damaged.
+        """
+        path = self.path / "spec.json"
+        try:
+            with path.open("rb") as file:
+                return decoding.decode(file.read(_MAX_SPEC), kind=JobSpec)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(
+                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
+            ) from error
+
+    @cached_property
+    def foreign(self) -> Foreign | None:
+        """The object that this is the record of, where Rankfall did not start the job.
+
+        Raises:
+            StoreError: it should be written there, and cannot be read.
+        """
+        path = self.path / FOREIGN_FILE
+        try:
+            return decoding.decode(path.read_bytes(), kind=Foreign)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(
+                f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
+            ) from error
+
+    @cached_property
+    def created(self) -> int:
+        """When the run was made, nanoseconds since the epoch; 0 when nothing tells."""
+        return meta_of(self.path).created
+
+    @cached_property
+    def replaces(self) -> bool:
+        """Whether its first attempt may end what an earlier request of the same token left running in a cluster."""
+        return meta_of(self.path).replace
+
+    @property
+    def records_dir(self) -> Path:
+        """Folder of the records."""
+        return self.path / "records"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Folder of all raw streams."""
+        return self.path / "logs"
+
+    @property
+    def db_path(self) -> Path:
+        """The sqlite database."""
+        return self.path / "run.db"
+
+    @property
+    def lease_path(self) -> Path:
+        """The writer's lease."""
+        return self.path / "lease"
+
+    @property
+    def closing_path(self) -> Path:
+        """There from right before the final state is stored until nothing of the run's end is left to do; says what comes next."""
+        return self.path / "closing"
+
+    def slot_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
+        """Folder that supervisor and wrapper of one start of a slot share."""
+        name = f"{role}-{slot}.{instance}" if instance else f"{role}-{slot}"
+        return self.path / "slots" / f"attempt-{attempt}" / name
+
+    def stream_dir(self, attempt: int, role: str, slot: int, instance: int = 0) -> Path:
+        """Folder of one instance's raw streams."""
+        return self.logs_dir / f"attempt-{attempt}" / f"{role}-{slot}" / str(instance)
+
+    def lease_holder(self) -> leases.Holder | None:
+        """The living process that holds the lease (or may, on another host); None when nobody does. Takes no lock."""
+        found = leases.holder(self.lease_path)
+        return found if found is not None and found.alive() is not False else None
+
+
+def meta_of(path: Path) -> Meta:
+    """What stands in a directory's ``meta.json``; without one, its age by the file that is written once."""
+    try:
+        with (path / "meta.json").open("rb") as file:
+            return decoding.decode(file.read(65536), kind=Meta)
+    except (OSError, msgspec.MsgspecError):
+        pass
+    try:
+        # spec.json is written once, so its age is the run's.
+        return Meta(created=(path / "spec.json").stat().st_mtime_ns)
+    except OSError:
+        return Meta(created=0)

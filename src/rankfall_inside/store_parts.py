@@ -1,0 +1,175 @@
+"""Streams as objects of a bucket. An object cannot be appended to, so what came is put in parts, each written once and never changed.
+
+A part holds bytes of all streams: a line of JSON that says which (``pieces``: stream, place in it, bytes, stamp in nanoseconds), then the bytes
+in that order. Its name is the number of bytes in all parts before it (``000000000000000.part``), so whoever reads knows the name of the next
+one and never has to list. One is put after ``PART`` bytes, or ``EVERY_S`` seconds after its first byte came, and tried until the bucket has
+it: numbers are never given twice, and a put whose answer was lost is the same put again. ``end.json`` comes last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rankfall_inside import streams, tinyjson
+from rankfall_inside.bucket import Bucket
+from rankfall_inside.store_folder import end_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping
+
+SCHEMA = "rankfall.log-part/1"
+HEAD = "s3://"
+PART = 4 << 20
+EVERY_S = 2.0
+# Pieces of one part; rankfall.observe.log_parts reads no more.
+MAX_PIECES = 16_000
+# Chunks of a stream that came within this are one piece, nanoseconds.
+_TOGETHER_NS = 1_000_000
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
+
+
+class _Stream:
+    """How much of a stream there is, what waits, and what is missing."""
+
+    __slots__ = ("gaps", "size", "waiting", "whole")
+
+    def __init__(self) -> None:
+        # With what waits.
+        self.size = 0
+        self.waiting = 0
+        self.whole = True
+        self.gaps: list[streams.Gap] = []
+
+
+class Parts:
+    """The objects of one start of one container.
+
+    Args:
+        url: ``s3://BUCKET/PREFIX``.
+        name: what all of their names begin with.
+        environ: holds the keys.
+    """
+
+    def __init__(self, url: str, name: str, environ: Mapping[str, str]) -> None:
+        bucket, _, prefix = url[len(HEAD) :].strip("/").partition("/")
+        self.path = f"{url.rstrip('/')}/{name}"
+        self.trouble = ""
+        self._bucket_name = bucket
+        self._environ = {key: value for key, value in environ.items() if key.startswith("AWS_")}
+        self._folder = "/".join([part for part in prefix.split("/") if part] + [name])
+        self._bucket: Bucket | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._pieces: list[tuple[str, int, int]] = []
+        self._data: list[list[bytes]] = []
+        self._size = 0
+        # Bytes in all parts that were put.
+        self._put = 0
+        self._due = 0.0
+        self._stopped = threading.Event()
+
+    def refusal(self) -> str:
+        """Why nothing can ever be stored here; "" = it may be. Puts ``begin.json``; a bucket that only does not answer may do so later."""
+        try:
+            self._opened().put(f"{self._folder}/begin.json", b'{"schema": "%s"}\n' % SCHEMA.encode())
+        except OSError as error:
+            self.trouble = _words(error)
+        except Exception as error:  # keys that are missing, a bucket that is not there, an address that is none
+            return _words(error)
+        return ""
+
+    def _opened(self) -> Bucket:
+        if self._bucket is None:
+            self._bucket = Bucket(self._bucket_name, self._environ)
+        return self._bucket
+
+    def due(self) -> float | None:
+        """In how many seconds what waits is to be put; None = nothing waits."""
+        if self._size >= PART or len(self._pieces) >= MAX_PIECES - 1:
+            return 0.0
+        return max(0.0, self._due - time.monotonic()) if self._pieces else None
+
+    def waiting(self) -> dict[str, int]:
+        """Bytes of each stream that the bucket has not."""
+        return {name: one.waiting for name, one in list(self._streams.items()) if one.waiting}
+
+    def size(self, stream: str) -> int:
+        """How much of a stream the bucket has."""
+        one = self._streams.get(stream)
+        return 0 if one is None else one.size - one.waiting
+
+    def losses(self) -> dict[str, list[streams.Gap]]:
+        """What is missing of each stream before bytes that are there."""
+        return {name: one.gaps for name, one in list(self._streams.items())}
+
+    def stop(self) -> None:
+        """Try no more: what waits is lost."""
+        self._stopped.set()
+
+    def write(self, stream: str, data: bytes, stamp: int, lost: int) -> None:
+        """Take bytes of a stream; ``lost`` before them never came."""
+        one = self._streams.setdefault(stream, _Stream())
+        if lost:
+            if not one.whole:
+                self._add(stream, one, b"\n", stamp)
+            one.gaps.append(streams.Gap(one.size, lost, "the store was too slow"))
+        if data:
+            self._add(stream, one, data, stamp)
+
+    def _add(self, stream: str, one: _Stream, data: bytes, stamp: int) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last[0] == stream and stamp - last[2] < _TOGETHER_NS:
+            self._data[-1].append(data)
+        else:
+            if last is None:
+                self._due = time.monotonic() + EVERY_S
+            self._pieces.append((stream, one.size, stamp))
+            self._data.append([data])
+        one.whole = data.endswith(b"\n")
+        one.size += len(data)
+        one.waiting += len(data)
+        self._size += len(data)
+
+    def flush(self) -> bool:
+        """Put what waits, however often that takes; False = it was stopped."""
+        if not self._pieces:
+            return True
+        data = [b"".join(parts) for parts in self._data]
+        pieces = [[name, start, len(part), stamp] for (name, start, stamp), part in zip(self._pieces, data)]
+        head = tinyjson.dumps({"schema": SCHEMA, "pieces": pieces}).encode("ascii")
+        if not self._try(f"{self._put:015d}.part", b"\n".join([head, b"".join(data)])):
+            return False
+        self._put += self._size
+        self._pieces, self._data, self._size = [], [], 0
+        for one in self._streams.values():
+            one.waiting = 0
+        return True
+
+    def end(self) -> bool:
+        """Put what waits, then how long each stream is; False = it was stopped."""
+        if not self.flush():
+            return False
+        sizes = {name: one.size for name, one in self._streams.items()}
+        return self._try("end.json", end_text(sizes, self.losses()))
+
+    def _try(self, name: str, body: bytes) -> bool:
+        import random
+
+        pause = _FIRST_PAUSE_S
+        while not self._stopped.is_set():
+            try:
+                self._opened().put(f"{self._folder}/{name}", body)
+            except Exception as error:
+                # Also what was refused: rights and clocks change while a job runs, and its bytes are nowhere else.
+                self.trouble = _words(error)
+                self._stopped.wait(pause * (0.5 + random.random()))  # noqa: S311 - so that not all ask at once
+                pause = min(2 * pause, _LAST_PAUSE_S)
+            else:
+                self.trouble = ""
+                return True
+        return False
+
+
+def _words(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:300]
