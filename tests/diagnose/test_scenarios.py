@@ -95,6 +95,20 @@ def test_errors_s25_a_controllers_words_are_never_the_cause():
     assert verdict.cause.slug != "controller_verdict"
 
 
+@pytest.mark.parametrize("slug", ["controller_verdict", "peer_teardown"])
+def test_errors_s25_where_only_stops_and_controllers_speak_the_cause_is_unknown_and_they_are_shown(slug):
+    verdict = diagnose(case([], [piece(slug, None, role="secondary", source="log", trust="launcher")])).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.rank) == ("unknown", "unknown", None)
+    assert [one.slug for one in verdict.evidence] == [slug]
+    assert verdict.missing[0].startswith("a word of the part that fell first")
+    # Beside the word of a rank that lost its partner it changes nothing.
+    both = [
+        piece(slug, None, role="secondary", source="log", trust="launcher"),
+        piece("peer_lost", 1, role="secondary"),
+    ]
+    assert diagnose(case([], both)).verdict.cause.slug == "peer_lost"
+
+
 def test_errors_s27_a_killed_rank_beats_the_earlier_word_of_its_victim():
     ranks = [left(0, 1, seconds=1.2), left(1, 1, seconds=1.2), left(2, 1, seconds=1.2), died(3, 9, seconds=1.02)]
     evidence = [piece("peer_lost", n, role="secondary", seconds=1.0) for n in (0, 1, 2)]
@@ -206,6 +220,26 @@ def test_uneven_data_names_the_rank_that_left_with_success():
     evidence = [piece("peer_lost", n, role="secondary", seconds=2) for n in (0, 2, 3)]
     verdict = diagnose(case(ranks, evidence)).verdict
     assert (verdict.rank, verdict.cause.slug) == (1, "uneven_data")
+
+
+@pytest.mark.parametrize(
+    ("ended", "complain", "slug"),
+    [
+        # A busy wrapper sees the end after the partners did.
+        (2.6, (0, 2, 3), "uneven_data"),
+        # Long after: it went on without them.
+        (9, (0, 2, 3), "peer_lost"),
+        # Rank 3 was stopped before it could say whether it had lost anybody.
+        (2.6, (0, 2), "peer_lost"),
+    ],
+)
+def test_uneven_data_is_suspected_where_the_end_was_seen_a_moment_late(ended, complain, slug):
+    last = left(3, 1, seconds=3) if 3 in complain else died(3, 15, by="wrapper", seconds=3)
+    ranks = [left(0, 1, seconds=3), left(1, 0, seconds=ended), left(2, 1, seconds=3), last]
+    evidence = [piece("peer_lost", n, role="secondary", seconds=2) for n in complain]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence) == (slug, "suspected")
+    assert verdict.rank in {1, None}
 
 
 def test_a_watchdogs_abort_is_a_victims_end():
@@ -493,3 +527,54 @@ def test_a_rank_that_ended_with_code_1_and_without_a_word_is_a_victim_of_a_lost_
     assert (verdict.cause.slug, verdict.slot, verdict.rank) == ("killed_unknown", 1, None)
     assert victims(verdict)[:2] == [0, 1]
     assert any("without a word" in one.rejected for one in verdict.alternatives)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "uncertainty", "sure"),
+    [
+        # A kubelet cuts off what is less than a second: the first may have ended half a second after the second one.
+        ((10.0, 10.5), 1.0, False),
+        ((10.0, 12.0), 1.0, False),
+        ((10.0, 13.0), 1.0, True),
+        ((10.0, 10.5), 0.05, True),
+    ],
+)
+def test_ends_of_slots_in_whole_seconds_are_in_order_only_where_their_second_leaves_no_doubt(stamps, uncertainty, sure):
+    ends = tuple(
+        SlotFacts(
+            slot=n,
+            node="node0",
+            launcher="exec",
+            state="ended",
+            signal=(9, 15)[n],
+            killed_by="foreign",
+            ended_at=at(seconds),
+            ended_uncertainty=uncertainty,
+        )
+        for n, seconds in enumerate(stamps)
+    )
+    verdict = diagnose(case([], [], slots=ends)).verdict
+    assert ("fell later, by more than the clocks' uncertainty" in [a.rejected for a in verdict.alternatives]) is sure
+    assert verdict.time.uncertainty_s == uncertainty
+
+
+@pytest.mark.parametrize(
+    ("signal", "died_at", "launcher", "blamed"),
+    [
+        # torchrun stops the rank beside one that has ended: by TERM at once, by KILL half a minute later.
+        (15, 1.05, "torchrun", None),
+        (15, 2.0, "torchrun", None),
+        (9, 31.0, "torchrun", None),
+        # Surely before it, at the very moment by a signal that torchrun does not begin with, or where nobody stops a neighbour.
+        (15, 0.5, "torchrun", 3),
+        (9, 1.05, "torchrun", 3),
+        (15, 1.05, "plain", 3),
+    ],
+)
+def test_errors_s22_without_torchruns_lines_a_rank_that_it_stopped_is_not_blamed(signal, died_at, launcher, blamed):
+    ranks = [left(0, 1, seconds=1.3), left(1, 1, seconds=1.3), left(2, 1), died(3, signal, seconds=died_at)]
+    verdict = diagnose(case(ranks, [], slots=slots(2, launcher=launcher))).verdict
+    assert verdict.rank == blamed
+    if blamed is None:
+        assert verdict.cause.confidence in {"suspected", "unknown"}
+        assert any("torchrun ends a rank so" in one.rejected for one in verdict.alternatives)

@@ -1,13 +1,16 @@
 """The page ``docs/results/faults-cluster.md``, from the rows that the matrix wrote: ``PYTHONPATH=tests:. python -m faults.cluster_page``.
 
-Nothing stands in it that no test has seen: a cell whose test was not run says so.
+Nothing stands in it that no test has seen: a cell whose test was not run says so. What the page holds already is kept for cells that were not run
+since, with the day on which each was seen: the whole matrix takes hours.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -25,24 +28,37 @@ _HEAD: Final = """# The fault matrix on Kubernetes
 Written by `python -m faults.cluster_page` from what `tests/cluster/test_fault_matrix.py` saw; do not edit. Each row is a fault that was really injected into a job of 2 pods x 2 ranks on the two nodes of the
 [test bed](../testbed.md), run by `rankfall run` with an account of the product's own [rights](../kubernetes.md#rights). `job`, `jobset` and `trainjob` are the backends, their ranks started by Rankfall's own launcher and joined by plain sockets, or by
 gloo where the fault is one of torch; `torchrun` is a TrainJob with the real torchrun and gloo. The faults of [the local matrix](faults.md) come from the same table; the rest is what only a cluster does.
-A cell is **right** (rank or slot, node, cause, victims, retry, nothing done to a node), **weak** (true, but less than could be known), **unknown** or **wrong**; **-** has no test, **not run** has one that was not run since the page was written last.
+A cell is **right** (rank or slot, node, cause, victims, retry, nothing done to a node), **weak** (true, but less than could be known), **unknown** or **wrong**; **-** has no test, **not run** has one that was never run. A cell keeps what was seen of it until it is run
+again; the days stand at the end.
 
 """
+_CUT_HEAD: Final = """## With channels of evidence cut
+
+The verdict of these was made again without one channel after the other: no error records, no records of ends, no lines, no records at all, and
+pairs of them. The number is of verdicts, each of which was the same or said less, and none of which was wrong."""
+_DAY: Final = re.compile(r"- (\d{4}-\d\d-\d\d): `")
+_CUT: Final = re.compile(r"- `([^`]+)`: (\d+)$")
+_NOTE: Final = re.compile(r"- `([^`]+)`: (?!\d+$)(.*)")
+# The page as it was before it told days was written on this one.
+_BEFORE_DAYS: Final = "2026-11-22"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell: its grade, what is wrong with it, and what was said."""
+    """One cell: its grade, what is wrong with it, what was said, the day on which that was (UTC), and how many verdicts with a channel cut were right."""
 
     cell: str
     grade: str
     faults: tuple[str, ...]
     said: str
+    day: str = ""
+    cut: int = 0
 
     @classmethod
-    def of(cls, cell: Cell, verdict: Verdict | None, judged: Judged, state: str) -> Row:
-        """From a verdict."""
-        return cls(cell=cell.id, grade=judged.grade, faults=judged.faults, said=_said(verdict, state))
+    def of(cls, cell: Cell, verdict: Verdict | None, judged: Judged, state: str, *, cut: int = 0) -> Row:
+        """From a verdict, today."""
+        day = datetime.now(UTC).date().isoformat()
+        return cls(cell=cell.id, grade=judged.grade, faults=judged.faults, said=_said(verdict, state), day=day, cut=cut)
 
 
 def _said(verdict: Verdict | None, state: str) -> str:
@@ -84,6 +100,36 @@ class Rows:
         return {row.cell: row for row in rows}
 
 
+def held(page: str) -> dict[str, Row]:
+    """The rows that a page holds, by id of the cell. Of a fault it has the words of its first cell alone."""
+    by_fault: dict[str, dict[str, Cell]] = {}
+    for cell in cells():
+        by_fault.setdefault(cell.fault.name, {})[cell.column] = cell
+    days = {
+        cell: found[1]
+        for line in page.splitlines()
+        if (found := _DAY.match(line))
+        for cell in re.findall(r"`([^`]+)`", line)
+    }
+    cuts = {found[1]: int(found[2]) for line in page.splitlines() if (found := _CUT.match(line))}
+    notes = {found[1]: found[2] for line in page.splitlines() if (found := _NOTE.match(line))}
+    rows: dict[str, Row] = {}
+    for line in page.splitlines():
+        name, _, *rest = [text.strip() for text in line.strip("| ").split(" | ")] if line.startswith("| ") else ("", "")
+        for column, grade in zip(COLUMNS, rest, strict=False):
+            if (known := by_fault.get(name, {}).get(column)) is not None and grade in GRADES:
+                said = notes.get(known.id) or (rest[len(COLUMNS)] if len(rest) > len(COLUMNS) else "")
+                rows[known.id] = Row(
+                    cell=known.id,
+                    grade=grade,
+                    faults=(),
+                    said=said,
+                    day=days.get(known.id, _BEFORE_DAYS),
+                    cut=cuts.get(known.id, 0),
+                )
+    return rows
+
+
 def render(found: dict[str, Row]) -> str:
     """The page.
 
@@ -108,17 +154,27 @@ def render(found: dict[str, Row]) -> str:
             row.grade if row else "not run" if column in columns else "-"
             for row, column in zip(rows, COLUMNS, strict=True)
         ]
-        said = next((row.said for row in rows if row), "")
+        said = max((row for row in rows if row), key=lambda row: row.day, default=None)
+        words = said.said if said else ""
         fault = next(iter(columns.values())).fault
-        lines.append(f"| {' | '.join(cell_text(text) for text in (name, expected(fault), *shown, said))} |")
+        lines.append(f"| {' | '.join(cell_text(text) for text in (name, expected(fault), *shown, words))} |")
     known = {cell.id for cell in cells()}
     notes = [
         f"- `{row.cell}`: {'; '.join(row.faults) or row.said}"
         for row in found.values()
         if row.grade != "right" and row.cell in known
     ]
-    return "\n".join([_HEAD.rstrip(), "", *lines, "", *(["## Not right", "", *notes, ""] if notes else [])])
+    cut = [f"- `{row.cell}`: {row.cut}" for row in found.values() if row.cut and row.cell in known]
+    days: dict[str, list[str]] = {}
+    for row in sorted(found.values(), key=lambda row: (row.day, row.cell)):
+        if row.cell in known:
+            days.setdefault(row.day, []).append(f"`{row.cell}`")
+    parts = [_HEAD.rstrip(), "", *lines, ""]
+    parts += ["## Not right", "", *notes, ""] if notes else []
+    parts += [_CUT_HEAD, "", *cut, ""] if cut else []
+    parts += ["## When each cell was seen", "", *(f"- {day}: {', '.join(names)}" for day, names in days.items()), ""]
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(Rows().read()), "utf-8")
+    PAGE.write_text(render(held(PAGE.read_text("utf-8")) | Rows().read()), "utf-8")

@@ -6,11 +6,11 @@ Rank R is of slot R // 2. What strikes a slot from outside strikes slot 1, when 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Literal
 
-from faults.table import CRASH, FAULTS, LATE, USER, ClusterInject, Fault, Outcome, at
+from faults.table import CRASH, FAULTS, LATE, USER, ClusterInject, Fault, Outcome, at, raising
 
 Backend = Literal["job", "jobset", "trainjob"]
 BACKENDS: tuple[Backend, ...] = ("job", "jobset", "trainjob")
@@ -142,7 +142,35 @@ PEOPLE = (
     _ends("deadline", ("deadline_exceeded",), None, outcome="failed", fields={"deadlines": {"attempt_s": 15}}),
 )
 
-CLUSTER_FAULTS: tuple[Fault, ...] = (*MEMORY, *TAKEN_AWAY, *NODES, *STARTS, *PEOPLE)
+
+def _wrong_clocks() -> Iterator[Fault]:
+    """One node's clock is 90 s off, that of the slot that is struck or that of its victims, ahead or behind."""
+    for where, node in (("culprit", 2), ("victims", 1)):
+        for way, seconds in (("ahead", 90), ("behind", -90)):
+            name = f"{where}-90-s-{way}"
+            clock = {"node": node, "seconds": seconds}
+            yield Fault(
+                f"exception-{name}",
+                (raising("KeyError", text="vocab"),),
+                ("user_code_exception",),
+                inject="node_clock",
+                arguments={**clock, "then": None},
+            )
+            yield Fault(
+                f"killed-{name}",
+                HERE,
+                ("killed_unknown",),
+                retry=CRASH,
+                inject="node_clock",
+                arguments={**clock, "then": "signal", "number": 9, "to": "pid", "rank": 2},
+                plan=LATE,
+            )
+            yield _slot(f"evicted-{name}", ("preempted",), "node_clock", arguments={**clock, "then": "evict"})
+
+
+CLOCKS = tuple(_wrong_clocks())
+
+CLUSTER_FAULTS: tuple[Fault, ...] = (*MEMORY, *TAKEN_AWAY, *NODES, *STARTS, *PEOPLE, *CLOCKS)
 # Beside the Indexed Job: what each controller above it treats in its own way.
 ON_ALL = frozenset(
     {
@@ -172,6 +200,8 @@ OF_TORCH = (
     "port-taken-store",
     "shm-too-small",
 )
+# Seconds that ranks of torch in pods may take to meet.
+MEETING_S = 45
 # Under the real torchrun with gloo, as a TrainJob of today runs.
 UNDER_TORCHRUN = ("exception-key", "signal-outside-kill", "cgroup-oom", "exception-on-all", "hang-silent")
 
@@ -206,11 +236,18 @@ class Cell:
         return self.fault.inject in ALONE
 
 
+def _patient(fault: Fault) -> Fault:
+    """The same with a time-out of torch that a start in pods keeps to: several beds may share the machine, and torch alone takes half a minute then."""
+    limit = fault.plan.get("timeout")
+    return fault if limit is None else replace(fault, plan={**fault.plan, "timeout": max(limit, MEETING_S)})
+
+
 def cells() -> Iterator[Cell]:
     """Every fault as an Indexed Job, the core ones and some more on the other backends in turn, and a few under torchrun on a TrainJob."""
     turn = cycle(("jobset", "trainjob"))
     for fault in FAULTS:
         torch = fault.name in OF_TORCH
+        fault = _patient(fault) if torch else fault  # noqa: PLW2901 - the same row, on slower ground
         launcher: Literal["plain", "torchrun"] = "plain" if "plain" in fault.launchers else "torchrun"
         yield Cell(fault, "job", launcher, torch)
         if fault.core and not torch and launcher == "plain":

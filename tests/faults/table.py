@@ -26,6 +26,7 @@ ClusterInject = Literal[
     "missing_config",
     "missing_folder",
     "no_such_claim",
+    "node_clock",
     "node_down",
     "preempt",
     "probe",
@@ -60,7 +61,7 @@ class Fault:
         fields: of the job file, over those of all.
         outcome: how the run ends.
         causes: slugs of the attempts before the last one.
-        core: part of the covering subset.
+        core: one of those that the covering part takes the first of each kind from.
     """
 
     name: str

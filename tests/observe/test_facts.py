@@ -50,7 +50,7 @@ def slot_after_stop(tmp_path, *, ended: int, signal: int = 15) -> SlotFacts:
     view = PodView(tmp_path, attempt=1)
     view.poll()
     held = SlotFacts(slot=0, state="ended", signal=signal, killed_by="foreign", ended_at=ended * NS, where="records/x")
-    return view.merged(held, slack=1.0)
+    return view.merged(held, late_ns=1_000_000_000)
 
 
 def test_a_slot_that_ended_of_our_own_stop_was_killed_by_us_although_its_wrapper_cannot_know(tmp_path):

@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tracemalloc
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cases import T0, S
+from object_store import put_many, s3_server
 from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec, Verdict
+from rankfall.observe import record_store
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.cluster.channel import MAX_LINE, MAX_RECORDS, RecordIntake
 from rankfall.observe.left_file import read_left
 from rankfall.observe.progress import read_steps
-from rankfall.observe.record_store import FOLDER
+from rankfall.observe.record_store import FOLDER, RecordStore
 from rankfall.observe.records import MAX_RECORD
 from rankfall.report.terminal import render_verdict
 from rankfall.store import RunDir
@@ -30,10 +34,17 @@ CONTROLS = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x00\x08"
 
 
 class Folder:
-    """A run of two slots of one rank each whose rank 1 fell of a KeyError, and the folder that its records lie in."""
+    """A run of two slots of one rank each whose rank 1 fell of a KeyError, and the folder that its records lie in.
 
-    def __init__(self, home: Path, *, store: Path | None = None) -> None:
-        where = f"file://{store}" if store is not None else None
+    Args:
+        home: of the run.
+        store: a shared folder for the records instead of the run's own.
+        bucket: they are in this one of an object store's instead, as soon as somebody looks.
+    """
+
+    def __init__(self, home: Path, *, store: Path | None = None, bucket: str | None = None) -> None:
+        where = f"s3://{bucket}/team" if bucket else f"file://{store}" if store is not None else None
+        self._bucket = bucket
         self.spec = JobSpec(command=("train.py",), nnodes=2, nproc_per_node=1, record_store=where)
         self.run = RunDir.create(self.spec, home=home)
         self.run.records_dir.mkdir(parents=True, exist_ok=True)
@@ -70,16 +81,43 @@ class Folder:
         own = {"rank": slot, "pid": 9, "error": error, "id": f"error-{slot}-{name}"} | fields
         return self.write("error", slot, at=at, name=name, **own)
 
+    def send(self) -> None:
+        """Put what is in the folder where it is read from."""
+        for path in self.path.iterdir() if self._bucket else ():
+            put_many(self._bucket or "", [f"team/{self.run.id}/{FOLDER}/{path.name}"], path.read_bytes())
+            path.unlink()
+
+    def fetched(self) -> RecordStore:
+        """The store after one look at it."""
+        made = RecordStore(self.spec.record_store or "", run=self.run.id, attempt=1, into=self.run.records_dir)
+        made.fetch()
+        return made
+
     def verdict(self) -> Verdict:
+        self.send()
         observer = AttemptObserver(self.run, spec=self.spec, attempt=1)
         observer.poll(T0 + 60 * S)
         return diagnose(observer.case()).verdict
 
 
-@pytest.fixture(params=["folder", "store"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
-    """The folder of the run itself, and that of a shared record store."""
-    return Folder(tmp_path / "home", store=tmp_path / "shared" if request.param == "store" else None)
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with s3_server("hostile") as environ:
+        yield environ
+
+
+@pytest.fixture(params=["folder", "store", "bucket"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """The folder of the run itself, that of a shared record store, and an object store."""
+    if request.param == "folder":
+        return Folder(tmp_path / "home")
+    if request.param == "store":
+        return Folder(tmp_path / "home", store=tmp_path / "shared")
+    for name, value in request.getfixturevalue("server").items():
+        monkeypatch.setenv(name, value)
+    # A look waits no longer on a machine that has other things to do.
+    monkeypatch.setattr(record_store, "LIMIT_S", 40.0)
+    return Folder(tmp_path / "home", store=tmp_path / "to-send", bucket="hostile")
 
 
 def right(verdict: Verdict, *words: str) -> None:
@@ -94,19 +132,63 @@ def right(verdict: Verdict, *words: str) -> None:
         assert word in said
 
 
+# Looks at the run in a process of its own: what the server of the object store takes in this one is not the reader's.
+LOOK = """
+import json, re, sys, tracemalloc
+from pathlib import Path
+from rankfall.diagnose import diagnose
+from rankfall.observe import record_store
+from rankfall.observe.attempt import AttemptObserver
+from rankfall.store import RunDir
+
+def most():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+
+record_store.LIMIT_S = 40.0
+run = RunDir(Path(sys.argv[1]))
+if sys.argv[3] == "python":
+    tracemalloc.start()
+observer = AttemptObserver(run, spec=run.spec, attempt=1)
+observer.poll(int(sys.argv[2]))
+verdict = diagnose(observer.case()).verdict
+memory = tracemalloc.get_traced_memory()[1] if sys.argv[3] == "python" else most()
+said = [verdict.rank, verdict.cause.slug, [one.rank for one in verdict.consequences], list(verdict.missing)]
+print(json.dumps({"memory": memory, "said": said}))
+"""
+
+
+def looked(run: RunDir, way: str) -> tuple[int, list[Any]]:
+    """The most memory that a look took, and what it found.
+
+    Args:
+        run: looked at.
+        way: ``python`` = what Python's own objects took; ``process`` = the whole process, with its libraries.
+    """
+    done = subprocess.run(
+        (sys.executable, "-c", LOOK, str(run.path), str(T0 + 60 * S), way),
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    return found["memory"], found["said"]
+
+
 def test_errors_s15_a_record_of_200_mb_is_named_and_costs_no_memory(folder: Folder) -> None:
+    folder.send()
+    ways = ("python", "process")
+    without = {way: looked(folder.run, way)[0] for way in ways}
     path = folder.path / "error-a1-worker-0-huge.json"
     with path.open("wb") as file:
         file.write(b'{"schema": "rankfall.record/1", "id": "huge", "kind": "error", "notes": ["')
         file.truncate(HUGE)
-    tracemalloc.start()
-    try:
-        verdict = folder.verdict()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    right(verdict, f"{path.name}", f"larger than {MAX_RECORD} bytes")
-    assert peak < MEMORY
+    folder.send()
+    for way in ways:
+        memory, (rank, slug, followed, missing) = looked(folder.run, way)
+        assert (rank, slug, followed) == (1, "user_code_exception", [0])
+        assert any(path.name in text and f"larger than {MAX_RECORD} bytes" in text for text in missing)
+        assert memory < without[way] + MEMORY, way
 
 
 def test_errors_s15_a_trace_of_a_million_lines_is_used_or_named_and_never_kept(folder: Folder) -> None:
@@ -134,6 +216,7 @@ def test_errors_s24_a_slot_that_the_job_has_not_is_named_and_not_followed(folder
     folder.write("slot_start", 99, name="forged")
     folder.write("start", 99, name="forged", rank=7, pid=3, world_size=2)
     folder.error(99, "builtins.ValueError", "forged", at=0.1, name="forged")
+    folder.send()
     observer = AttemptObserver(folder.run, spec=folder.spec, attempt=1)
     observer.poll(T0 + 60 * S)
     case = observer.case()
@@ -143,6 +226,7 @@ def test_errors_s24_a_slot_that_the_job_has_not_is_named_and_not_followed(folder
     right(diagnose(case).verdict, "slot 99", "which this job has not")
 
 
+@pytest.mark.parametrize("folder", ["folder", "store"], indirect=True)
 def test_links_pipes_and_folders_are_named_and_not_followed(folder: Folder, tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text(json.dumps(folder.record("error", 0, id="secret", error={"types": ["builtins.ValueError"]})))
@@ -153,7 +237,53 @@ def test_links_pipes_and_folders_are_named_and_not_followed(folder: Folder, tmp_
     right(verdict)
     assert "secret" not in json.dumps([piece.line for piece in verdict.evidence])
     if folder.spec.record_store is None:
-        right(verdict, "links are not followed", "no plain file")
+        right(verdict, "links are not followed", "no regular file")
+
+
+@pytest.mark.parametrize("folder", ["bucket"], indirect=True)
+def test_errors_s24_names_that_no_recorder_gives_are_not_read_and_thousands_hide_no_record(folder: Folder) -> None:
+    forged = json.dumps(folder.record("error", 0, id="forged", error={"types": ["builtins.ValueError"]})).encode()
+    below = f"team/{folder.run.id}/{FOLDER}"
+    strange = [
+        "a b.json",
+        "error-a1-worker-0-\x1b[2J.json",
+        "error-a1-worker-0-\x00.json",
+        "error-a1-worker-0-\u202e.json",
+        "../error-a1-worker-0-up.json",
+        "/error-a1-worker-0-root.json",
+        "x/error-a1-worker-0-deep.json",
+        "error-a1-worker-0-x",
+        "error-a1-worker-0-%41.json",
+        "%2e%2e/e",
+        "%2e%2e",
+        "&#x1b;.json",
+        "\ufffe.json",
+        "\U0001f600.json",
+        "<Key>error-a1-worker-0-xml.json</Key>",
+    ]
+    put_many("hostile", [f"{below}/{name}" for name in strange], forged)
+    put_many("hostile", (f"{below}/{number:06d}.json" for number in range(3000)), forged)
+    # Beside the folder, under a name that begins as its own, and of another run.
+    put_many(
+        "hostile", [f"{below}-more/error-a1-worker-0-a.json", "team/other/errors/error-a1-worker-0-b.json"], forged
+    )
+    verdict = folder.verdict()
+    # Of the strange names five are in folders below, which are not listed.
+    right(verdict, "3010 in s3://hostile/team with no name of a record, not read; the first is '%2e%2e'")
+    kept = {path.name for path in folder.run.records_dir.iterdir()}
+    assert len(kept) == 10
+    assert "forged" not in "".join(path.read_text() for path in folder.run.records_dir.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["bucket"], indirect=True)
+def test_a_listing_without_end_is_left_at_the_limit_and_that_is_said(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_many("hostile", (f"team/{folder.run.id}/{FOLDER}/zz-{number:06d}" for number in range(1500)), b"x")
+    folder.send()
+    monkeypatch.setattr(record_store, "LIMIT_S", 0.0)
+    *_, problem = folder.fetched().problems
+    assert "the rest of the records in s3://hostile/team: reading them took more than 0 s" in problem
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.log_store import MARK, StoreCopies, StoreCopy, good_name
+from rankfall.observe.log_store import MARK, StoreCopies, StoreCopy, Volume, good_name
 from rankfall.store.stream import IndexReader
-from rankfall_inside import store
+from rankfall_inside import store_folder
 
 NAME = "run-1/attempt-1/worker-0/uid-1-a"
 
@@ -24,12 +24,12 @@ class Written:
         self.root = root
         self.folder = root / NAME
         self.folder.mkdir(parents=True)
-        self.files: dict[str, store._Files] = {}
+        self.files: dict[str, store_folder.Files] = {}
         self.want: dict[str, bytes] = {}
         self.stamp = 1000
 
     def write(self, stream: str, data: bytes) -> None:
-        files = self.files.setdefault(stream, store._Files(str(self.folder / stream)))
+        files = self.files.setdefault(stream, store_folder.Files(str(self.folder / stream)))
         self.stamp += 10
         files.write(data, self.stamp)
         self.want[stream] = self.want.get(stream, b"") + data
@@ -61,8 +61,8 @@ STEPS = st.lists(
 @given(STEPS)
 def test_a_copy_has_every_byte_once_whenever_it_is_made_and_killed(tmp_path_factory, steps):
     base = tmp_path_factory.mktemp("store")
-    given_segment = store.SEGMENT
-    store.SEGMENT = 70
+    given_segment = store_folder.SEGMENT
+    store_folder.SEGMENT = 70
     written = Written(base / "root")
     target = base / "target"
     target.mkdir()
@@ -80,7 +80,7 @@ def test_a_copy_has_every_byte_once_whenever_it_is_made_and_killed(tmp_path_fact
         written.end()
         copy.poll()
     finally:
-        store.SEGMENT = given_segment
+        store_folder.SEGMENT = given_segment
         written.close()
     assert held(target) == written.want
     assert copy.complete
@@ -104,7 +104,7 @@ def test_lines_keep_the_times_at_which_they_came(tmp_path):
 
 
 def test_a_file_that_is_missing_between_is_waited_for_and_never_jumped_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "SEGMENT", 10)
+    monkeypatch.setattr(store_folder, "SEGMENT", 10)
     written = Written(tmp_path / "root")
     for _ in range(3):
         written.write("0.out", b"0123456789ab")
@@ -126,7 +126,7 @@ def test_a_file_that_is_missing_between_is_waited_for_and_never_jumped_over(tmp_
 )
 def test_a_name_that_no_wrapper_gives_is_refused(tmp_path, name):
     assert not good_name(name)
-    copies = StoreCopies(tmp_path, tmp_path)
+    copies = StoreCopies(tmp_path, Volume(tmp_path))
     copies.add(tmp_path, name)
     assert copies.open == []
 
@@ -158,12 +158,12 @@ def test_what_was_begun_is_taken_up_and_what_is_done_is_not_read_again(tmp_path)
     logs = tmp_path / "logs"
     target = logs / "worker-0" / "0"
     target.mkdir(parents=True)
-    first = StoreCopies(logs, written.root)
+    first = StoreCopies(logs, Volume(written.root))
     first.add(target, NAME)
     first.add(target, NAME)
     assert [first.poll_one(copy) for copy in first.open] == [2]
     written.end()
-    again = StoreCopies(logs, written.root)
+    again = StoreCopies(logs, Volume(written.root))
     again.load()
     assert [again.poll_one(copy) for copy in again.open] == [0]
     assert again.open == []
@@ -171,7 +171,7 @@ def test_what_was_begun_is_taken_up_and_what_is_done_is_not_read_again(tmp_path)
     last.load()
     assert (last.visible, last.open) == (False, [])
     (target / MARK).write_text("nonsense")
-    damaged = StoreCopies(logs, written.root)
+    damaged = StoreCopies(logs, Volume(written.root))
     damaged.load()
     assert damaged.of(target) is None
     written.close()

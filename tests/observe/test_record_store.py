@@ -53,6 +53,8 @@ def read(folder: Path) -> list[str]:
 
 def test_errors_s35_s37_records_come_through_an_object_store_once_page_by_page(tmp_path, monkeypatch):
     url = "s3://records/team/jobs"
+    # A look waits no longer on a machine that has other things to do.
+    monkeypatch.setattr(record_store, "LIMIT_S", 40.0)
     with s3_server() as environ:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
@@ -78,11 +80,12 @@ def test_errors_s35_s37_records_come_through_an_object_store_once_page_by_page(t
         other = records.new("error", writer="wrapper", fields=PLACE) | {"id": json.loads(first)["id"]}
         (into / "error-by-log.json").write_text(json.dumps(other))
         store = fetched(url, into)
-        assert sorted(names_in(into)) == sorted([*names, "error-by-log.json"])
+        assert sorted(names_in(into)) == sorted([*names, "error-by-log.json"]), store.problems
         assert len(read(into)) == 3
         assert any("huge" in text for text in store.problems)
         assert any("is damaged" in text for text in store.problems)
-        assert len(store.problems) == 2
+        assert "1011 in s3://records/team/jobs with no name of a record, not read; the first is 'a0'" in store.problems
+        assert len(store.problems) == 3
         problems = delivered(tmp_path / "slot", "s3://no-such-bucket/x", environ)
         assert "it answered 404" in problems[0]
     store = fetched(url, tmp_path / "later")

@@ -9,7 +9,7 @@ import pytest
 from cases import rank
 from rankfall.model import Record
 from rankfall.observe.flight import dump_rank, flight_evidence, read_dump
-from rankfall.observe.stacks import stack_evidence, stand
+from rankfall.observe.stacks import imports, stack_evidence, stand
 
 WAITING = """Thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -53,6 +53,31 @@ def test_everybody_in_one_place_names_nobody():
 
 def test_everybody_outside_of_collectives_stands_still_together():
     assert stacks([AWAY] * 3) == [(0, "rank_stuck"), (1, "rank_stuck"), (2, "rank_stuck")]
+
+
+IMPORTING = """Current thread 0x00007f0000000002 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/__init__.py", line {line} in <module>
+  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
+  File "<frozen importlib._bootstrap>", line 1176 in _find_and_load
+  File "/app/train.py", line 3 in <module>
+"""
+
+
+def test_a_rank_inside_of_an_import_is_said_to_be_and_known_again_where_it_stands():
+    texts = [WAITING.format(op="all_reduce", line=7)] * 2 + [IMPORTING.format(line=40)]
+    assert stacks(texts) == [(2, "rank_stuck")]
+    assert stand(2, texts[2]).stands == "is still importing at train.py:<module>:3"
+    looks = [
+        imports([Record(id="s", kind="stacks", slot=1, pid=7, stacks=text)])
+        for text in (IMPORTING.format(line=40), IMPORTING.format(line=40), IMPORTING.format(line=41), AWAY, "")
+    ]
+    assert looks[0] == looks[1]
+    assert looks[0].keys() == looks[2].keys() == {(1, 7)}
+    assert looks[0] != looks[2]
+    assert looks[3:] == [{}, {}]
+    # A collective that a module runs while it is imported is no import that goes on.
+    inside = WAITING.format(op="all_reduce", line=7) + IMPORTING.partition("\n")[2].format(line=1)
+    assert imports([Record(id="s", kind="stacks", slot=1, pid=7, stacks=inside)]) == {}
 
 
 def kernel_views(*main_threads):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from observe.cluster.feeding import CHANNEL, record_line
 from rankfall.model import JobSpec, Record
 from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.cluster.instances import NAME, Identity, Instances
+from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
+from rankfall.observe.cluster.log_owner import OWNER_NAME, Identity
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
 from rankfall.observe.cluster.pods import PodView
 from rankfall.observe.starts import Starts
@@ -123,7 +124,7 @@ def test_the_folder_of_a_start_is_that_of_its_pod_also_where_a_pod_never_ran(in_
     parent = in_pods.stream_dir(1, "worker", 1).parent
     for name, uid in ((0, "a"), (1, "c")):
         (parent / str(name)).mkdir(parents=True)
-        (parent / str(name) / NAME).write_bytes(msgspec.json.encode(Identity(uid=uid, number=0)))
+        (parent / str(name) / OWNER_NAME).write_bytes(msgspec.json.encode(Identity(uid=uid, number=0)))
     assert starts.of_folder(1, parent / "1") == "now"
     assert starts.of_folder(1, parent / "0") == "past"
     assert starts.of_folder(1, parent / "9") == "later"

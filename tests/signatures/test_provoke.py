@@ -68,11 +68,13 @@ def test_torch_prints_what_the_signatures_know() -> None:
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
+@pytest.mark.full
 def test_gloo_prints_what_the_signatures_know() -> None:
     check("gloo_cases", at_least=12)
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
+@pytest.mark.full
 def test_torchrun_prints_what_the_signatures_know() -> None:
     check("torchrun_cases", at_least=6, where=("line",))

@@ -28,6 +28,7 @@ from rankfall.model import (
     Verdict,
     cause_info,
 )
+from rankfall.model.clocks import Moment
 from rankfall.model.exit_codes import shell_code
 from rankfall.model.times import rfc3339
 
@@ -77,7 +78,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         pod=None if everywhere else subject.pod,
         node=subject.node if not everywhere or one_slot else None,
         gpu=chosen.gpu,
-        time=_time(chosen.at, chosen.uncertainty),
+        time=_time(chosen.moment),
         decisive=_decisive(chosen),
         evidence=_proof(subjects, chosen),
         consequences=_consequences(subjects, {s.key for s in shown}, chosen),
@@ -101,6 +102,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         missing.insert(0, f"a word from the suspected peer{_numbers('rank', root.suspects)}: it never said why it left")
     if root.suspect_slots:
         missing.insert(0, f"any rank of{_numbers('slot', root.suspect_slots)}: it never joined")
+    if root.repeated:
+        missing.insert(0, "a word of the part that fell first: what there is only repeats that something failed")
     subject, piece = root.nearest or (None, None)
     slug = piece.slug if piece else "unknown"
     # A signal was sent to the speaker, and a data worker is the speaker's own child: no other rank can be meant.
@@ -137,7 +140,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         slot=slot,
         pod=place.pod if place else None,
         node=node,
-        time=_time(piece.at, piece.uncertainty or 0.0) if piece else Time(),
+        time=_time(subject.when(piece)) if piece and subject else Time(),
         decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
         evidence=_proof(subjects, None),
         consequences=_consequences(subjects, {subject.key} if at_subject and subject else set(), None),
@@ -237,7 +240,9 @@ def _tied(confidence: Confidence) -> Confidence:
     return "likely" if confidence == "proven" else "suspected"
 
 
-def _time(at: int | None, uncertainty: float) -> Time:
+def _time(moment: Moment) -> Time:
+    """By the common clock, as far as the moment's own is known."""
+    at, uncertainty = moment.common
     return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
 
 
@@ -256,7 +261,8 @@ def _proof(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
 
     def order(row: tuple[Subject, Evidence]) -> tuple[object, ...]:
         subject, e = row
-        at = e.at if e.at is not None else 1 << 62
+        moment, _ = subject.when(e).common
+        at = moment if moment is not None else 1 << 62
         # How a process ended, in a launcher's words, says little beside the words of why.
         kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
         if chosen is not None and subject.key in own:
@@ -268,6 +274,7 @@ def _proof(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
 
 
 def _as_proof(subject: Subject, e: Evidence) -> Proof:
+    at, uncertainty = subject.when(e).common
     return Proof(
         id=e.id,
         source=e.source,
@@ -276,8 +283,8 @@ def _as_proof(subject: Subject, e: Evidence) -> Proof:
         rank=e.rank if e.rank is not None else subject.rank_number,
         slot=e.slot if e.slot is not None else subject.slot_number,
         node=e.node or subject.node,
-        at=rfc3339(e.at),
-        uncertainty_s=e.uncertainty,
+        at=rfc3339(at),
+        uncertainty_s=None if e.uncertainty is None else uncertainty,
         where=e.where,
         line=e.line[:MAX_LINE],
         trust=e.trust,

@@ -31,6 +31,8 @@ from rankfall.diagnose.rules import (
 )
 from rankfall.diagnose.subjects import Subject
 from rankfall.model import Confidence, Evidence, cause_info
+from rankfall.model.clocks import Moment, order
+from rankfall.model.evidence import StampedBy
 
 PLATFORM: Final = 5
 CONFIRMED: Final = 4
@@ -50,7 +52,7 @@ class Candidate(msgspec.Struct, kw_only=True):
 
     Attributes:
         best: the piece that speaks; None for what only the facts say.
-        at: begin of the fall in nanoseconds, with ``uncertainty`` seconds; None = unknown.
+        at: begin of the fall in nanoseconds by the clock ``stamped``, with ``uncertainty`` seconds; None = unknown.
         support: how many pieces say the same.
         same: further subjects with the same fingerprint that were merged into this one.
         unordered: it was not chosen by time, so nothing says that the others fell later.
@@ -63,6 +65,7 @@ class Candidate(msgspec.Struct, kw_only=True):
     best: Evidence | None = None
     at: int | None = None
     uncertainty: float = 0.0
+    stamped: StampedBy = "node"
     fingerprint: str
     support: int = 1
     weak: bool = False
@@ -77,12 +80,14 @@ class Candidate(msgspec.Struct, kw_only=True):
         rank = self.subject.rank_number
         return (self.subject.node or "~", rank if rank is not None else 1 << 62, str(self.subject.key))
 
+    @property
+    def moment(self) -> Moment:
+        """When it fell, and by which clock."""
+        return self.subject.moment(self.at, self.uncertainty, self.stamped)
+
     def before(self, other: Candidate) -> bool:
-        """Whether this one fell surely before the other: the uncertainty intervals do not overlap."""
-        if self.at is None or other.at is None:
-            return False
-        slack = round((self.uncertainty + other.uncertainty) * _NS)
-        return self.at + slack < other.at
+        """Whether this one fell surely before the other, whatever the clocks may be off."""
+        return order(self.moment, other.moment) == "before"
 
 
 def candidate_of(subject: Subject, *, teardown: bool = False) -> Candidate | None:
@@ -158,6 +163,7 @@ def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Can
         best=best,
         at=best.at,
         uncertainty=best.uncertainty or 0.0,
+        stamped=best.stamped,
         fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
         support=sum(1 for e in pieces if e.slug == best.slug),
         weak=repeated or best.slug in WEAK_PRIMARIES,
@@ -219,7 +225,7 @@ def _fact(
         confidence=confidence,
         best=piece,
         at=facts.ended_at if facts else None,
-        uncertainty=(subject.rank.ended_uncertainty or 0.0) if subject.rank else 0.0,
+        uncertainty=(facts.ended_uncertainty or 0.0) if facts else 0.0,
         fingerprint=f"{slug}:{facts.signal if facts else None}:{facts.exit_code if facts else None}",
         because=because,
     )

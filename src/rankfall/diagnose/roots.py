@@ -7,21 +7,26 @@ from collections import defaultdict
 import msgspec
 
 from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, candidate_of
-from rankfall.diagnose.rules import NEAREST, NEVER_BEGAN, TAKEN_AWAY
+from rankfall.diagnose.rules import NEAREST, NEVER_BEGAN, NEVER_CAUSE, TAKEN_AWAY
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.diagnose.together import MISMATCH, accused, only_silent
 from rankfall.model import Case, Evidence, RankFacts
+from rankfall.model.clocks import Moment, order
 
 # An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
 _GENERIC_SPECIFICITY = 30
+# On a busy node a wrapper sees the end of a rank so much later than its partners do, seconds.
+_NOTICED_WITHIN_S = 2.0
 _NS = 1_000_000_000
+_SIGTERM, _SIGKILL = 15, 9
 
 
 class Root(msgspec.Struct, kw_only=True):
     """The chosen candidate, whether it struck everywhere, and what was set aside for which reason.
 
     ``chosen`` is None when only consequences speak; ``nearest`` is then the one nearest the origin, and ``suspects`` the peers
-    that the consequences name or that never spoke; ``alone`` when it is the only rank that failed. ``unnamed``: what happened is known, but several ranks offer it equally.
+    that the consequences name or that never spoke; ``alone`` when it is the only rank that failed. ``repeated``: somebody said that a part was stopped or
+    given up because another one had failed, which is no cause of anything. ``unnamed``: what happened is known, but several ranks offer it equally.
     """
 
     chosen: Candidate | None = None
@@ -33,6 +38,7 @@ class Root(msgspec.Struct, kw_only=True):
     suspects: tuple[int, ...] = ()
     suspect_slots: tuple[int, ...] = ()
     alone: bool = False
+    repeated: bool = False
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
@@ -99,24 +105,24 @@ def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root
 
 def _without_told_to_stop(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
     """Who ended without a word after its slot had been told to stop from outside, or only complains of it, is that signal's victim."""
-    told: dict[int, int | None] = {}
+    told: dict[int, Moment] = {}
     for subject in subjects.all.values():
         for piece in subject.evidence:
             slot = subject.slot_number
             if piece.slug == "external_signal" and subject.rank is None and slot is not None:
-                told[slot] = piece.at
+                told[slot] = subject.when(piece)
     if not told:
         return candidates
 
     def victim(candidate: Candidate) -> bool:
+        moment = candidate.moment
         if candidate.weak:
             # What bystanders say as well: an agent that was told to stop takes the rendezvous away from the others.
-            return any(at is None or candidate.at is None or candidate.at >= at for at in told.values())
+            return any(order(moment, at) != "before" for at in told.values())
         slot = candidate.subject.slot_number
         if candidate.tier != SILENT or slot is None or slot not in told or candidate.subject.rank is None:
             return False
-        at = told[slot]
-        return at is None or candidate.at is None or candidate.at + round(candidate.uncertainty * 1e9) >= at
+        return order(moment, told[slot]) != "before"
 
     return [c for c in candidates if not victim(c)]
 
@@ -190,8 +196,23 @@ def _mute(candidate: Candidate) -> bool:
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
 
 
+def _perhaps_torchruns_own(candidate: Candidate, mute: list[Candidate]) -> bool:
+    """Whether this death may be torchrun's stop of a rank beside one that had ended: its own lines say so, and they may be missing."""
+    facts, place = candidate.subject.rank, candidate.subject.slot
+    if candidate.tier != SILENT or facts is None or place is None or place.launcher != "torchrun":
+        return False
+    beside = [c for c in mute if c.subject.slot_number == place.slot]
+    if facts.signal == _SIGTERM:
+        return any(not candidate.before(one) for one in beside)
+    return facts.signal == _SIGKILL and any(one.before(candidate) for one in beside)
+
+
 def _drop_mute_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
     """A rank that ended with Python's own code and left no word is a victim of a death that it did not surely come before."""
+    mute = [c for c in candidates if _mute(c)]
+    stopped = [c for c in candidates if _perhaps_torchruns_own(c, mute)]
+    root.rejected += [(c, "torchrun ends a rank so when another one of its node has ended") for c in stopped]
+    candidates = [c for c in candidates if c not in stopped]
     deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
     echoes = [c for c in candidates if _mute(c) and any(not c.before(d) for d in deaths)]
     root.rejected += [(c, "ended with code 1 and without a word, as whoever loses its partner does") for c in echoes]
@@ -251,13 +272,18 @@ def _left_early(case: Case, subjects: Subjects) -> Candidate | None:
         return None
     if complaints & {"external_signal"}:
         return None
-    first_word = min((_latest(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at), default=None)
-    left = [r for r in left if first_word is None or not _surely_after(r, first_word)]
+    words = [s.when(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at]
+    # Whoever left after somebody had complained already is not what that one missed.
+    ends = {r.rank: subjects.all["rank", r.rank].ended for r in left}
+    late = left
+    left = [r for r in left if not any(order(ends[r.rank], word) == "after" for word in words)]
+    noticed = not left and _missed_by_all(case, late, fell, ends, words)
+    left = late if noticed else left
     if not left:
         return None
-    left.sort(key=lambda r: (r.ended_at is None, r.ended_at or 0, r.rank))
+    left.sort(key=lambda r: (r.ended_at is None, ends[r.rank].common[0] or 0, r.rank))
     first = left[0]
-    sure = len(left) == 1
+    sure = len(left) == 1 and not noticed
     return Candidate(
         subject=subjects.all["rank", first.rank],
         slug="uneven_data",
@@ -267,20 +293,21 @@ def _left_early(case: Case, subjects: Subjects) -> Candidate | None:
         uncertainty=first.ended_uncertainty or 0.0,
         fingerprint="uneven_data",
         because="it ended with 0 while the others still waited for it"
-        if sure
+        if len(left) == 1
         else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
     )
 
 
-def _latest(piece: Evidence) -> int:
-    return (piece.at or 0) + round((piece.uncertainty or 0.0) * _NS)
-
-
-def _surely_after(facts: RankFacts, moment: int) -> bool:
-    """Whether this rank ended later than a moment, whatever its clock's uncertainty."""
-    if facts.ended_at is None:
+def _missed_by_all(
+    case: Case, left: list[RankFacts], fell: list[Subject], ends: dict[int, Moment], words: list[Moment]
+) -> bool:
+    """Whether one rank ended with 0 right after all others had lost a partner: its end is noticed later than its connections close."""
+    complained = {s.rank_number for s in fell if any(e.slug == "peer_lost" for e in s.evidence)}
+    if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - of two ranks nobody can say who left whom
         return False
-    return facts.ended_at - round((facts.ended_uncertainty or 0.0) * _NS) > moment
+    ended, _ = ends[left[0].rank].common
+    first = min((at for word in words if (at := word.common[0]) is not None), default=None)
+    return ended is not None and first is not None and ended - first <= _NOTICED_WITHIN_S * _NS
 
 
 def _fell_alone(subjects: Subjects) -> bool:
@@ -296,6 +323,7 @@ def _only_consequences(case: Case, subjects: Subjects) -> Root:
     spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
     named: set[int] = set()
     complained: set[int] = set()
+    repeated = False
     for subject in subjects.all.values():
         for piece in subject.evidence:
             if piece.role != "secondary" or piece.source == "exit" or piece.slug not in NEAREST:
@@ -303,8 +331,11 @@ def _only_consequences(case: Case, subjects: Subjects) -> Root:
             named.update(piece.peers)
             if subject.rank_number is not None:
                 complained.add(subject.rank_number)
-            at = piece.at if piece.at is not None else 1 << 62
-            spoken.append((NEAREST[piece.slug], piece.at is None, at, piece.id, subject, piece))
+            if piece.slug in NEVER_CAUSE:
+                repeated = True
+                continue
+            at, _ = subject.when(piece).common
+            spoken.append((NEAREST[piece.slug], at is None, at or 0, piece.id, subject, piece))
     silent = {
         number
         for number in range(case.world_size or 0)
@@ -319,7 +350,7 @@ def _only_consequences(case: Case, subjects: Subjects) -> Root:
         )
     )
     if not spoken:
-        return Root(suspects=suspects, suspect_slots=quiet_slots)
+        return Root(suspects=suspects, suspect_slots=quiet_slots, repeated=repeated)
     spoken.sort(key=lambda row: (row[0], row[1], row[2], row[4].node or "~", str(row[4].key), row[5].line))
     _, _, _, _, subject, piece = spoken[0]
     if not named and subject.rank is not None and own_failure(subject.rank) and _fell_alone(subjects):

@@ -52,7 +52,7 @@ def earliest(case: Case) -> Diagnosis | None:
     timed = [c for c in spoken if c.at is not None]
     if not timed:
         return None
-    chosen = min(timed, key=lambda c: (c.at, c.order))
+    chosen = min(timed, key=lambda c: (c.moment.common[0], c.order))
     root = Root(chosen=chosen, tied=any(c is not chosen and not chosen.before(c) for c in timed))
     root.rejected = [
         (c, "its record has no time" if c.at is None else "raised later, by the clocks of the records")
@@ -120,6 +120,7 @@ def _candidate(subject: Subject, best: Evidence) -> Candidate:
         best=best,
         at=best.at,
         uncertainty=best.uncertainty or 0.0,
+        stamped=best.stamped,
         fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
         gpu=best.gpu,
     )

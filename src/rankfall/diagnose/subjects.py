@@ -15,6 +15,8 @@ import msgspec
 
 from rankfall.diagnose.rules import VICTIMS_WORDS
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts
+from rankfall.model.clocks import EXACT, Bound, Moment
+from rankfall.model.evidence import StampedBy
 
 # torch's own prefix of a rank's traceback.
 _PREFIX: Final = re.compile(r"^\[rank\d+\]:\s*")
@@ -30,6 +32,7 @@ class Subject(msgspec.Struct, kw_only=True):
         ranks_seen: of a slot: whether any of its ranks was seen to start.
         ranks_alive: of a slot: whether ranks of it were seen to start, and none of them to end.
         seen_in: of a rank of which only lines tell: the pod that they came from.
+        ahead, server_ahead: how far the clock of its node, and the API server's, is ahead.
         neighbours_complain: of a rank: victims' words stand in its slot's own stream, and which rank spoke them is not known.
     """
 
@@ -42,6 +45,29 @@ class Subject(msgspec.Struct, kw_only=True):
     ranks_alive: bool = False
     neighbours_complain: bool = False
     seen_in: str | None = None
+    ahead: Bound = EXACT
+    server_ahead: Bound = EXACT
+
+    def moment(self, at: int | None, uncertainty: float | None, stamped: StampedBy = "node") -> Moment:
+        """A stamp of this subject, with the clock that made it."""
+        if stamped == "node":
+            name = self.node or f"slot {self.slot_number}"
+            return Moment(at=at, uncertainty=uncertainty or 0.0, clock=f"node {name}", bound=self.ahead)
+        bound = self.server_ahead if stamped == "server" else EXACT
+        return Moment(at=at, uncertainty=uncertainty or 0.0, clock=stamped, bound=bound)
+
+    def when(self, piece: Evidence) -> Moment:
+        """When a piece of this subject was."""
+        return self.moment(piece.at, piece.uncertainty, piece.stamped)
+
+    @property
+    def ended(self) -> Moment:
+        """When its process ended."""
+        if self.rank is not None:
+            return self.moment(self.rank.ended_at, self.rank.ended_uncertainty)
+        if self.slot is None:
+            return self.moment(None, None)
+        return self.moment(self.slot.ended_at, self.slot.ended_uncertainty)
 
     @property
     def rank_number(self) -> int | None:
@@ -86,6 +112,7 @@ class Subjects:
 
     def __init__(self, case: Case) -> None:
         self.stopper = case.stopper
+        self._ahead = {one.slot: one.ahead for one in case.clocks}
         self._newest_round: dict[int | None, int] = {}
         for facts in case.ranks:
             if facts.round is not None:
@@ -151,6 +178,9 @@ class Subjects:
             if kind == "slot" and slot is None and isinstance(number, int):
                 slot = SlotFacts(slot=number)
             subject = self.all[key] = Subject(key=key, rank=rank, slot=slot)
+            subject.server_ahead = self._ahead.get(None, EXACT)
+            if slot_number is not None:
+                subject.ahead = self._ahead.get(slot_number, EXACT)  # type: ignore[arg-type]
         return subject
 
     def _place(self, piece: Evidence) -> None:
@@ -164,6 +194,9 @@ class Subjects:
         else:
             key = ("job", "")
         subject = self._subject(key)
+        if piece.slot is not None and subject.slot_number is None:
+            # A rank of which only words tell stands where they were written.
+            subject.ahead = self._ahead.get(piece.slot, EXACT)
         subject.evidence.append(piece)
         place = self.slots.get(piece.slot) if piece.slot is not None else None
         subject.seen_in = subject.seen_in or (place.pod if place is not None else None)

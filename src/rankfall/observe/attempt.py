@@ -11,18 +11,17 @@ import os
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from rankfall.diagnose.rules import NEVER_BEGAN
 from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
+from rankfall.model.clocks import Bound
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.foreign import FOREIGN
 from rankfall.observe import evidence as make
-from rankfall.observe.cluster.around import AroundView
-from rankfall.observe.cluster.clocks import ClockView
-from rankfall.observe.cluster.pods import PodView
+from rankfall.observe.cluster.clocks import ClockView, ProofView
 from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.confirm import dump_evidence, foreign_kills, kernel_evidence, oom_evidence
 from rankfall.observe.facts import Facts
@@ -34,13 +33,18 @@ from rankfall.observe.records import Found, read_end
 from rankfall.observe.signals import Signals
 from rankfall.observe.single import single_file_evidence
 from rankfall.observe.slot_streams import SlotStreams
-from rankfall.observe.stacks import stack_evidence
+from rankfall.observe.stacks import imports, stack_evidence
 from rankfall.observe.starts import Starts
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 from rankfall.store.catalogues import tolerant_catalogue
 
+if TYPE_CHECKING:
+    from rankfall.observe.cluster.around import AroundView
+    from rankfall.observe.cluster.pods import PodView
+
 _SIGKILL: Final = 9
+_NS: Final = 1_000_000_000
 # What a slot may wait for, as evidence has it.
 _WAITS_FOR: Final = NEVER_BEGAN | {"command_not_found"}
 # So many clocks that disagree are named, and so many gaps.
@@ -114,10 +118,17 @@ class AttemptObserver:
         for slot, number in numbers.items():
             expected[slot] = msgspec.structs.replace(expected[slot], instance=number)
         self._facts = Facts(expected, elastic=spec.elastic, here=here)
-        self._pods = None if here else PodView(run_dir.path, attempt=attempt)
-        self._around = None if here else AroundView(run_dir.path, attempt=attempt, catalogue=found)
+        self._pods: PodView | None = None
+        self._around: AroundView | None = None
+        if not here:
+            from rankfall.observe.cluster.around import AroundView  # noqa: PLC0415 - a run on this machine has no pods
+            from rankfall.observe.cluster.pods import PodView  # noqa: PLC0415 - as above
+
+            self._pods = PodView(run_dir.path, attempt=attempt)
+            self._around = AroundView(run_dir.path, attempt=attempt, catalogue=found)
         self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=self._pods)
         self._clocks = ClockView(run_dir.path, attempt=attempt)
+        self._proofs = ProofView(run_dir.path, attempt=attempt)
         # Of slots without a word of their own: true only until they have one, so it is looked for when a case is made.
         self._left_found: list[Evidence] = []
         self._left = LeftErrors(run_dir.records_dir, catalogue=found, attempt=attempt)
@@ -140,6 +151,8 @@ class AttemptObserver:
         self._waiting: dict[str, Evidence] = {}
         self._errors: list[Found] = []
         self._stacks: list[Found] = []
+        # What was made of them: with each further stack who is the odd one out may be another.
+        self._by_stacks: frozenset[str] = frozenset()
         self._signals = Signals(None if here else StopMark(run_dir.path, attempt))
         self._gaps = 0
         self._notes: list[str] = [problem] if problem else []
@@ -157,7 +170,7 @@ class AttemptObserver:
         found = self._incoming.new()
         for item in found:
             self._take_record(item)
-            self._life.saw(min(self._facts.our_time(item.record.slot, item.mtime), now))
+            self._life.saw(min(self._facts.clocks.ours(item.record.slot, item.mtime), now))
         news = self._streams.poll(self._facts, now)
         self._keep(news.evidence)
         self._life.saw(news.output_at)
@@ -201,16 +214,29 @@ class AttemptObserver:
         """Ids of all evidence of a slot."""
         return tuple(sorted(key for key, piece in self._evidence.items() if piece.slot == slot))
 
+    def importing(self) -> dict[tuple[int | None, int | None], str]:
+        """Ranks that are inside of an import by the stacks that came: by slot and pid, what the stack is known again by."""
+        return imports(item.record for item in self._stacks)
+
+    def forget_stacks(self) -> None:
+        """Take the stacks that came for history: whoever stood there has gone on."""
+        self._stacks = []
+
     def read_records(self) -> None:
         """Read the records themselves from now on, also of a job of one rank."""
         self._incoming.read_all()
 
     def ranks(self) -> tuple[RankFacts, ...]:
-        """Fact sheets of all rank processes, older rounds included."""
-        return self._facts.ranks()
+        """Fact sheets of all rank processes, older rounds included; their times are by this machine's clock."""
+        clocks = self._facts.clocks
+        return tuple(map(clocks.retimed, self._facts.ranks())) if clocks.off() else self._facts.ranks()
 
     def slots(self) -> tuple[SlotFacts, ...]:
-        """Fact sheets of the slots."""
+        """Fact sheets of the slots; their times are by this machine's clock."""
+        clocks = self._facts.clocks
+        return tuple(map(clocks.retimed, self._own_slots())) if clocks.off() else self._own_slots()
+
+    def _own_slots(self) -> tuple[SlotFacts, ...]:
         return tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
 
     def waits(self) -> str | None:
@@ -247,8 +273,8 @@ class AttemptObserver:
         self._derive()
         self._single_files()
         mine = {only} if only is not None else None
-        slots = tuple(facts for facts in self.slots() if mine is None or facts.slot in mine)
-        ranks = tuple(facts for facts in self.ranks() if mine is None or facts.slot in mine)
+        slots = tuple(facts for facts in self._own_slots() if mine is None or facts.slot in mine)
+        ranks = tuple(facts for facts in self._facts.ranks() if mine is None or facts.slot in mine)
         evidence = (*self._evidence.values(), *self._waiting.values(), *self._around_now(), *self._left_found)
         ended = all(s.state in {"ended", "lost"} for s in slots if s.state != "expected") and any(
             s.state in {"ended", "lost"} for s in slots
@@ -267,7 +293,7 @@ class AttemptObserver:
         if absent and self.spec.inside != "off":
             shown = ", ".join(str(n) for n in absent[:16])
             missing.append(f"records of rank{'s' if len(absent) > 1 else ''} {shown}: the hook was not loaded there")
-        missing += [_clock_note(slot, off) for slot, off in islice(self._facts.clocks_off().items(), _MAX_CLOCKS)]
+        missing += [_clock_note(slot, ahead) for slot, ahead in islice(self._facts.clocks.off().items(), _MAX_CLOCKS)]
         return Case(
             run=self.run_dir.id,
             attempt=self.attempt,
@@ -284,6 +310,7 @@ class AttemptObserver:
             slots=slots,
             evidence=evidence if mine is None else tuple(piece for piece in evidence if piece.slot in mine),
             missing=tuple(missing),
+            clocks=self._facts.clocks.table(),
         )
 
     def _world_size(self, ranks: tuple[RankFacts, ...]) -> int | None:
@@ -324,7 +351,6 @@ class AttemptObserver:
                 record,
                 name=f"records/{item.name}",
                 catalogue=self._catalogue,
-                uncertainty=self._facts.uncertainty(record.slot),
                 rank=rank,
             )
             start = self._facts.start_of(record.slot, record.pid)
@@ -335,14 +361,18 @@ class AttemptObserver:
         self._keep(theirs)
         for piece in ours:
             self._evidence.pop(piece.id, None)
-        ranks = self.ranks()
+        ranks = self._facts.ranks()
         for facts in ranks:
             end = make.of_rank_end(facts, attempt=self.attempt)
             if end is not None:
                 self._evidence[end.id] = end
         self._keep(oom_evidence(self._facts, self._evidence.values(), attempt=self.attempt))
         stacks = [(item.name, item.record) for item in self._stacks]
-        self._keep(stack_evidence(stacks, ranks=ranks, attempt=self.attempt))
+        told = stack_evidence(stacks, ranks=ranks, attempt=self.attempt)
+        for key in self._by_stacks:
+            self._evidence.pop(key, None)
+        self._by_stacks = frozenset(piece.id for piece in told)
+        self._keep(told)
 
     def _confirm(self) -> None:
         """What is looked for only when a case is made: kernel lines about killed ranks (once), flight-recorder dumps, pods that wait."""
@@ -365,13 +395,13 @@ class AttemptObserver:
             return []
         pods, slots = self._pods.counting(), tuple(self._facts.slots.values())
         stopped = self._pods.stop is not None
-        return self._around.evidence(pods, slots, self.ranks(), before=self._pods.before(), stopped=stopped)
+        return self._around.evidence(pods, slots, self._facts.ranks(), before=self._pods.before(), stopped=stopped)
 
     def _single_files(self) -> None:
         """Workers that know no records may have left the one error file of old."""
         places = {number: (facts, self._slot_dir(number)) for number, facts in self._facts.slots.items()}
         found, problems = single_file_evidence(
-            self.ranks(),
+            self._facts.ranks(),
             slots=places,
             known=self._evidence.values(),
             catalogue=self._catalogue,
@@ -379,7 +409,9 @@ class AttemptObserver:
         )
         self._keep(found)
         if self._incoming.settled:
-            self._left_found = self._left.evidence(slots=places, ranks=self.ranks(), known=self._evidence.values())
+            self._left_found = self._left.evidence(
+                slots=places, ranks=self._facts.ranks(), known=self._evidence.values()
+            )
             problems += self._left.problems
         self._notes += [problem for problem in problems if problem not in self._notes]
 
@@ -392,23 +424,34 @@ class AttemptObserver:
 
     def _poll_pods(self, pods: PodView) -> bool:
         """Take what the pods of the slots tell; whether that was anything new."""
+        clocks = self._facts.clocks
         for slot, delay in self._clocks.poll().items():
-            self._facts.set_clock(slot, -delay)
+            clocks.came(slot, delay)
         changed, found = pods.poll()
+        proved = self._proofs.poll()
+        if changed or proved:
+            self._prove(pods)
         if pods.stop is not None:
             self._facts.set_stop(pods.stop.at_ns)
-        # The nodes' own stamps among them are as good as the nodes' clocks.
-        self._keep(
-            msgspec.structs.replace(e, uncertainty=(e.uncertainty or 0.0) + self._facts.uncertainty(e.slot))
-            for e in found
-        )
+        self._keep(found)
         around = self._around is not None and self._around.poll()
         problems = [*pods.problems, *(self._around.problems if self._around is not None else ())]
         self._notes += [problem for problem in problems if problem not in self._notes]
         for facts in tuple(self._facts.slots.values()):
             # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
-            self._facts.set_slot(pods.merged(facts, slack=self._facts.slack(facts.slot)))
+            self._facts.set_slot(pods.merged(facts, late_ns=clocks.late(facts.slot)))
+        if changed:
+            clocks.placed()
         return changed or around
+
+    def _prove(self, pods: PodView) -> None:
+        """What stamps on objects prove of the nodes' clocks."""
+        clocks, proofs = self._facts.clocks, self._proofs.proofs
+        clocks.server(proofs.server)
+        for slot, bound in pods.clock_bounds(server=proofs.server):
+            clocks.proved(slot, bound)
+        for node, ahead in proofs.nodes.items():
+            clocks.proved_of_node(node, ahead)
 
     def _poll_slots(self) -> None:
         """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
@@ -438,7 +481,7 @@ class AttemptObserver:
     def _bad_ends(self) -> set[tuple[str, int, int | None]]:
         ends = {
             ("rank", r.rank, r.pid)
-            for r in self.ranks()
+            for r in self._facts.ranks()
             if r.state == "ended" and (r.signal is not None or r.exit_code)
         }
         return ends | {
@@ -453,7 +496,11 @@ def _explained(evidence: Iterable[Evidence]) -> bool:
     return any(piece.role == "primary" and piece.source == "record" for piece in evidence)
 
 
-def _clock_note(slot: int, off: float) -> str:
+def _clock_note(slot: int, ahead: Bound) -> str:
+    if ahead.middle is None:
+        return f"a clock that agrees: slot {slot}'s was set while it ran"
+    # Lines come almost at once, so the bound that they give is nearer than the middle.
+    off = (ahead.middle if ahead.lo is None else ahead.lo) / _NS
     words = f"a clock that agrees: slot {slot}'s is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
     late = abs(off) >= KEEP_ALIVE_S
     return words + (f"; c10d's rendezvous drops nodes whose clocks differ by {KEEP_ALIVE_S:.0f} s" if late else "")

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from rankfall.model import EvidenceRole
+from rankfall.observe.gpu_shares import mostly_its_own
 from rankfall.observe.text import normalise
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.signatures.matcher import Hit, best
@@ -97,8 +98,11 @@ def exception_meaning(
 def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
     """What a signature's hit says; ``text`` and ``fingerprint`` are its speaker's own."""
     signature, groups = hit.signature, hit.groups
+    slug = signature.slug
+    if slug == "gpu_oom_foreign" and mostly_its_own(text):
+        slug, fingerprint = "gpu_oom", fingerprint.replace(slug, "gpu_oom", 1)
     return Meaning(
-        slug=signature.slug,
+        slug=slug,
         role=signature.role,
         specificity=signature.specificity,
         text=text,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.model import Evidence
+from rankfall.model import Evidence, decoding
 from rankfall.observe.classify import exception_meaning
 from rankfall.observe.text import digest
 from rankfall.observe.tracebacks import Incomplete, find_tracebacks
@@ -33,7 +33,7 @@ def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catal
     if len(data) > MAX_FILE:
         return f"{name} is larger than {MAX_FILE} bytes and was not used"
     try:
-        document = msgspec.json.decode(data)
+        document = decoding.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return f"{name} is damaged: not JSON"
     if not isinstance(document, dict) or "message" not in document:

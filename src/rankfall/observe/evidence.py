@@ -17,7 +17,7 @@ _TEARDOWN: Final = "teardown"
 _LINE_MS: Final = 0.05
 
 
-def of_error(record: Record, *, name: str, catalogue: Catalogue, uncertainty: float, rank: int | None) -> Evidence:
+def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
     """The exception that a rank recorded itself."""
     error = record.error
     types = error.types if error else ()
@@ -44,7 +44,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, uncertainty: fl
         local_rank=record.local_rank,
         pid=record.pid,
         at=at,
-        uncertainty=uncertainty + 0.001,
+        uncertainty=0.001,
         where=name,
         line=meaning.text[:2000],
         signature=meaning.signature,
@@ -140,7 +140,7 @@ def of_rank_end(facts: RankFacts, *, attempt: int | None) -> Evidence | None:
     )
 
 
-def of_slot_signal(record: Record, *, name: str, uncertainty: float) -> Evidence | None:
+def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
     """A signal that somebody else sent to the slot's wrapper: terminated from outside."""
     info = record.exit
     if record.kind != "kill" or info is None or info.how != "received" or info.ours:
@@ -155,7 +155,7 @@ def of_slot_signal(record: Record, *, name: str, uncertainty: float) -> Evidence
         slot=record.slot,
         node=record.node,
         at=record.at_ns,
-        uncertainty=uncertainty + 0.01,
+        uncertainty=0.01,
         where=name,
         line=f"slot {record.slot} got signal {info.signal} from outside{by}"[:500],
         specificity=70,
@@ -179,7 +179,7 @@ def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where
         node=place.node if place else None,
         pid=facts.pid if facts else None,
         at=place.ended_at if place else None,
-        uncertainty=0.5,
+        uncertainty=max(0.5, place.ended_uncertainty or 0.0) if place else 0.5,
         where=where,
         line=f"the cgroup's oom_kill counter rose by {kills} during the attempt",
         specificity=85,

@@ -9,13 +9,13 @@ import msgspec
 
 from rankfall.model import ExitInfo, RankFacts, Record, SlotFacts
 from rankfall.model.evidence import SlotLauncher
+from rankfall.observe.clocks import NodeClocks
 from rankfall.observe.records import Found
 from rankfall.observe.rounds import Seat, rounds_of
 from rankfall.observe.torchrun import Reported
 
-# A clock that is off by less than this is as good as this machine's own, seconds.
-GOOD_CLOCK_S: Final = 0.5
-_NS: Final = 1_000_000_000
+# How long after its end a process is reaped at most, on a machine that is not overcommitted, seconds.
+_WAITED_S: Final = 0.05
 _STOP_SIGNALS: Final = frozenset({1, 2, 3, 9, 15})
 
 Process = tuple[int | None, int | None]  # slot, pid
@@ -28,6 +28,9 @@ class Facts:
         slots: the slots of the plan: number -> (node, role, launcher).
         elastic: slots may come and go, which makes new rounds.
         here: the slots share this machine's file system: times of their files tell how far their clocks are off.
+
+    Attributes:
+        clocks: of the slots' nodes.
     """
 
     def __init__(self, slots: dict[int, SlotFacts], *, elastic: bool = False, here: bool = True) -> None:
@@ -44,7 +47,7 @@ class Facts:
         self._signalled: dict[int | None, int] = {}
         self._reported: dict[Process, tuple[Reported, str]] = {}
         self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
-        self._offsets: dict[int | None, int] = {}
+        self.clocks = NodeClocks(self._node_of)
         self._steps: dict[Process, tuple[int, str | None]] = {}
         self._last_lines: dict[tuple[int | None, int], int] = {}
         # When Rankfall asked the platform for the end of all slots, by this machine's clock; None: it did not.
@@ -135,32 +138,6 @@ class Facts:
         self._signalled.pop(slot, None)
         self._sheets = None
 
-    def set_clock(self, slot: int, ahead_ns: int) -> None:
-        """Take how far a slot's clock is ahead of this machine's (negative: behind), nanoseconds."""
-        self._offsets[slot] = ahead_ns
-        self._sheets = None
-
-    def uncertainty(self, slot: int | None) -> float:
-        """Seconds that a stamp of this slot's own clock may be off from this machine's."""
-        off = self.slack(slot)
-        return off if off > GOOD_CLOCK_S else 0.0
-
-    def slack(self, slot: int | None) -> float:
-        """The same, however little it is."""
-        return abs(self._offsets.get(slot, 0)) / _NS
-
-    def our_time(self, slot: int | None, at: int) -> int:
-        """A stamp of this slot's clock by this machine's; as it is where the two agree. Nanoseconds since the epoch."""
-        return at - self._offsets.get(slot, 0) if self.uncertainty(slot) else at
-
-    def clocks_off(self) -> dict[int, float]:
-        """Slots whose clock disagrees with this machine's, and by how many seconds it is ahead."""
-        return {
-            slot: off / _NS
-            for slot, off in sorted(self._offsets.items(), key=str)
-            if slot is not None and abs(off) > GOOD_CLOCK_S * _NS
-        }
-
     def rank_of(self, slot: int | None, pid: int | None) -> int | None:
         """Global rank of a process, when a start record told."""
         held = self._starts.get((slot, pid))
@@ -198,7 +175,7 @@ class Facts:
                 local_rank=_local_rank(start),
                 rank=start.rank if start.rank is not None else -1,
                 world_size=start.world_size,
-                at=None if start.at_ns is None else self.our_time(key[0], start.at_ns),
+                at=None if start.at_ns is None else self.clocks.ours(key[0], start.at_ns),
             )
             for key, (start, _) in self._starts.items()
         }
@@ -227,7 +204,6 @@ class Facts:
         phase = (
             (error.phase if error else None) or (end[0].phase if end else None) or self._steps.get(key, (0, None))[1]
         )
-        uncertainty = self.uncertainty(slot)
         how = exit_info.how if exit_info else None
         return RankFacts(
             rank=rank,
@@ -245,7 +221,7 @@ class Facts:
             killed_by=self._killer(key, exit_info),
             started_at=start.at_ns,
             ended_at=end[0].at_ns if end else None,
-            ended_uncertainty=uncertainty + (0.05 if how in {"wait", "pidfd"} else 0.5),
+            ended_uncertainty=_WAITED_S if how in {"wait", "pidfd"} else 0.5,
             hook="loaded" if start.writer == "hook" else "absent",
             phase=phase,
             step=step,
@@ -295,7 +271,7 @@ class Facts:
         at = self._signalled.get(slot)
         if not at or self._stop_at is None:
             return False
-        return at >= self._stop_at - round(self.slack(slot) * _NS)
+        return at + self.clocks.late(slot) >= self._stop_at
 
     def _slot(self, record: Record, name: str) -> None:
         slot = record.slot if record.slot is not None else -1
@@ -321,6 +297,7 @@ class Facts:
                 signal=info.signal,
                 killed_by="wrapper" if info.ours else "foreign" if info.signal is not None else None,
                 ended_at=record.at_ns,
+                ended_uncertainty=_WAITED_S,
                 oom_kills=record.oom_kills,
                 recorder=True,
                 signalled=info.sender_pid is not None,
@@ -332,9 +309,11 @@ class Facts:
         """How far this slot's clock is off: our writer stamps a record right before the file system does."""
         record = found.record
         if self._here and record.at_ns is not None and record.kind in {"slot_start", "start"}:
-            offset = record.at_ns - found.mtime
-            if abs(offset) > abs(self._offsets.get(record.slot, 0)):
-                self._offsets[record.slot] = offset
+            self.clocks.written(record.slot, record.at_ns, found.mtime)
+
+    def _node_of(self, slot: int | None) -> str | None:
+        facts = self.slots.get(slot) if slot is not None else None
+        return facts.node if facts is not None else None
 
 
 def _launcher(record: Record) -> SlotLauncher | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.model import Evidence
+from rankfall.model import Evidence, decoding
 from rankfall.observe import plain_pickle
 from rankfall.observe.text import digest
 
@@ -59,7 +59,7 @@ def read_dump(data: bytes, *, rank: int, name: str) -> Dump | str:
     if len(data) > MAX_DUMP:
         return f"{name} is larger than {MAX_DUMP >> 20} MiB and was not used"
     try:
-        document = msgspec.json.decode(data) if data[:1] == b"{" else plain_pickle.load(data)
+        document = decoding.decode(data) if data[:1] == b"{" else plain_pickle.load(data)
         entries = document["entries"]
         if len(entries) > _MAX_CALLS:
             return f"{name} holds {len(entries)} calls and was not used"

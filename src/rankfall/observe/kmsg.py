@@ -1,7 +1,7 @@
 r"""One record of ``/dev/kmsg`` as the kernel gives it: who wrote it, its number, its stamp, its text.
 
-The form is that of the kernel's ABI text (``dev-kmsg``): ``priority,number,stamp,flags[,more];text\n`` and then lines `` KEY=value\n``. The
-record is split at its first semicolon only, and further fields of the head are left alone. The text stays as the kernel escaped it (what is
+The form is that of the kernel's ABI text (``dev-kmsg``): ``priority,number,stamp,flags[,more];text\n`` and then lines `` KEY=value\n``, which nobody
+here asks for. The record is split at its first semicolon only, and further fields of the head are left alone. The text stays as the kernel escaped it (what is
 not printable ASCII, and the backslash, as ``\xNN``): so it is one line, and a name with a newline in it cannot begin another. Facility 0 is the kernel itself; a process that writes to the device gets another one and cannot choose 0. Anything of another form is
 refused as unreadable, with its bytes, and never read half.
 """
@@ -19,9 +19,8 @@ MAX_RECORD: Final = 16 << 10
 _FACILITY_SHIFT: Final = 3
 _LEVEL_MASK: Final = 7
 # Numbers are bounded before they are read: a priority has a facility of at most a few digits, number and stamp are 64 bits.
-_HEAD: Final = re.compile(rb"([0-9]{1,9}),([0-9]{1,20}),([0-9]{1,20})(?:,([^,;\n]{0,8})(?:,[^;\n]*)?)?")
+_RECORD: Final = re.compile(rb"([0-9]{1,9}),([0-9]{1,20}),([0-9]{1,20})(?:,([^,;\n]{0,8})(?:,[^;\n]*)?)?;([^\n]*)")
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
-_PAIR: Final = re.compile(rb" ([^=\n]+)=(.*)")
 _UINT64: Final = 1 << 64
 
 
@@ -35,7 +34,6 @@ class KmsgRecord(msgspec.Struct, frozen=True, kw_only=True):
         stamp_us: microseconds on the kernel's own clock since the boot, which does not run while the machine sleeps.
         flags: ``-`` whole, ``c`` beginning of a line in parts, ``+`` a later part; empty from kernels that give none.
         text: the line, escaped; ``unescape`` gives its bytes.
-        pairs: the dictionary, as ``SUBSYSTEM`` -> ``pci``, escaped as well.
     """
 
     facility: int
@@ -44,7 +42,6 @@ class KmsgRecord(msgspec.Struct, frozen=True, kw_only=True):
     stamp_us: int
     flags: str
     text: bytes
-    pairs: dict[str, bytes] = {}
 
     @property
     def by_kernel(self) -> bool:
@@ -56,27 +53,21 @@ def parse_record(data: bytes) -> KmsgRecord | None:
     """Read what one ``read`` of the device gave; None when it is no record."""
     if len(data) > MAX_RECORD:
         return None
-    head, semicolon, rest = data.partition(b";")
-    found = _HEAD.fullmatch(head)
-    if not semicolon or found is None:
+    found = _RECORD.match(data)
+    if found is None:
         return None
-    priority, seq, stamp = (int(found[number]) for number in (1, 2, 3))
-    if seq >= _UINT64 or stamp >= _UINT64:
+    head, seq, stamp, flags, text = found.groups()
+    number, stamp_us = int(seq), int(stamp)
+    if number >= _UINT64 or stamp_us >= _UINT64:
         return None
-    text, _, more = rest.partition(b"\n")
-    pairs = {}
-    for line in more.split(b"\n"):
-        pair = _PAIR.fullmatch(line)
-        if pair is not None:
-            pairs[pair[1].decode("ascii", "backslashreplace")] = pair[2]
+    priority = int(head)
     return KmsgRecord(
         facility=priority >> _FACILITY_SHIFT,
         level=priority & _LEVEL_MASK,
-        seq=seq,
-        stamp_us=stamp,
-        flags=(found[4] or b"").decode("ascii", "backslashreplace"),
+        seq=number,
+        stamp_us=stamp_us,
+        flags=flags.decode("ascii", "backslashreplace") if flags else "",
         text=text,
-        pairs=pairs,
     )
 
 

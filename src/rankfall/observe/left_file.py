@@ -6,14 +6,14 @@ file of somebody else's. Both are refused by name.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from pathlib import Path
+
+from rankfall.store.content import open_regular
 
 
 def read_left(path: Path, *, limit: int) -> tuple[bytes, int]:
-    """The beginning of a plain file, and when it was written.
+    """The beginning of a regular file, and when it was written.
 
     Args:
         path: its last part is not followed where it is a link.
@@ -23,18 +23,11 @@ def read_left(path: Path, *, limit: int) -> tuple[bytes, int]:
         Its bytes, and its time in nanoseconds since the epoch by the clock of the file system.
 
     Raises:
-        OSError: it is no plain file, or cannot be read.
+        OSError: it is no regular file, or cannot be read.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, and links are not followed", str(path)) from None
-        raise
+    fd = open_regular(path, links=False)
     with os.fdopen(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
         parts: list[bytes] = []
         left = limit
         # One read of a file over a network may give less than there is.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.observe.facts import Facts
-from rankfall.observe.progress import Step, cpu_seconds, read_steps
+from rankfall.observe.progress import Step, StepFolders, cpu_seconds, read_steps
 
 # How long all ranks may burn CPU without a line or a step before that counts as standing still too.
 BUSY_LIMIT_S: Final = 3600.0
@@ -28,6 +28,7 @@ class Life:
 
     def __init__(self, *, here: bool = True) -> None:
         self._here = here
+        self._read = read_steps if here else StepFolders().read
         # By slot and process: its newest word (its own clock, CPU seconds), whether it worked since the one before, and when that came.
         self._shares: dict[tuple[int, int], tuple[int, float, bool, int]] = {}
         self._seen = 0
@@ -53,7 +54,7 @@ class Life:
             self._work_elsewhere(facts, now)
 
     def _steps(self, facts: Facts, slot: int, folder: Path) -> None:
-        steps = read_steps(folder)
+        steps = self._read(folder)
         if not steps:
             return
         processes = {

@@ -1,4 +1,6 @@
-"""Copies what pods stored on a shared volume (``kubernetes.log_store``) into the run directory: raw, resumable, each byte once.
+"""Copies what pods stored in a job's log store (``kubernetes.log_store``) into the run directory: raw, resumable, each byte once.
+
+This is the shared volume, and what volumes and buckets (``log_parts``) have in common.
 
 A folder of the store is of one start of one container; its name came with that start's own record, so whose it is was proved before anything
 is read. A stream of the store and its copy have the same bytes at the same places: how long the copy is, is the cursor, and a killed copy goes
@@ -10,54 +12,55 @@ What lies on a volume may have been changed by any job that mounts it: names tha
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankfall.model import JobSpec, decoding
+from rankfall.model.log_store import log_store_place
+from rankfall.observe.log_end import END, MAX_END, End, decode_end
+from rankfall.observe.log_parts import Bucket, PartsCopy
 from rankfall.store.append import Counted, StreamAppender
+from rankfall.store.content import open_regular
 from rankfall.store.home import replace_file
 from rankfall.store.stream import IndexReader
 
 # Beside the streams of an instance: which folder of the store is its.
 MARK: Final = "log-store.json"
-END: Final = "end.json"
 # As an environment variable: where this machine sees the store, when that is another path than the pods'.
 AT: Final = "RANKFALL_LOG_STORE_AT"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*){3}")
 _MAX_NAME: Final = 400
 _FILE: Final = re.compile(r"([0-9]{1,9}\.(?:out|err))-([0-9]{15})\.log")
 _BLOCK: Final = 1 << 20
-_MAX_END: Final = 1 << 20
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     done: bool = False
-
-
-class _End(msgspec.Struct, frozen=True, kw_only=True):
-    sizes: dict[str, int]
+    # Of a bucket: the next part.
+    at: int = 0
 
 
 class StoreCopy:
     """One folder of a store into the folder of an instance.
 
     Args:
-        root: of the store, as this machine sees it; None = it does not.
+        root: of the store, as this machine sees it.
         name: of the folder below the root.
         target: of the instance's streams.
 
     Attributes:
+        at: always 0: the copy's own length is the cursor.
         complete: every stream is here to the end that its writer wrote down.
     """
 
-    def __init__(self, root: Path | None, name: str, target: Path) -> None:
+    def __init__(self, root: Path, name: str, target: Path) -> None:
+        self.at = 0
         self.name = name
         self.target = target
         self.complete = False
@@ -82,8 +85,6 @@ class StoreCopy:
 
     def _source(self) -> Path | None:
         """The folder, where it is there and lies in the store."""
-        if self._root is None:
-            return None
         root = Path(os.path.realpath(self._root))
         found = Path(os.path.realpath(root / self.name))
         return found if found.is_dir() and found.is_relative_to(root) else None
@@ -112,7 +113,7 @@ class StoreCopy:
 
 def _copy(path: Path, start: int, appender: StreamAppender) -> None:
     """What a file has behind the end of the copy, chunk by chunk with their stamps."""
-    fd = _open(path)
+    fd = open_regular(path, links=False)
     try:
         index = IndexReader(path)
         while data := os.pread(fd, _BLOCK, appender.size - start):
@@ -142,15 +143,6 @@ def _stamped(index: IndexReader, offset: int, data: bytes) -> Iterator[tuple[int
     yield stamp, data[at - offset :]
 
 
-def _open(path: Path) -> int:
-    """A regular file of the store, read-only. A link may lead to any file of this machine, and a pipe waits for ever."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return fd
-
-
 def _streams(source: Path) -> dict[str, dict[int, Path]]:
     found: dict[str, dict[int, Path]] = {}
     for entry in source.iterdir():
@@ -160,17 +152,67 @@ def _streams(source: Path) -> dict[str, dict[int, Path]]:
     return found
 
 
-def _end_of(source: Path) -> _End | None:
+def _end_of(source: Path) -> End | None:
     try:
-        fd = _open(source / END)
+        fd = open_regular(source / END, links=False)
     except OSError:
         return None
     try:
-        return msgspec.json.decode(os.read(fd, _MAX_END), type=_End)
-    except (OSError, msgspec.DecodeError):
+        return decode_end(os.read(fd, MAX_END))
+    except OSError:
         return None
     finally:
         os.close(fd)
+
+
+class Volume:
+    """The log store of a job, where this machine mounts it.
+
+    Args:
+        root: a folder.
+    """
+
+    at_once: Final = 1
+    # Seconds of pause for each that a look took.
+    rest: Final = 9.0
+    # NFS shows what is new after a minute: seconds without news after a container's end.
+    patience_s: Final = 75.0
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def visible(self) -> bool:
+        """Whether it is there."""
+        return self._root.is_dir()
+
+    def copy(self, name: str, target: Path, *, at: int) -> StoreCopy:  # noqa: ARG002 - as of a bucket
+        """The copy of one folder."""
+        return StoreCopy(self._root, name, target)
+
+
+Source = Volume | Bucket
+Copy = StoreCopy | PartsCopy
+
+
+def source_of(spec: JobSpec) -> Source | None:
+    """The job's log store as this machine sees it; None = the job has none, or only its pods see it."""
+    if spec.kubernetes.log_store is None:
+        return None
+    place = log_store_place(spec.kubernetes.log_store)
+    if place.kind == "s3":
+        return Bucket(place.path)
+    given = os.environ.get(AT)
+    if given:
+        return Volume(Path(given))
+    return Volume(Path(place.path)) if place.kind == "file" else None
+
+
+def how_to_see(spec: JobSpec) -> str:
+    """What makes a store visible that this machine does not see."""
+    if (spec.kubernetes.log_store or "").startswith("s3://"):
+        return "install rankfall[obstore]"
+    return f"mount the volume and give {AT}=DIR; or run this where it is mounted"
 
 
 class StoreCopies:
@@ -178,23 +220,25 @@ class StoreCopies:
 
     Args:
         logs: folder of the attempt's streams.
-        root: of the store, as this machine sees it; None = it does not.
+        source: the store, as this machine sees it; None = it does not.
     """
 
-    def __init__(self, logs: Path, root: Path | None) -> None:
-        self.visible = root is not None and root.is_dir()
+    def __init__(self, logs: Path, source: Source | None) -> None:
+        self.visible = source is not None and source.visible
+        self.source = source if self.visible else None
         self._logs = logs
-        self._root = root if self.visible else None
-        self._copies: dict[Path, StoreCopy] = {}
+        self._copies: dict[Path, Copy] = {}
+        self._unseen: set[Path] = set()
+        # The next part of each, as it is written down.
+        self._kept: dict[Path, int] = {}
 
     def load(self) -> None:
         """Take up what earlier processes began."""
         for path in self._logs.glob(f"*/*/{MARK}"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                mark = msgspec.json.decode(path.read_bytes(), type=_Mark)
-                if good_name(mark.name):
-                    copy = self._copies[path.parent] = StoreCopy(self._root, mark.name, path.parent)
-                    copy.complete = mark.done
+                mark = decoding.decode(path.read_bytes(), kind=_Mark)
+                if good_name(mark.name) and mark.at >= 0:
+                    self._open(path.parent, mark)
 
     def add(self, target: Path, name: str) -> None:
         """The lines of an instance's ranks are in this folder of the store, as its own record says.
@@ -202,28 +246,46 @@ class StoreCopies:
         Raises:
             OSError: that cannot be written down.
         """
-        if target in self._copies or not good_name(name):
+        if target in self._copies or target in self._unseen or not good_name(name):
             return
-        replace_file(target / MARK, msgspec.json.encode(_Mark(name=name)))
-        self._copies[target] = StoreCopy(self._root, name, target)
+        mark = _Mark(name=name)
+        replace_file(target / MARK, msgspec.json.encode(mark))
+        self._open(target, mark)
 
-    def of(self, target: Path) -> StoreCopy | None:
-        """The copy into this folder; None = its lines are in no store."""
+    def _open(self, target: Path, mark: _Mark) -> None:
+        if self.source is None:
+            if not mark.done:
+                self._unseen.add(target)
+            return
+        copy = self._copies[target] = self.source.copy(mark.name, target, at=mark.at)
+        copy.complete = mark.done
+        self._kept[target] = mark.at
+
+    def of(self, target: Path) -> Copy | None:
+        """The copy into this folder; None = its lines are in no store that this machine sees."""
         return self._copies.get(target)
 
-    def poll_one(self, copy: StoreCopy) -> int:
-        """Copy what is new of one, and write down when that is all; how many bytes that were.
+    def unseen(self, target: Path) -> bool:
+        """Whether lines of this folder are in a store that this machine does not see."""
+        return target in self._unseen
+
+    def poll_one(self, copy: Copy) -> int:
+        """Copy what is new of one, and write down how far that is; how many bytes that were.
 
         Raises:
             OSError: it cannot be copied.
         """
-        copied = copy.poll()
-        if copy.complete:
-            replace_file(copy.target / MARK, msgspec.json.encode(_Mark(name=copy.name, done=True)))
-        return copied
+        try:
+            return copy.poll()
+        finally:
+            if copy.complete or copy.at != self._kept.get(copy.target):
+                replace_file(
+                    copy.target / MARK, msgspec.json.encode(_Mark(name=copy.name, done=copy.complete, at=copy.at))
+                )
+                self._kept[copy.target] = copy.at
 
     @property
-    def open(self) -> list[StoreCopy]:
+    def open(self) -> list[Copy]:
         """Those that are not complete."""
         return [copy for copy in self._copies.values() if not copy.complete]
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
-
-from rankfall.model import JobSpec, Record
+from rankfall.model import JobSpec, Record, decoding
 from rankfall.model.evidence import SlotLauncher
 from rankfall.observe.records import Found, read_end
 
@@ -137,7 +135,7 @@ class LoneSlot:
     def _found(self, kind: str, file: str, *, at: int, **fields: object) -> Found:
         given = {"id": f"lone-{kind}", "kind": kind, "writer": "wrapper", "at_ns": at, **self._place, **fields}
         name = "/".join(("..", *self._dir.parts[-3:], file))
-        return Found(record=msgspec.convert(given, Record), name=name, mtime=at)
+        return Found(record=decoding.convert(given, Record), name=name, mtime=at)
 
 
 def _numbers(path: Path) -> tuple[int, ...] | None:

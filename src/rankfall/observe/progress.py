@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.observe.left_file import read_left
+from rankfall.observe.standing import Standing
 
 _MAX_FILE: Final = 64 << 10
 
@@ -38,24 +41,41 @@ class _File(msgspec.Struct):
 
 def read_steps(slot_dir: Path) -> list[Step]:
     """The newest step of each process ordinal of a slot; damaged files are passed over, the next one comes soon."""
-    found = []
+    return list(_steps(f"{slot_dir}/progress"))
+
+
+class StepFolders:
+    """The same of slots whose step files are replaced and never written to, as the feed of slots elsewhere does: read again when one was."""
+
+    def __init__(self) -> None:
+        self._standing = Standing()
+        self._held: dict[Path, tuple[str, list[Step]]] = {}
+
+    def read(self, slot_dir: Path) -> list[Step]:
+        """As :func:`read_steps`."""
+        held = self._held.get(slot_dir)
+        folder = held[0] if held is not None else f"{slot_dir}/progress"
+        if held is None or not self._standing.stands(folder):
+            held = self._held[slot_dir] = (folder, list(_steps(folder)))
+        return held[1]
+
+
+def _steps(folder: str) -> Iterator[Step]:
     try:
-        entries = list(os.scandir(slot_dir / "progress"))
+        with os.scandir(folder) as listed:
+            entries = list(listed)
     except OSError:
-        return []
+        return
     for entry in entries:
         stem = entry.name.removesuffix(".json")
         if not stem.isdecimal() or stem == entry.name:
             continue
         try:
             data, at = read_left(Path(entry.path), limit=_MAX_FILE)
-            item = msgspec.json.decode(data, type=_File)
+            item = decoding.decode(data, kind=_File)
         except (OSError, msgspec.DecodeError):
             continue
-        found.append(
-            Step(ordinal=int(stem), step=item.step, phase=item.phase, at=at, cpu_s=item.cpu_s, cpu_at=item.at_ns)
-        )
-    return found
+        yield Step(ordinal=int(stem), step=item.step, phase=item.phase, at=at, cpu_s=item.cpu_s, cpu_at=item.at_ns)
 
 
 def cpu_seconds(pid: int) -> float | None:

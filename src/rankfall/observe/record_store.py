@@ -1,8 +1,9 @@
 """Records of a run that lie in a shared directory or an object store: brought into the run's own folder, each once.
 
 What comes from there is kept in the run directory before it is read, under the same name, so that the answer stays when the store is gone;
-what came through another channel already is the same record by its id. Listings come page by page. Refuses names that are none of ours,
-records of other runs and attempts, and anything larger than a record. A store that cannot be had is a line under what is missing.
+what came through another channel already is the same record by its id. Listings come page by page. Refuses names that are none of ours (which is
+said, and costs no other record), records of other runs and attempts, and anything larger than a record. A store that cannot be had is a line
+under what is missing.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from rankfall.model import Record, SpecError
+from rankfall.model import Record, SpecError, decoding
 from rankfall.observe.left_file import read_left
 from rankfall.observe.records import MAX_RECORD
 
@@ -30,8 +30,9 @@ MAX_OBJECTS: Final = 100_000
 # One look at the store, seconds: a verdict must not wait for one that is gone. And the least time between two looks.
 LIMIT_S: Final = 10.0
 _BETWEEN_S: Final = 2.0
-_NAME: Final = re.compile(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json")
+_NAME: Final = re.compile(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json", re.ASCII)
 _MAX_PROBLEMS: Final = 8
+_MAX_SHOWN: Final = 60
 _AT_ONCE: Final = 16
 # What a verdict needs most comes first.
 _FIRST: Final = ("error-", "end-", "slot_end-", "start-")
@@ -55,32 +56,42 @@ class RecordStore:
         self._attempt = attempt
         self._into = into
         self._seen: set[str] = set()
-        self._next = 0.0
+        # Names of others: how many the newest look met, and the first of them.
+        self._strange = (0, "")
+        self._next = self._until = 0.0
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What could not be had, in words."""
-        return (*self._named, self._stopped) if self._stopped else tuple(self._named)
+        count, first = self._strange
+        strange = f"{count} in {self._url} with no name of a record, not read; the first is {first}"
+        return (*self._named, *([strange] if count else ()), *([self._stopped] if self._stopped else ()))
 
     def fetch(self) -> None:
         """Bring what is new; never raises. What the time does not suffice for comes with the next look."""
         now = time.monotonic()
         if now < self._next:
             return
-        until = now + LIMIT_S
+        self._until = now + LIMIT_S
         self._stopped = ""
+        self._strange = (0, "")
         try:
             for name, data in self._new():
                 self._seen.add(name)
                 self._keep(name, data)
-                if time.monotonic() > until:
-                    words = f"reading them took more than {LIMIT_S:.0f} s"
-                    self._stopped = f"the rest of the records in {self._url}: {words}"
+                if self._late():
                     break
         except Exception as error:  # noqa: BLE001 - a store may fail in any way, and the other channels are there
             words = str(error).split("\n", 1)[0][:200]
             self._stopped = f"the records in {self._url}: {type(error).__name__}: {words}"
         self._next = time.monotonic() + _BETWEEN_S
+
+    def _late(self) -> bool:
+        """Whether this look has taken its time, which is then said."""
+        late = time.monotonic() > self._until
+        if late:
+            self._stopped = f"the rest of the records in {self._url}: reading them took more than {LIMIT_S:.0f} s"
+        return late
 
     def _new(self) -> Iterator[tuple[str, bytes]]:
         if self._url.startswith("file://"):
@@ -89,7 +100,13 @@ class RecordStore:
             yield from self._from_bucket()
 
     def _wanted(self, name: str, size: int) -> bool:
-        if name in self._seen or not _NAME.fullmatch(name) or len(self._seen) >= MAX_OBJECTS:
+        if not _NAME.fullmatch(name):
+            # A writer's own file that is not finished begins with a dot.
+            if not name.startswith("."):
+                count, first = self._strange
+                self._strange = (count + 1, first or ascii(name[:_MAX_SHOWN]))
+            return False
+        if name in self._seen or len(self._seen) >= MAX_OBJECTS:
             return False
         if size > MAX_RECORD:
             self._seen.add(name)
@@ -106,32 +123,51 @@ class RecordStore:
             yield name, read_left(folder / name, limit=MAX_RECORD + 1)[0]
 
     def _from_bucket(self) -> Iterator[tuple[str, bytes]]:
-        import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - most jobs have no such store
+
+        from rankfall.observe.bucket_names import names_in  # noqa: PLC0415 - as above
 
         store = open_bucket(self._url)
         folder = f"{self._run}/{FOLDER}"
-        found = [
-            name
-            for page in obstore.list(store, prefix=folder, chunk_size=1000)
-            for one in page
-            if self._wanted(name := one["path"].rpartition("/")[2], one["size"])
-        ]
+        found: list[str] = []
+        for page in names_in(self._url, folder, until=self._until):
+            found.extend(name for name, size in page if self._wanted(name, size))
+            if self._late():
+                # A million names of somebody else's are not waited for; what was found is read.
+                break
         found.sort(key=_order)
 
-        def one(name: str) -> tuple[str, bytes]:
-            return name, bytes(obstore.get(store, f"{folder}/{name}").bytes())
+        def one(name: str) -> tuple[str, bytes | None]:
+            return name, self._read(store, folder, name)
 
         # Each costs a round trip, and a thousand of them in a row would be a wait of its own.
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rankfall-store") as pool:
             for start in range(0, len(found), 4 * _AT_ONCE):
-                yield from pool.map(one, found[start : start + 4 * _AT_ONCE])
+                for name, data in pool.map(one, found[start : start + 4 * _AT_ONCE]):
+                    if data is not None:
+                        yield name, data
+
+    def _read(self, store: S3Store, folder: str, name: str) -> bytes | None:
+        """One object; None = it is not there any more, or not the one that was listed."""
+        import obstore  # noqa: PLC0415 - an extra, for jobs that name such a store
+
+        try:
+            found = obstore.get(store, f"{folder}/{name}")
+        except FileNotFoundError:
+            self._problem(f"record {name} in {self._url} is listed and not there")
+            return None
+        if found.meta["size"] > MAX_RECORD:
+            # Somebody put another object there since it was listed; nothing of it has been read yet.
+            self._problem(_too_large(name, self._url))
+            return None
+        return bytes(found.bytes())
 
     def _keep(self, name: str, data: bytes) -> None:
         if len(data) > MAX_RECORD:
             self._problem(_too_large(name, self._url))
             return
         try:
-            record = msgspec.json.decode(data, type=Record)
+            record = decoding.decode(data, kind=Record)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._problem(f"record {name} in {self._url} is damaged: {str(error)[:100]}")
             return
@@ -179,19 +215,28 @@ def open_bucket(url: str) -> S3Store:
     )
 
 
-def require_reader(url: str | None) -> None:
+def require_reader(url: str | None, *, field: str = "$.record_store") -> None:
     """Refuse a store that could not be read from here.
+
+    Args:
+        url: of the job; None = it has no such store.
+        field: where it stands.
 
     Raises:
         SpecError: it is an object store, and the extra ``obstore`` is not installed.
     """
-    if url is None or url.startswith("file://"):
-        return
+    if url is not None and url.startswith("s3://") and not has_reader():
+        raise SpecError(
+            field,
+            "an object store is read with obstore, which is not installed",
+            hint="install rankfall[obstore], or name a shared directory: file:///path",
+        )
+
+
+def has_reader() -> bool:
+    """Whether the extra ``obstore`` is installed."""
     try:
         import obstore  # noqa: F401, PLC0415 - only whether it is there
     except ImportError:
-        raise SpecError(
-            "$.record_store",
-            "an object store is read with obstore, which is not installed",
-            hint="install rankfall[obstore], or name a shared directory: file:///path",
-        ) from None
+        return False
+    return True

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Record
+from rankfall.model import Record, decoding
 from rankfall.model.record import SCHEMA
 from rankfall.observe.left_file import read_left
 
@@ -42,7 +42,7 @@ def read_end(slot_dir: Path) -> Record | None:
     except OSError:
         return None
     try:
-        return msgspec.json.decode(data, type=Record)
+        return decoding.decode(data, kind=Record)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
 
@@ -68,7 +68,7 @@ class RecordFolder:
         self._attempt = attempt
         self._seen: set[str] = set()
         self._ids: set[str] = set()
-        self._decoder = msgspec.json.Decoder(Record)
+        self._decoder = decoding.decoder(Record)
 
     def poll(self) -> list[Found]:
         """Records that came since, in order of their names."""
@@ -123,7 +123,7 @@ class RecordFolder:
 def _newer_schema(data: bytes) -> str | None:
     """The schema that a record names, when it is another than this reader's."""
     try:
-        said = msgspec.json.decode(data, type=_Head).schema
+        said = decoding.decode(data, kind=_Head).schema
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return repr(said[:60]) if said not in {"", SCHEMA} else None

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rankfall.model import Evidence, Record
 from rankfall.observe import evidence as make
 from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.facts import Facts
 from rankfall.observe.records import Found
-
-_NS: Final = 1_000_000_000
 
 
 class Signals:
@@ -38,7 +34,7 @@ class Signals:
         ours: list[Evidence] = []
         for item in self._found:
             record = item.record
-            piece = make.of_slot_signal(record, name=f"records/{item.name}", uncertainty=facts.uncertainty(record.slot))
+            piece = make.of_slot_signal(record, name=f"records/{item.name}")
             if piece is not None:
                 (ours if self._after_stop(record, facts) else theirs).append(piece)
         return theirs, ours
@@ -48,4 +44,4 @@ class Signals:
         stop = self._stop.read() if self._stop is not None else None
         if stop is None or record.at_ns is None:
             return False
-        return record.at_ns >= stop.at_ns - round(facts.slack(record.slot) * _NS)
+        return record.at_ns + facts.clocks.late(record.slot) >= stop.at_ns

@@ -13,6 +13,7 @@ from rankfall.observe import evidence as make
 from rankfall.observe.cluster.told import NAME as TOLD
 from rankfall.observe.cluster.told import Told, ToldRank, read_told
 from rankfall.observe.facts import Facts
+from rankfall.observe.standing import Standing
 from rankfall.observe.starts import Starts
 from rankfall.observe.streams import KEEP_FIRST, Placed, StreamTail
 from rankfall.observe.text import digest
@@ -71,6 +72,8 @@ class SlotStreams:
         self._known: set[str] = set()
         self._folders: dict[int, str] = {}
         self._instances: dict[str, Path] = {}
+        self._standing = Standing()
+        self._listed: dict[str, list[str]] = {}
 
     def poll(self, facts: Facts, now: int) -> StreamNews:
         """Read what is new in every stream; statements of the launcher go into ``facts``."""
@@ -89,7 +92,7 @@ class SlotStreams:
             fresh += count
             if count:
                 # A node's clock that is ahead must not make a silent job look alive for as long.
-                at = facts.our_time(stream.slot, stream.tail.last_at) if stream.tail.last_at else now
+                at = facts.clocks.ours(stream.slot, stream.tail.last_at) if stream.tail.last_at else now
                 output_at = max(output_at, min(at, now))
                 ordinal = owners.ordinal(stream)
                 if ordinal is not None and stream.tail.last_at:
@@ -107,6 +110,8 @@ class SlotStreams:
         """Leave what was read of a slot that is started again."""
         self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
         self._known = {str(path) for path in self._streams}
+        # Streams of its next start may lie there already.
+        self._standing = Standing()
 
     @property
     def problems(self) -> list[str]:
@@ -175,11 +180,11 @@ class SlotStreams:
             if folder is None:
                 found = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
                 folder = self._folders[slot] = str(found)
-            for instance in _entries(folder):
+            for instance in self._entries(folder):
                 own = self._instances.get(instance)
                 if own is None:
                     own = self._instances[instance] = Path(instance)
-                if self._starts.of_folder(slot, own) != "now":
+                if self._starts.of_folder(slot, own) != "now" or self._standing.stands(instance):
                     continue
                 for entry in _entries(instance):
                     text = entry.removesuffix(ENDING)
@@ -189,6 +194,12 @@ class SlotStreams:
                     path = Path(text)
                     name = str(path.relative_to(self._run_dir.path))
                     self._streams[path] = _Stream(path, slot=slot, name=name, catalogue=self._catalogue)
+
+    def _entries(self, folder: str) -> list[str]:
+        """Paths in a folder, in order, as it was listed last where it has not changed."""
+        if not self._standing.stands(folder):
+            self._listed[folder] = _entries(folder)
+        return self._listed[folder]
 
 
 class _Owners:

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.model import decoding
+
 # file, line, function; the innermost first.
 Frame = tuple[str, str, str]
 
@@ -53,7 +55,7 @@ def main_frames(text: str) -> list[Frame]:
 def text_of_json(data: bytes) -> str | None:
     """py-spy's JSON as the text that it prints without; None for any other JSON."""
     try:
-        threads: Any = msgspec.json.decode(data)
+        threads: Any = decoding.decode(data)
         lines: list[str] = []
         for thread in threads:
             frames = thread["frames"]

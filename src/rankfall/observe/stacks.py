@@ -1,7 +1,8 @@
 """Stacks of all ranks at a standstill: group them, name the odd ones out, and say what a mismatch looks like.
 
 The healthy ranks of a hang stand in one and the same collective; who stands elsewhere holds them up. Ranks that all stand in
-collectives, but in different ones, disagree about the order of calls.
+collectives, but in different ones, disagree about the order of calls. A rank whose stack is inside of an import has not begun yet, which is
+said of it: whether it moves, only a second look can tell (``imports``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _COMM_FILE: Final = re.compile(
 )
 # py-spy leaves out the folder of installed packages, so torch's own begin with its name.
 _LIBRARY: Final = re.compile(r"site-packages|^<frozen|^torch/")
+_IMPORT: Final = "<frozen importlib"
 # The kernel's line of a process's main thread, as rankfall_inside.stacks writes it; of the system call only the number counts.
 _KERNEL_THREAD: Final = re.compile(
     r"^  thread (?P<tid>\d+) \(.*\) state=(?P<state>\S) .*wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)", re.MULTILINE
@@ -45,12 +47,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         collective: name of the collective it waits in, or None.
         place: ``file:function:line`` of the user's innermost frame.
         top: ``file:function`` of the innermost frame at all.
+        importing: it is inside of an import, and in no collective.
     """
 
     rank: int
     collective: str | None
     place: str
     top: str
+    importing: bool = False
+
+    @property
+    def stands(self) -> str:
+        """Where it is, in words: ``stands at PLACE``, ``is still importing at PLACE``."""
+        return f"{'is still importing' if self.importing else 'stands'} at {self.place or self.top}"
 
 
 def stand(rank: int, text: str) -> Standing | None:
@@ -67,7 +76,25 @@ def stand(rank: int, text: str) -> Standing | None:
         if not in_comm and not place and not _LIBRARY.search(file):
             place = f"{file.rpartition('/')[2]}:{function}:{line}"
     file, line, function = frames[0]
-    return Standing(rank=rank, collective=collective, place=place, top=f"{file.rpartition('/')[2]}:{function}")
+    importing = collective is None and any(file.startswith(_IMPORT) for file, _, _ in frames)
+    top = f"{file.rpartition('/')[2]}:{function}"
+    return Standing(rank=rank, collective=collective, place=place, top=top, importing=importing)
+
+
+def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], str]:
+    """Processes that are inside of an import by their stacks.
+
+    Args:
+        records: of kind ``stacks``; of each process the last one counts.
+
+    Returns:
+        By slot and pid: what its stack is known again by, so that two looks tell whether it moves.
+    """
+    newest = {(record.slot, record.pid): record.stacks or "" for record in records}
+    found = {key: stand(0, text) for key, text in newest.items()}
+    return {
+        key: digest("imports", main_frames(newest[key])) for key, where in found.items() if where and where.importing
+    }
 
 
 def stack_evidence(
@@ -103,8 +130,8 @@ def told_apart(standings: dict[int, Standing]) -> list[tuple[Standing, str, Evid
     ]
     for rank in [rank for rank in sorted(standings) if rank not in odd][:MAX_SHOWN]:
         where = standings[rank]
-        inside = f"waits in {where.collective}" if where.collective else "stands"
-        found.append((where, "rank_stuck", "context", f"rank {rank} {inside} at {where.place or where.top}"))
+        inside = f"waits in {where.collective} at {where.place or where.top}" if where.collective else where.stands
+        found.append((where, "rank_stuck", "context", f"rank {rank} {inside}"))
     return found
 
 
@@ -185,13 +212,13 @@ def _piece(
 def _odd_ones(standings: dict[int, Standing]) -> tuple[list[int], str, Callable[[Standing], str]]:
     waiting = {rank: s for rank, s in standings.items() if s.collective is not None}
     if not waiting and len({s.place for s in standings.values()}) == 1:
-        return sorted(standings), "rank_stuck", lambda s: f"every rank stands at {s.place or s.top}, in no collective"
+        return sorted(standings), "rank_stuck", lambda s: f"every rank {s.stands}, in no collective"
     elsewhere = sorted(set(standings) - set(waiting))
     if waiting and elsewhere:
         names = sorted({s.collective or "" for s in waiting.values()})
 
         def away(s: Standing) -> str:
-            return f"rank {s.rank} stands at {s.place or s.top} while {len(waiting)} others wait in {', '.join(names)}"
+            return f"rank {s.rank} {s.stands} while {len(waiting)} others wait in {', '.join(names)}"
 
         return elsewhere, "rank_stuck", away
     groups: dict[tuple[str | None, str], list[int]] = defaultdict(list)

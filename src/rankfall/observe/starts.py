@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rankfall.model import Record
-from rankfall.observe.cluster.instances import identity_of
-from rankfall.observe.cluster.pods import PodView
+from rankfall.observe.cluster.log_owner import identity_of
 from rankfall.store import RunDir
+
+if TYPE_CHECKING:
+    from rankfall.observe.cluster.pods import PodView
 
 When = Literal["past", "now", "later"]
 
@@ -36,6 +38,8 @@ class Starts:
         self._pods = pods
         # Folders of container instances and whose they are; that never changes.
         self._owners: dict[Path, str] = {}
+        # By slot, of those that are never started again alone: asked at each look, and always the same.
+        self._dirs: dict[int, Path] = {}
         for slot, number in numbers.items():
             self.look_at(slot, number)
 
@@ -68,8 +72,13 @@ class Starts:
 
     def slot_dir(self, role: str, slot: int) -> Path:
         """The slot's folder of the start that is looked at."""
+        if slot not in self._numbers:
+            held = self._dirs.get(slot)
+            if held is None:
+                held = self._dirs[slot] = self._run_dir.slot_dir(self._attempt, role, slot, 0)
+            return held
         number = self.number(slot)
-        if self._pods is not None and slot in self._numbers:
+        if self._pods is not None:
             number = self._folder_number(role, slot)
         return self._run_dir.slot_dir(self._attempt, role, slot, number)
 

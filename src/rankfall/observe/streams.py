@@ -89,10 +89,11 @@ class StreamTail:
         try:
             with open_content(self.path) as content:
                 while True:
-                    data = content.read(self.offset, CHUNK)
+                    wanted = min(CHUNK, content.size - self.offset)
+                    data = content.read(self.offset, wanted)
                     fresh += len(data)
                     self.offset += len(data)
-                    last = len(data) < CHUNK
+                    last = len(data) < wanted or self.offset >= content.size
                     self._take(data, final=final and last, found=found, reports=reports)
                     self.behind = not last
                     if last or fresh >= MAX_POLL:

@@ -50,6 +50,10 @@ class Catalogue:
         """
         return self._matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
 
+    def candidates(self, data: bytes, where: Where | Iterable[Where] = "line") -> Iterator[tuple[int, int]]:
+        """Yield begin and end of the lines of a chunk that may hold a hit: all others hold none. One look for words, no pattern is tried."""
+        return self._matcher(where).candidates(data)
+
     def match_line(self, line: bytes, where: Where | Iterable[Where] = "line") -> list[Hit]:
         """The hits of one line, in catalogue order; empty when nothing is recognised."""
         return self._matcher(where).match_line(line)

@@ -69,6 +69,11 @@ class Matcher:
 
     def scan(self, data: bytes) -> Iterator[Hit]:
         """Yield the hits of all lines in order; ``data`` consists of whole lines (the last newline may be absent)."""
+        for start, end in self.candidates(data):
+            yield from self._line(data[start:end], start)
+
+    def candidates(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Yield where the lines stand, begin and end, outside of which there is no hit."""
         self._prepare()
         if self._candidates is None:
             return
@@ -80,7 +85,7 @@ class Matcher:
             start = data.rfind(b"\n", position, at) + 1 or position
             end = data.find(b"\n", at)
             end = size if end < 0 else end
-            yield from self._line(data[start:end], start)
+            yield start, end
             position = end + 1
 
     def match_line(self, line: bytes) -> list[Hit]:

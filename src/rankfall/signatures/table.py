@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.causes import EvidenceRole, catalogue
 from rankfall.model.errors import SpecError
 
@@ -119,7 +120,7 @@ def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...
         name = row["id"] if isinstance(row.get("id"), str) else f"number {number}"
         place = f"{origin}: signature {name[:120]!r}"
         try:
-            signature = msgspec.convert(row, Signature)
+            signature = decoding.convert(row, Signature)
         except msgspec.ValidationError as error:
             raise SpecError(place, str(error)) from None
         if signature.id in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Fed:
         self.run = RunDir.create(JobSpec(name="job", command=("train.py",), nnodes=nnodes), home=home)
         self.world = world
         self.troubles: list[str] = []
+        self.stirred = threading.Semaphore(0)
         self.journal = JournalReader(journal_path(self.run.path, 1))
         self.connect: Callable[[], Kube] = lambda: Kube(world.access(), rate=10_000, burst=10_000)
         self.feed: PodFeed | None = None
@@ -80,6 +82,7 @@ class Fed:
             ),
             connect=self.connect,
             trouble=self.troubles.append,
+            stir=self.stirred.release,
         )
         self.feed.start()
 

@@ -311,6 +311,11 @@ class World:
                     await response.write(text[: len(text) // 2])
                     request.transport.abort()
                     return response
+                if fault in {"short", "torn"}:
+                    # Ends in order in its middle, between two lines or within one, as a proxy may end it.
+                    middle = len(text) // 2
+                    await response.write(text[: middle if fault == "torn" else text.rfind(b"\n", 0, middle) + 1])
+                    return response
                 if text and pod.frozen == frozen:
                     await response.write(text)
                 if fault == "complaint":

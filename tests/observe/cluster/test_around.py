@@ -8,7 +8,6 @@ import pytest
 from rankfall.model import RankFacts, SlotFacts
 from rankfall.model.health import ANNOTATION, NodeHealth, OpenCause, encode_health
 from rankfall.observe.cluster.around import AroundView
-from rankfall.observe.cluster.around_feed import around_path
 from rankfall.observe.cluster.aroundfacts import (
     Around,
     EventFact,
@@ -19,6 +18,7 @@ from rankfall.observe.cluster.aroundfacts import (
     work_fact,
 )
 from rankfall.observe.cluster.looks import LookWriter
+from rankfall.observe.cluster.places import around_path
 from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact, stamp_ns
 from rankfall.signatures.catalogue import default_catalogue
 

@@ -13,8 +13,9 @@ from rankfall.kube.errors import Forbidden, KubeError, Unreachable
 from rankfall.kube.resources import EVENTS, JOBS, JOBSETS, NODES
 from rankfall.kube.watch_run import Event
 from rankfall.observe.cluster import around_feed
-from rankfall.observe.cluster.around_feed import AroundFeed, around_path
+from rankfall.observe.cluster.around_feed import AroundFeed
 from rankfall.observe.cluster.aroundfacts import EventFact, NodeFact, Unseen, WorkFact
+from rankfall.observe.cluster.places import around_path
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.source import PodSource
 

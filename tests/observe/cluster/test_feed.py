@@ -19,6 +19,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.retry import Retry
 from rankfall.observe.cluster import follower, session, silence
+from rankfall.observe.cluster.cursor import NAME
 from rankfall.observe.cluster.session import Session
 from rankfall.store import append
 
@@ -178,6 +179,65 @@ def test_launch_s28_a_late_pod_is_followed_from_its_first_line_and_the_others_ar
     play(tmp_path, story)
 
 
+def test_first_bytes_of_a_stream_and_changes_of_a_pod_stir_and_further_lines_do_not(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        fed.start()
+        made.write(pod, b"[rank 0] one")
+        await fed.holds(pod, b"one", stream="r0.out")
+        stirs = 0
+        # Of the pod, and of the stream.
+        while fed.stirred.acquire(timeout=0.3):
+            stirs += 1
+        assert stirs >= 2
+        for number in range(50):
+            made.write(pod, b"[rank 0] more %d" % number)
+            await fed.holds(pod, b"more %d" % number, stream="r0.out")
+        assert not fed.stirred.acquire(blocking=False)
+        made.write(pod, b"of no rank")
+        await fed.holds(pod, b"of no rank")
+        assert fed.stirred.acquire(timeout=20)
+        made.end(pod)
+        await fed.closed(pod)
+        assert fed.stirred.acquire(timeout=20)
+
+    play(tmp_path, story)
+
+
+def test_a_feed_follows_when_each_log_of_a_running_container_was_opened(tmp_path, monkeypatch):
+    """What a stop waits for: a log that is not open yet goes with its pod."""
+    monkeypatch.setattr(follower, "LIVE_S", 60.0)
+
+    async def story(made: World, fed: Fed) -> None:
+        first, second, late = made.add(0), made.add(1), made.add(2, start=False)
+        second.faults += ["502"] * 10_000
+        made.pods_refused = 503
+        fed.start()
+        assert fed.feed is not None
+        await until(lambda: fed.troubles, "a word of pods that cannot be listed")
+        assert not fed.feed.following
+        made.pods_refused = None
+        await until(lambda: len(second.requests) >= 5 and first.requests, "tries of both logs")
+        assert not fed.feed.following
+        second.faults.clear()
+        # One that has not begun has no log.
+        await until(lambda: fed.feed.following, "that all logs are open")
+        assert fed.fact(late) is not None
+
+    play(tmp_path, story)
+
+
+def test_a_log_that_cannot_be_had_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "LIVE_S", 0.05)
+
+    async def story(made: World, fed: Fed) -> None:
+        made.add(0).faults += ["502"] * 10_000
+        fed.start()
+        await until(lambda: fed.feed.following, "that the log was tried for a while")
+
+    play(tmp_path, story)
+
+
 def test_a_container_that_is_replaced_in_place_is_read_to_its_end_first_launch_s26(tmp_path):
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -258,6 +318,23 @@ def test_logs_s23_a_clean_end_of_a_container_that_runs_is_resumed_within_2_s_and
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("faults", [["short"], ["torn"], ["short", "torn", "end"]])
+def test_logs_s21_a_last_reading_that_is_ended_in_its_middle_is_not_taken_for_the_whole_log(tmp_path, faults):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0, start=False)
+        pod.faults += faults
+        made.start(pod)
+        lines = [b"line %d of many" % number for number in range(100)]
+        made.write(pod, *lines)
+        made.end(pod)
+        fed.start()
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod).splitlines() == lines
+        assert not fed.records("gap-*.json")
+
+    play(tmp_path, story)
+
+
 def test_logs_s26_starts_of_a_container_that_nobody_saw_are_said_to_be_missing(tmp_path):
     """Before anybody looked for the first time, and between two looks."""
 
@@ -274,6 +351,8 @@ def test_logs_s26_starts_of_a_container_that_nobody_saw_are_said_to_be_missing(t
         fed.start()
         await fed.holds(pod, b"two\n", instance=2)
         await until(lambda: len(fed.records("gap-*.json")) == 1, "the gap of the first one")
+        closed = fed.run.stream_dir(1, "worker", 0, 1) / NAME
+        await until(lambda: b'"closed":"complete"' in closed.read_bytes(), "the end of the second one")
         await fed.stop()
         started(made, pod, b"three", b"four", b"five")
         fed.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,13 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rankfall.observe.cluster import overlap
 from rankfall.observe.cluster.apilines import StampParser
 from rankfall.observe.cluster.cursor import MARGIN_S, NAME, Cursor
 from rankfall.observe.cluster.instance import MAX_PART, InstanceLog
+from rankfall.observe.cluster.overlap import Overlap
 from rankfall.store.stream import IndexReader
 
 NS = 1_000_000_000
 START = 1_790_000_000
+# More are tried by whoever changes the cursor: ``EXAMPLES=50000 pytest -k through_cuts --hypothesis-seed=N``.
+EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 
 
 def stamp(ns: int) -> bytes:
@@ -74,29 +79,45 @@ steps = st.one_of(st.just(0), st.integers(0, 10), st.integers(0, 2 * NS), st.int
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> list[tuple[int, bytes]]:
-    at, found = START * NS, []
+def logs(draw: st.DrawFn, *, back_s: int) -> list[tuple[int, bytes]]:
+    """``back_s``: no line is older than the newest one before it by more than that, seconds: how far a clock may be set back."""
+    at = top = START * NS
+    found = []
     for text in draw(st.lists(line, max_size=40)):
-        at += draw(steps)
+        at = max(at + draw(steps), top - back_s * NS)
+        top = max(top, at)
         found.append((at, text))
     return found
 
 
 @pytest.fixture(params=["lines", "chunks"])
 def way(request, monkeypatch):
-    """How lines are taken: one by one, as a few at once are, or by the chunk; then few are remembered, so that much is forgotten."""
-    if request.param == "chunks":
-        monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", 1)
-        monkeypatch.setattr("rankfall.observe.cluster.overlap.SEGMENT", 100)
-        monkeypatch.setattr("rankfall.observe.cluster.overlap.KEEP", 5)
-    return request.param
+    """How lines are taken: one by one, as a few at once are, or by the chunk; then few are remembered, so that much is forgotten.
+
+    Gives how far clocks may be set back, seconds."""
+    if request.param == "lines":
+        return MARGIN_S
+    remember_little(monkeypatch)
+    monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", 1)
+    return LITTLE_S
 
 
-@pytest.mark.usefixtures("way")
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=logs(), data=st.data())
-def test_every_line_once_through_cuts_and_kills(lines, data, tmp_path_factory):
+# Where little is remembered: what may be forgotten is, seconds.
+LITTLE_S = 2
+
+
+def remember_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As little as a log of thousands of lines a second leaves of its last seconds."""
+    monkeypatch.setattr("rankfall.observe.cluster.overlap.SEGMENT", 100)
+    monkeypatch.setattr("rankfall.observe.cluster.overlap.KEEP", 5)
+    monkeypatch.setattr("rankfall.observe.cluster.cursor.MARGIN_S", LITTLE_S)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
+    lines = data.draw(logs(back_s=way))
     server = Server(lines)
     log = opened(folder)
     written = 0
@@ -122,7 +143,55 @@ def test_every_line_once_through_cuts_and_kills(lines, data, tmp_path_factory):
     finally:
         log.close()
     assert {name: text for name, text in stored(folder).items() if text} == expected(lines)
-    assert log.cursor.lines == len(lines)
+    assert (log.cursor.lines, log.cursor.gaps) == (len(lines), 0)
+
+
+@pytest.mark.parametrize("back_s", [0.5, 1.0, LITTLE_S])
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "again"])
+def test_lines_of_a_clock_that_is_set_back_over_more_lines_than_are_kept_are_neither_lost_nor_repeated(
+    tmp_path, monkeypatch, back_s, seen
+):
+    """Only lines of the newest second and the last few were known again: the next request began behind these, or brought older ones anew."""
+    remember_little(monkeypatch)
+    lines = [(START * NS + number * NS // 10, b"[rank 0] %d" % number) for number in range(60)]
+    if seen:
+        # It was set back before, too, while the log was open.
+        lines += [(START * NS + 3 * NS + number, b"[rank 0] back %d" % number) for number in range(20)]
+        lines += [(START * NS + 6 * NS + number, b"[rank 0] on %d" % number) for number in range(20)]
+    server = Server(lines)
+    log = opened(tmp_path)
+    log.opened()
+    for part in server.body(None).splitlines(keepends=True):
+        log.feed(part)
+    top = max(at for at, _ in lines)
+    lines += [(top - int(back_s * NS) + number, b"[rank 0] new %d" % number) for number in range(3)]
+    log.opened()
+    log.feed(server.body(log.cursor.since))
+    log.close()
+    assert stored(tmp_path) == expected(lines)
+    assert log.cursor.gaps == 0
+
+
+def test_a_clock_that_is_set_back_further_than_is_remembered_leaves_a_gap_record(tmp_path, monkeypatch):
+    """What the server gives again then cannot be told from new lines: it is kept, and it is said that something is wrong there."""
+    remember_little(monkeypatch)
+    gaps: list[tuple[int | None, int | None]] = []
+    log = InstanceLog(
+        tmp_path,
+        on_record=lambda _line, _at: False,
+        now=lambda: START * NS,
+        on_gap=lambda after, before: gaps.append((after, before)),
+    )
+    lines = [(START * NS + number * NS // 10, b"[rank 0] %d" % number) for number in range(600)]
+    lines += [(START * NS + 100, b"[rank 0] back")]
+    server = Server(lines)
+    for _ in range(2):
+        log.opened()
+        for part in server.body(log.cursor.since).splitlines(keepends=True):
+            log.feed(part)
+    log.close()
+    assert set(stored(tmp_path)["r0.out"].splitlines()) == {text[9:] for _, text in lines}
+    assert gaps == [(START * NS + 100, START * NS)]
 
 
 @pytest.mark.usefixtures("way")
@@ -448,3 +517,21 @@ def test_a_chunk_that_the_disk_does_not_take_comes_again(tmp_path, monkeypatch):
     again.feed(body)
     again.close()
     assert stored(tmp_path) == expected(many(100))
+
+
+def test_only_so_many_logs_keep_their_newest_file_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(overlap, "MOST_OPEN", 2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made = [Overlap(tmp_path / str(number)) for number in range(4)]
+    for number, one in enumerate(made):
+        (tmp_path / str(number)).mkdir()
+        for piece in (b"a\n", b"bc\n"):
+            one.store(piece, lines=1, high=1, low=1)
+        assert (tmp_path / str(number) / "taken-0.raw").read_bytes() == b"a\nbc\n"
+    assert len(list(Path("/proc/self/fd").iterdir())) - before == 2
+    for one in made:
+        one.close()
+        one.close()
+        one.store(b"d\n", lines=1, high=1, low=1)
+        one.clear()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -137,7 +137,9 @@ def test_a_pod_that_the_api_may_still_have_is_left_to_it(world):
     world.pod(gone=False, log="open")
     world.loki.add(at(1), "here")
     assert world.take() == 0
+    assert ["not known to be gone" in text for text in world.said] == [True]
     assert world.take(over=True) == 1
+    assert len(world.said) == 2
 
 
 def test_a_loki_that_does_not_answer_leaves_what_came_before_and_the_next_time_goes_on(world):

@@ -40,7 +40,7 @@ class Scene:
         for fact in looks:
             self.writer.add(fact)
         self.view.poll()
-        return self.view.merged(held or expected(), slack=slack)
+        return self.view.merged(held or expected(), late_ns=round(slack * 1_000_000_000))
 
 
 @pytest.fixture
@@ -68,6 +68,8 @@ def test_a_slot_has_ended_when_its_log_is_stored(scene):
     late = scene.see(look(phase="Failed", main=ended(3), log="complete"))
     assert (late.state, late.exit_code, late.signal, late.killed_by) == ("ended", 3, None, None)
     assert (late.ended_at, late.where) == (DAY_NS, "kube/attempt-1/pods.jsonl")
+    # What a kubelet says is of whole seconds.
+    assert late.ended_uncertainty == 1.0
 
 
 def test_a_log_that_is_lost_keeps_no_slot_waiting(scene):

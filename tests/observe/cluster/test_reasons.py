@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rankfall.diagnose import diagnose
+from rankfall.model import Case, SlotFacts
 from rankfall.model.causes import catalogue
 from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
 from rankfall.observe.cluster.reasons import Reason, ending_evidence, row_of, rows, waiting_evidence
@@ -58,6 +60,32 @@ def test_every_row_makes_evidence_of_the_platform(row):
     # The other question is not answered by it.
     other = ending_evidence if look is waiting_evidence else waiting_evidence
     assert other(shown(row), attempt=2) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        pytest.param("Preempting", "Preempted in order to admit critical pod", id="K2"),
+        pytest.param("NodeShutdown", "Pod was rejected as the node is shutting down.", id="K5, before it began"),
+        pytest.param("Terminated", "Pod was terminated in response to imminent node shutdown.", id="K5"),
+    ],
+)
+def test_errors_k2_k5_what_a_kubelet_takes_away_itself_is_preempted_and_started_again(reason, message):
+    taken = Condition(type="DisruptionTarget", status="True", reason="TerminationByKubelet", at=DAY)
+    fact = pod(reason=reason, message=message, conditions=(taken,), main=ended("Error"))
+    slot = SlotFacts(slot=3, node="n3", state="ended", signal=9, killed_by="foreign", ended_at=DAY_NS)
+    case = Case(attempt=2, slots=(slot,), evidence=tuple(ending_evidence(fact, attempt=2)))
+    verdict = diagnose(case).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.slot, verdict.node) == (
+        "preempted",
+        "proven",
+        3,
+        "n3",
+    )
+    assert (verdict.retry, verdict.node_action) == ("yes", "none")
+    assert verdict.decisive is not None
+    # "Terminated" alone is anybody's word; the condition beside it says who.
+    assert verdict.decisive.line == ("TerminationByKubelet" if reason == "Terminated" else f"{reason}: {message}")
 
 
 def test_the_table_holds_the_five_disruptions_of_the_platform():

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import World, world
@@ -15,6 +17,8 @@ from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.observe.cluster import store_watch
 from rankfall.observe.log_store import AT
 from rankfall.store import RunDir
+from rankfall_inside import store_parts
+from rankfall_inside.bucket import Bucket as Put
 from rankfall_inside.store import LogStore
 
 Story = Callable[[World, Fed], Awaitable[None]]
@@ -49,7 +53,6 @@ def start_line(fed: Fed, name: str) -> bytes:
 
 def test_lines_of_ranks_come_from_the_store_and_its_end_is_waited_for(tmp_path):
     made = LogStore(str(tmp_path / "volume"), "run/attempt-1/worker-0/u-1")
-    made.path = str(tmp_path / "volume" / made.name)
     (tmp_path / "volume").mkdir()
 
     async def story(world: World, fed: Fed) -> None:
@@ -126,6 +129,70 @@ def test_a_store_that_cannot_be_read_is_told_and_tried_again(tmp_path):
         assert fed.streams(pod)["0.out"] == b"now\n"
 
     play(tmp_path / "home", story, place=f"file://{tmp_path / 'volume'}")
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket in memory, for the product's writer and reader alike; ``failing`` words keep the reader from it."""
+    made = MemoryStore()
+    failing: list[str] = []
+
+    def opened(_url: str) -> MemoryStore:
+        if failing:
+            raise OSError(failing[0])
+        return made
+
+    monkeypatch.setattr(Put, "__init__", lambda *_: None)
+    monkeypatch.setattr(Put, "put", lambda _, key, data: obstore.put(made, key, data))
+    monkeypatch.setattr("rankfall.observe.log_parts.open_bucket", opened)
+    monkeypatch.setattr(store_parts, "EVERY_S", 0.0)
+    return failing
+
+
+def test_lines_of_ranks_come_from_a_bucket_also_after_it_was_away(tmp_path, bucket):
+    made = LogStore("s3://logs", "run/attempt-1/worker-0/u-1")
+    bucket.append("no route")
+
+    async def story(world: World, fed: Fed) -> None:
+        fed.start()
+        pod = world.add(0)
+        world.write(pod, start_line(fed, made.name), b"of the launcher")
+        sink = made.sink("0.out")
+        sink.write(b"one\n")
+        await until(lambda: any("does not give" in text for text in fed.troubles), "the trouble")
+        bucket.clear()
+        await fed.holds(pod, b"one\n", stream="0.out")
+        await fed.restart()
+        sink.write(b"two\n")
+        await fed.holds(pod, b"one\ntwo\n", stream="0.out")
+        world.end(pod)
+        sink.write(b"three\n")
+        sink.close()
+        assert made.finish(20.0) == []
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.streams(pod) == {"slot.out": b"of the launcher\n", "0.out": b"one\ntwo\nthree\n"}
+
+    play(tmp_path / "home", story, place="s3://logs")
+
+
+def test_a_bucket_that_stays_away_is_given_up_and_so_is_a_folder_without_an_end(tmp_path, bucket, monkeypatch):
+    monkeypatch.setattr(store_watch, "PATIENCE_S", 0.2)
+    bucket.append("no route")
+
+    async def story(world: World, fed: Fed) -> None:
+        fed.start()
+        pod = world.add(0)
+        world.write(pod, start_line(fed, "run/attempt-1/worker-0/u-1"))
+        world.end(pod)
+        assert (await fed.closed(pod)).log == "lost"
+        assert any("cannot be read to its end" in text for text in fed.troubles)
+        bucket.clear()
+        killed = world.add(1)
+        world.write(killed, record_line(fed.run.id, 1, 1, kind="slot_start", writer="wrapper", log_store="run/a/w-1/u"))
+        world.end(killed)
+        assert (await fed.closed(killed)).log == "lost"
+
+    play(tmp_path / "home", story, place="s3://logs")
 
 
 def test_a_job_without_a_store_takes_no_folder_that_a_record_names(tmp_path):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.model import Evidence, RankFacts, SlotFacts
-from rankfall.observe.cluster.around_feed import around_path
 from rankfall.observe.cluster.around_nodes import Fall, node_evidence
 from rankfall.observe.cluster.around_pods import made_events, pod_events, work_evidence
 from rankfall.observe.cluster.aroundfacts import Around, EventFact, NodeFact, Unseen, WorkFact
 from rankfall.observe.cluster.looks import LookReader
+from rankfall.observe.cluster.places import around_path
 from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
 from rankfall.signatures.catalogue import Catalogue
 

@@ -33,12 +33,10 @@ from rankfall.observe.cluster.aroundfacts import (
     work_fact,
 )
 from rankfall.observe.cluster.looks import LookWriter
-from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import in_words
 
-NAME: Final = "around.jsonl"
 # Nodes that are watched one by one; more of them are watched together with all others of the cluster.
 SINGLY: Final = 16
 # Between two tries of what was refused; of what failed otherwise; between two looks at which nodes are meant, seconds.
@@ -57,17 +55,12 @@ _OF_NODES: Final = "default"
 Take = Callable[[dict[str, Any], bool], None]
 
 
-def around_path(run: Path, attempt: int) -> Path:
-    """Where an attempt's file lies in its run directory."""
-    return pods_folder(run, attempt) / NAME
-
-
 class AroundFeed:
     """Writer of that file.
 
     Args:
         kube: an open client.
-        path: as :func:`around_path` has it.
+        path: as :func:`rankfall.observe.cluster.places.around_path` has it.
         source: whose pods.
         pods: the pods that are known, at any moment.
         full: told when something could not be written.

@@ -154,6 +154,8 @@ def _of_spell(spell: Spell, node: NodeFact, fall: Fall, *, attempt: int) -> Evid
         node=node.name,
         at=begun,
         uncertainty=1.0 if since is not None else 5.0,
+        # Only its kubelet says of a node that it is not well; that it is silent, and taints, are the control plane's word.
+        stamped="here" if since is None else "server" if spell.type == "taint" or spell.status == "Unknown" else "node",
         where=f"node/{node.name}",
         line=said[:_LINE],
         specificity=86 if drained else 82,
@@ -178,6 +180,7 @@ def _of_boots(node: NodeFact, fall: Fall, *, attempt: int) -> list[Evidence]:
             node=node.name,
             # Only that it was over when the new boot was seen first.
             at=new.seen_ns,
+            stamped="here",
             uncertainty=max(60.0, (new.seen_ns - old.seen_ns) / _NS if fall.at is None else 60.0),
             where=f"node/{node.name}",
             line=f"node {node.name} booted anew: boot id {old.id} became {new.id}",

@@ -15,6 +15,7 @@ import msgspec
 from rankfall.diagnose.rules import exit_slug, signal_slug
 from rankfall.model import Evidence, SlotFacts
 from rankfall.observe.cluster.aroundfacts import EventFact, WorkFact
+from rankfall.observe.cluster.clock_proofs import by_server
 from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
 from rankfall.observe.cluster.reasons import Reason, row_of
 from rankfall.observe.text import digest
@@ -133,6 +134,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     trust="platform",
                     at=stamp_ns(one.at),
                     uncertainty=1.0,
+                    stamped="server",
                     where=where,
                     line=f"{one.reason or one.type}: {one.message or ''}"[:_LINE],
                     specificity=row.specificity if row is not None else 5,
@@ -154,6 +156,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     trust="platform",
                     at=stamp_ns(work.deleting),
                     uncertainty=1.0,
+                    stamped="server",
                     where=where,
                     line=wish,
                     specificity=50,
@@ -183,7 +186,7 @@ def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | Non
         at = stamp_ns(probe.last or probe.first)
         for stop in stops:
             soon = at is not None and stop is not None and 0 <= stop - at <= _ENDS_WITHIN_S * _NS
-            if soon and stop is not None and (asked is None or stop < asked):
+            if soon and stop is not None and (asked is None or by_server(pod, stop) < asked):
                 return probe
     return None
 
@@ -250,6 +253,7 @@ def _plain(event: EventFact, slug: str, *, attempt: int, specificity: int) -> Ev
         trust="platform",
         at=at,
         uncertainty=1.0 if at is not None else None,
+        stamped="node" if event.by == "kubelet" else "server",
         where=f"event of {event.kind.lower()}/{event.name}",
         line=f"{event.reason}: {event.message}{often}"[:_LINE],
         specificity=specificity,

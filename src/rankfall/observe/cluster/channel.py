@@ -11,13 +11,13 @@ import binascii
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.model import Record
+from rankfall.model import Record, decoding
 from rankfall.observe.cluster.instance import RECORD_MARK
 
 # rankfall_inside.records.MAX_LINE is 8 KiB; a little more costs nothing.
@@ -38,6 +38,7 @@ class RecordIntake:
         run, attempt, role, slot: whose log it is; a record that names others is refused.
         named: the attempt that records name instead, and are kept without; None = this one.
         uid: of its pod; a record is of this pod, whatever it says itself.
+        on_printed: takes the wrapper's counts of what it printed.
         on_store: takes the folder of a log store that the wrapper names for its ranks' lines.
         on_progress: takes records of progress, which are not kept as files: (record, stamp).
 
@@ -57,6 +58,7 @@ class RecordIntake:
         slot: int,
         uid: str,
         on_progress: Callable[[Record], None],
+        on_printed: Callable[[Mapping[str, tuple[int, int]]], None] | None = None,
         on_store: Callable[[str], None] | None = None,
         named: int | None = None,
     ) -> None:
@@ -66,8 +68,9 @@ class RecordIntake:
         self._head = RECORD_MARK + token.encode() + b" "
         self._run, self._attempt, self._role, self._slot, self._uid = run, attempt, role, slot, uid
         self._named = named or attempt
-        self._decoder = msgspec.json.Decoder(Record)
+        self._decoder = decoding.decoder(Record)
         self._on_progress = on_progress
+        self._on_printed = on_printed
         self._on_store = on_store
         self._taken = 0
 
@@ -94,6 +97,7 @@ class RecordIntake:
             self._on_store(record.log_store)
         self.keep(record, at)
         self.ended = self.ended or record.kind == "slot_end"
+        self._counted(record)
         return True
 
     def take_message(self, text: str) -> int:
@@ -112,7 +116,12 @@ class RecordIntake:
         found = [record for record in found if record.kind in _LAST_WORDS][: len(_LAST_WORDS)]
         for record in found:
             self.keep(record, record.at_ns)
+            self._counted(record)
         return len(found)
+
+    def _counted(self, record: Record) -> None:
+        if record.kind == "slot_end" and record.printed is not None and self._on_printed is not None:
+            self._on_printed(record.printed)
 
     def _decode(self, line: bytes) -> Record | None:
         try:

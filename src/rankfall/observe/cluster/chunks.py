@@ -28,7 +28,7 @@ class Taken(NamedTuple):
         pieces: bytes of each rank's lines, by the digits as they stood in the prefix; None or ``b"?"`` = of no rank.
         counts, first: lines of each piece, and the stamp of its first one.
         last: stamp of the last line, nanoseconds.
-        high: newest whole second of all stamps.
+        high, low: newest and oldest whole second of all stamps.
     """
 
     lines: int
@@ -37,6 +37,7 @@ class Taken(NamedTuple):
     first: dict[bytes | None, int]
     last: int
     high: int
+    low: int
 
 
 class Splitter:
@@ -66,13 +67,15 @@ class Splitter:
         count = len(stamps)
         if count != data.count(b"\n"):
             return None
-        newest, last, begin = self._ns(max(stamps)), self._ns(stamps[-1]), self._ns(stamps[0])
-        if newest is None or last is None or begin is None:
+        newest, oldest = self._ns(max(stamps)), self._ns(min(stamps))
+        last, begin = self._ns(stamps[-1]), self._ns(stamps[0])
+        if newest is None or oldest is None or last is None or begin is None:
             return None
+        high, low = newest // _NS, oldest // _NS
         one = ranks[0]
         if ranks.count(one) == count:
             texts.append(b"")
-            return Taken(count, {one: b"\n".join(texts)}, {one: count}, {one: begin}, last, newest // _NS)
+            return Taken(count, {one: b"\n".join(texts)}, {one: count}, {one: begin}, last, high, low)
         pieces: dict[bytes | None, list[bytes]] = {rank: [] for rank in dict.fromkeys(ranks)}
         if len({rank_of(rank) for rank in pieces}) < len(pieces):
             # One stream under two spellings: their lines would change places.
@@ -82,7 +85,7 @@ class Splitter:
         first = {rank: self._ns(stamps[ranks.index(rank)]) or begin for rank in pieces}
         joined = {rank: b"\n".join([*lines, b""]) for rank, lines in pieces.items()}
         counts = {rank: len(lines) for rank, lines in pieces.items()}
-        return Taken(count, joined, counts, first, last, newest // _NS)
+        return Taken(count, joined, counts, first, last, high, low)
 
     def _of_day(self, date: bytes) -> re.Pattern[bytes] | None:
         """What stands in front of each line of this day."""

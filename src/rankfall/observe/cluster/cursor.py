@@ -1,7 +1,7 @@
 """Where the log of one container instance is to be resumed, kept so that a line is stored exactly once even when this process is killed.
 
 The API resumes by whole seconds only, and leaves out lines whose stamp is older: after a clock was set back that would be new lines. So the log
-is asked for from some seconds before its newest line, and what was taken of these seconds is remembered line by line (a checksum of each,
+is asked for from some seconds before its newest stamp, and what was taken of these seconds is remembered line by line (a checksum of each,
 in order) and passed over once when it comes again. Identical lines with identical stamps are told apart by their number. A server that ends
 each stream before it has come through these seconds is asked for fewer and fewer of them, so that the log goes on.
 
@@ -18,26 +18,29 @@ import os
 import re
 import zlib
 from array import array
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.observe.cluster.overlap import Chunk, Line, Overlap, kinds
+from rankfall.model import decoding
+from rankfall.observe.cluster.apilines import StampParser
+from rankfall.observe.cluster.overlap import Chunk, Overlap, Run
 
 NAME: Final = "cursor.jsonl"
 # Streams that are taken out of a container's log.
 _OURS: Final = re.compile(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)")
 # A row is small; the file is written anew when it has grown to this, bytes.
 _COMPACT: Final = 4 << 20
-# How far a node's clock may be set back while its log is not open, seconds; less where that many seconds hold more lines than are remembered.
+# How far a node's clock may be set back, seconds; while the log is open that may be more. Less where that many seconds hold more lines or bytes
+# than are remembered, which takes 2 MB a second.
 MARGIN_S: Final = 30
 # Streams in a row that end inside what was taken before, until less of that is asked for: each one more halves the margin. Ends that come by
 # chance stay far below.
 PATIENCE: Final = 6
+_NS: Final = 1_000_000_000
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,6 +56,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         last: stamp of the newest line, nanoseconds.
         closed: why nothing more will come.
         lines, repeated, gaps: totals so far.
+        printed: (lines, bytes) of each stream by the wrapper's last word.
+        settled: what is stored was compared with that.
     """
 
     second: int | None = None
@@ -66,6 +71,8 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lines: int = 0
     repeated: int = 0
     gaps: int = 0
+    printed: dict[str, tuple[int, int]] | None = None
+    settled: bool = False
 
 
 class Cursor:
@@ -79,6 +86,8 @@ class Cursor:
         last: stamp of the newest line, nanoseconds since the epoch by the node's clock.
         closed: why nothing more will come; None while more may.
         lines, repeated, gaps: lines taken, lines passed over because they came again, places where lines are missing.
+        printed: (lines, bytes) of each stream that its wrapper counted; None while it has not said so.
+        settled: what is stored was compared with that, and what is missing written down.
         lost_track: the log was opened anew, and the newest line that was taken did not come again: lines after it may be missing.
 
     Raises:
@@ -91,12 +100,16 @@ class Cursor:
         self.sizes: dict[str, int] = {}
         self.last: int | None = None
         self.closed: str | None = None
+        self.printed: dict[str, tuple[int, int]] | None = None
+        self.settled = False
         self.lines = self.repeated = self.gaps = 0
         self._second: int | None = None
         self._overlap = Overlap(folder)
-        self._unwritten: list[Line | Chunk] = []
+        self._unwritten: list[Run | Chunk] = []
         self.lost_track = False
-        self._expected: deque[int] = deque()
+        # What comes again, and how much of it has.
+        self._expected = array("I")
+        self._at = 0
         self._fruitless = self._before = 0
         self._size = self._load()
         _cut(folder, self.sizes)
@@ -118,7 +131,7 @@ class Cursor:
     @property
     def _stuck(self) -> int:
         """How many streams ended inside what was taken before, less those that brought new lines."""
-        if self._expected:
+        if self.expecting:
             return self._fruitless + 1
         return max(0, self._fruitless - 1) if self.lines > self._before else self._fruitless
 
@@ -127,16 +140,16 @@ class Cursor:
         self.lost_track = False
         since = self.since or 0
         self._fruitless, self._before = self._stuck, self.lines
-        self._expected = self._overlap.since(since)
+        self._expected, self._at = self._overlap.since(since), 0
 
     @property
     def expecting(self) -> bool:
         """Whether lines that were taken before may still come again."""
-        return bool(self._expected)
+        return self._at < len(self._expected)
 
     def expects(self, line: bytes) -> bool:
         """Whether this line may come again."""
-        return zlib.crc32(line) in self._expected
+        return self._next(line, zlib.crc32(line)) is not None
 
     def taken_last(self) -> frozenset[int]:
         """Checksums of the lines that were taken last, as the API gave them; none of a log that is complete."""
@@ -149,15 +162,28 @@ class Cursor:
         of the rest that were taken before are still passed over.
         """
         found = zlib.crc32(line)
-        while self._expected:
-            if self._expected.popleft() == found:
-                self.repeated += 1
-                return True
-            if found not in self._expected:
+        if self._expected[self._at] != found:
+            at = self._next(line, found)
+            if at is None:
                 # None of the rest: this line is new, and with it all that follows.
-                self._expected.clear()
+                self._expected, self._at = array("I"), 0
                 self.lost_track = True
-        return False
+                return False
+            self._at = at
+        self._at += 1
+        self.repeated += 1
+        return True
+
+    def _next(self, line: bytes, found: int) -> int | None:
+        """Where a line with this checksum is among those that are still expected."""
+        stamp, _ = StampParser().split(line)
+        if stamp is not None and stamp // _NS > (self._overlap.top or 0):
+            # Among a million checksums a foreign one is found now and then; a line that is newer than all of them is none of theirs.
+            return None
+        try:
+            return self._expected.index(found, self._at)
+        except ValueError:
+            return None
 
     # -- committing
 
@@ -166,11 +192,12 @@ class Cursor:
         if not lines:
             return
         self._second = lines[-1][0]
-        self._overlap.add_lines(lines)
-        self._overlap.forget(self._second)
-        self._unwritten.extend(lines)
+        run = Run(*zip(*lines, strict=True))
+        self._overlap.add(run)
+        self._unwritten.append(run)
+        self._forget(self._second)
 
-    def take_chunk(self, data: bytes, *, lines: int, second: int, high: int) -> None:
+    def take_chunk(self, data: bytes, *, lines: int, second: int, high: int, low: int) -> None:
         """Remember a chunk of whole lines as it came, each with a stamp.
 
         Args:
@@ -178,13 +205,18 @@ class Cursor:
             lines: how many.
             second: whole second of the last one.
             high: newest second of all.
+            low: oldest second of all.
 
         Raises:
             OSError: it could not be kept.
         """
-        self._unwritten.append(self._overlap.store(data, lines=lines, high=high))
+        self._unwritten.append(self._overlap.store(data, lines=lines, high=high, low=low))
         self._second = second
-        self._overlap.forget(second)
+        self._forget(second)
+
+    def _forget(self, second: int) -> None:
+        # By the newest stamp of all: what the clock is set back by later is counted from there.
+        self._overlap.forget(before=(self._overlap.top or 0) - MARGIN_S, newest=second)
 
     def commit(self, sizes: Mapping[str, int]) -> None:
         """Write down that the streams have these lengths now and hold all that was taken.
@@ -202,29 +234,33 @@ class Cursor:
             self._compact()
 
     def close(self) -> None:
-        """Let go of the file; may be called again."""
+        """Let go of the files; may be called again."""
+        self._overlap.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _rows(self, taken: Sequence[Line | Chunk] | deque[Line | Chunk], sizes: Mapping[str, int]) -> bytes:
+    def _rows(self, taken: Sequence[Run | Chunk], sizes: Mapping[str, int]) -> bytes:
         """Rows of what was taken, at least one."""
-        if len(taken) == 1 and isinstance(taken[0], Chunk):
-            return msgspec.json.encode(self._row((), (taken[0],), sizes)) + b"\n"
-        groups = [(chunks, tuple(group)) for chunks, group in kinds(taken)] or [(False, ())]
-        return b"".join(
-            msgspec.json.encode(self._row(() if chunks else group, group if chunks else (), sizes)) + b"\n"  # type: ignore[arg-type]
-            for chunks, group in groups
-        )
+        groups: list[tuple[Run | None, tuple[Chunk, ...]]] = []
+        for chunks, group in groupby(taken, key=lambda one: isinstance(one, Chunk)):
+            if chunks:
+                groups.append((None, tuple(one for one in group if isinstance(one, Chunk))))
+            else:
+                run = Run((), ())
+                for one in group:
+                    if isinstance(one, Run):
+                        run.extend(one)
+                groups.append((run, ()))
+        rows = (self._row(run, chunks, sizes) for run, chunks in groups or [(None, ())])
+        return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
 
-    def _row(self, lines: Sequence[Line], chunks: tuple[Chunk, ...], sizes: Mapping[str, int]) -> _Row:
+    def _row(self, run: Run | None, chunks: tuple[Chunk, ...], sizes: Mapping[str, int]) -> _Row:
         return _Row(
             second=self._second,
             forgotten=self._overlap.forgotten,
-            seconds=tuple((second, sum(1 for _ in run)) for second, run in groupby(second for second, _ in lines))
-            if lines
-            else (),
-            sums=base64.b64encode(array("I", (found for _, found in lines)).tobytes()).decode() if lines else "",
+            seconds=_counted(run.seconds) if run is not None else (),
+            sums=base64.b64encode(run.sums.tobytes()).decode() if run is not None else "",
             chunks=chunks,
             sizes=dict(sizes),
             last=self.last,
@@ -232,6 +268,8 @@ class Cursor:
             lines=self.lines,
             repeated=self.repeated,
             gaps=self.gaps,
+            printed=self.printed,
+            settled=self.settled,
         )
 
     def _append(self, data: bytes) -> None:
@@ -261,22 +299,27 @@ class Cursor:
         good = 0
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
-                row = msgspec.json.decode(line, type=_Row)
+                row = decoding.decode(line, kind=_Row)
                 sums = array("I", base64.b64decode(row.sums, validate=True))
+                run = Run(chain.from_iterable(repeat(second, count) for second, count in row.seconds), sums)
             except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
                 break
             good += len(line)
-            seconds = chain.from_iterable(repeat(second, count) for second, count in row.seconds)
-            self._overlap.add_lines(zip(seconds, sums, strict=False))
+            self._overlap.add(run)
             for chunk in row.chunks:
                 self._overlap.add(chunk)
             self._overlap.forgotten = row.forgotten
             self._second, self.last, self.closed = row.second, row.last, row.closed
             self.sizes.update(row.sizes)
             self.lines, self.repeated, self.gaps = row.lines, row.repeated, row.gaps
-            self._overlap.forget(self._second or 0)
+            self.printed, self.settled = row.printed, row.settled
+            self._forget(self._second or 0)
         self._overlap.check()
         return good
+
+
+def _counted(seconds: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((second, sum(1 for _ in run)) for second, run in groupby(seconds))
 
 
 def _cut(folder: Path, sizes: Mapping[str, int]) -> None:

@@ -8,15 +8,16 @@ Whatever goes wrong is told and tried again: only ``stop`` ends a feed, but for 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from rankfall.kube.client import Kube
+from rankfall.observe.cluster.follower import GATHER_S
 from rankfall.observe.cluster.session import AGAIN_S, Session
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import Troubles, in_words
+from rankfall.observe.endable import Endable
 from rankfall.store import RunDir
 
 _JOIN_S: Final = 10.0
@@ -32,6 +33,8 @@ class PodFeed:
         connect: makes a client; called in the feed's thread.
         trouble: told of difficulties in words, from the feed's thread: what lasts once, what comes and goes once a minute at most.
         once: take what is there now and end.
+        gather_s: how long lines are left to gather.
+        stir: called from its thread when there is more to see than further lines.
     """
 
     def __init__(
@@ -43,18 +46,20 @@ class PodFeed:
         connect: Callable[[], Kube],
         trouble: Callable[[str], None],
         once: bool = False,
+        gather_s: float = GATHER_S,
+        stir: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._source = source
         self._connect = connect
         self._once = once
+        self._gather_s = gather_s
+        self._stir = stir
         self._troubles = Troubles(trouble)
         self._thread = threading.Thread(target=self._thread_main, name=f"rankfall-pods-a{attempt}", daemon=True)
-        self._lock = threading.Lock()
-        self._over = False
-        # Ends the work; there while it goes on.
-        self._end: Callable[[], object] | None = None
+        self._endable = Endable()
+        self._session: Session | None = None
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -65,12 +70,15 @@ class PodFeed:
         """Whether it has come to its end by itself: only one that was to look once does."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
+    @property
+    def following(self) -> bool:
+        """Whether all pods are known and the log of each container that runs is open, or was tried in vain."""
+        session = self._session
+        return session is not None and session.following
+
     def stop(self) -> None:
         """End; what is in flight is dropped and comes again with the next feed. May be called again."""
-        with self._lock:
-            self._over = True
-            if self._end is not None:
-                self._end()
+        self._endable.end()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
 
@@ -78,33 +86,21 @@ class PodFeed:
 
     def _thread_main(self) -> None:
         with asyncio.Runner() as runner:
-            runner.run(self._main())
-
-    async def _main(self) -> None:
-        loop = asyncio.get_running_loop()
-        work = loop.create_task(self._work())
-        with self._lock:
-            if self._over:
-                work.cancel()
-            self._end = lambda: loop.call_soon_threadsafe(work.cancel)
-        try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-        finally:
-            with self._lock:
-                self._end = None
+            runner.run(self._endable.run(self._work()))
 
     async def _work(self) -> None:
         while True:
             try:
                 async with self._connect() as kube:
-                    session = Session(
+                    session = self._session = Session(
                         kube,
                         run_dir=self._run_dir,
                         attempt=self._attempt,
                         source=self._source,
                         troubles=self._troubles,
                         once=self._once,
+                        gather_s=self._gather_s,
+                        stir=self._stir,
                     )
                     await (session.take() if self._once else session.run())
             except Exception as error:  # noqa: BLE001 - a feed that dies without a word would leave the run waiting for ever

@@ -22,6 +22,11 @@ class InstanceFollowed:
         self.follower: Follower | None = None
         self.end = end
 
+    @property
+    def tried(self) -> bool:
+        """Whether its log is, or was, open, or was asked for in vain for a while."""
+        return self.end is not None or (self.follower is not None and self.follower.tried)
+
 
 class Followed:
     """One pod: the newest look at it, and its logs by number of the container's restart.

@@ -1,7 +1,7 @@
 """Follows the log of one container instance to its end. An end of the stream says nothing: only the container's state does.
 
 Whatever ends a stream (end of file, error, silence), the next step is the same: look at the container. It runs: the log is opened again from
-the cursor. It has ended: one last reading from the cursor, then the log is closed. Another instance took its place: the last reading is of
+the cursor. It has ended: read from the cursor until nothing new comes, then the log is closed. Another instance took its place: the last reading is of
 the previous instance. The pod is gone, or its log is another instance's by now: what was not read by then is lost, and said to be.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Literal
 
@@ -17,7 +18,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, CredentialsError, Forbidden, KubeError, ObjectNotFound
 from rankfall.kube.podlogs import not_started, open_log
 from rankfall.observe.cluster import silence
-from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.observe.cluster.instance import InstanceLog, Standing
 
 State = Literal["waiting", "running", "ended", "replaced", "gone"]
 End = Literal["complete", "lost"]
@@ -41,8 +42,10 @@ _SPREAD: Final = 1.25
 # What a followed log holds already comes within this time after it was opened, seconds. A stream that lived that long was a good one.
 LIVE_S: Final = 5.0
 # Lines are left to gather this long after each chunk, seconds: reading, storing and committing cost nearly the same for one line as for a
-# hundred. The first line after a silence waits for nothing, and a person does not see a tenth of a second.
+# hundred. The first line after a silence waits for nothing. A person who looks on does not see a tenth of a second; where this process shows
+# the lines to nobody, whoever reads the files sees twice that.
 GATHER_S: Final = 0.1
+UNSEEN_GATHER_S: Final = 0.2
 # How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
 # not answer this time stands still: that says nothing of the log.
 PATIENCE_S: Final = 60.0
@@ -62,6 +65,7 @@ class Follower:
         state: the instance's state by the newest look at its pod; ``look`` is to be called when that may have changed.
         refresh: looks at the pod now; whether it was seen to be there.
         trouble: told of difficulties: name of the kind, words.
+        gather_s: how long lines of a followed log are left to gather.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class Follower:
         state: Callable[[], State],
         refresh: Callable[[], Awaitable[bool]],
         trouble: Callable[[str, str], None],
+        gather_s: float = GATHER_S,
     ) -> None:
         self._kube = kube
+        self._gather_s = gather_s
         self._pod = pod
         self._namespace = namespace
         self._container = container
@@ -91,6 +97,9 @@ class Follower:
         self._heard = 0.0
         self._again = False
         self._failures = 0
+        self._opened = False
+        # When it was asked for first, on the clock of every thread.
+        self._first: float | None = None
         self._asked = 0.0
         self._in_order = False
         self._hopeless = False
@@ -98,6 +107,11 @@ class Follower:
         self._denied_since: float | None = None
         self._trying_since: float | None = None
         self._once_more = True
+
+    @property
+    def tried(self) -> bool:
+        """Whether the log was opened. A kubelet says nothing of one that is empty, so a while after it was asked for is as good. From any thread."""
+        return self._opened or (self._first is not None and time.monotonic() - self._first >= LIVE_S)
 
     def look(self) -> None:
         """The pod was seen anew."""
@@ -157,10 +171,11 @@ class Follower:
 
     async def _tried(self, state: State) -> bool:
         """Read one stream to its end; True when that was the end of the instance's log. Its errors are told, and counted."""
-        began, before = _clock(), self._log.cursor.lines
+        began, before = _clock(), self._log.standing()
+        self._first = self._first or time.monotonic()
         self._in_order = False
         try:
-            finished = await self._read(state)
+            finished = await self._read(state, before)
         except ObjectNotFound:
             # Deleted, as the watch will say; or its kubelet was started anew and does not know its pods yet.
             self._failures += 1
@@ -175,7 +190,7 @@ class Follower:
         else:
             if finished:
                 return True
-        if self._log.cursor.lines > before:
+        if self._log.cursor.lines > before.lines:
             self._failures = min(self._failures, 1)
             if self._trying_since is not None:
                 self._trying_since, self._once_more = _clock(), True
@@ -193,7 +208,7 @@ class Follower:
         # Rights do not come by waiting; while the container runs they are asked for now and then all the same.
         self._hopeless = isinstance(error, Forbidden) and self._denied()
 
-    async def _read(self, state: State) -> bool:
+    async def _read(self, state: State, before: Standing) -> bool:
         running = state == "running"
         follow = running and self._following
         async with open_log(
@@ -206,23 +221,26 @@ class Follower:
             since_second=self._log.cursor.since,
             # Of a follow the silence decides, which is watched beside it; its head may take as long.
             read_timeout=silence.SILENCE_S * _SPREAD if follow else READING_S,
-            gather_s=GATHER_S if follow else 0.0,
+            gather_s=self._gather_s if follow else 0.0,
         ) as chunks:
             self._log.opened()
+            self._opened = True
             self._denied_since = None
             whole = await (self._followed(chunks) if follow else self._taken(chunks, state))
         self._hopeless = False
         if not whole:
             self._failures += 1
             return False
-        # Of a container that runs the last line may not be whole yet.
-        found = self._log.complaint() if running else self._log.finish()
+        # A proxy may end a reading in order in its middle: the last one is the one that brought nothing. Before it, as while the container runs,
+        # the last line may not be whole yet.
+        last = not running and self._log.standing() == before
+        found = self._log.finish() if last else self._log.complaint()
         if found is None and running and not follow:
             return False
         self._failures += 1
         if found is None:
-            self._log.at_end = self._in_order = True
-            return not running
+            self._log.at_end, self._in_order = True, running
+            return last
         self._trouble(f"log {found.kind}", f"the log of {self._pod}: {found.text}")
         # What is gone will not come back; for the rest the kubelet may have an answer later.
         self._hopeless = found.kind in {"gone", "file"}

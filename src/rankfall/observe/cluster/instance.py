@@ -10,9 +10,9 @@ import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from rankfall.kube.podlogs import Complaint, complaint
+from rankfall.kube.podlogs_kubelet import Complaint, complaint
 from rankfall.observe.cluster.apilines import StampParser
 from rankfall.observe.cluster.chunks import LEAST, Splitter, Taken, rank_of
 from rankfall.observe.cluster.cursor import Cursor
@@ -30,6 +30,14 @@ MAX_PART: Final = 1 << 20
 _NS: Final = 1_000_000_000
 
 
+class Standing(NamedTuple):
+    """Whole lines that are stored, and behind them a line without its end: checksum of what is stored of it, and the rest."""
+
+    lines: int
+    part: int
+    rest: bytes
+
+
 class InstanceLog:
     """Streams of one container instance.
 
@@ -40,6 +48,7 @@ class InstanceLog:
         on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
             beginning, to the end, or not known.
         ended: whether a record was taken that the wrapper writes last of all.
+        on_stream: called when the first bytes of a stream are stored.
         foreign: no wrapper of ours is in the container: what looks like its words is the job's own text. Lines that torchrun gave the number of
             a local rank go to streams of these numbers, as they are.
 
@@ -64,6 +73,7 @@ class InstanceLog:
         now: Callable[[], int],
         on_gap: Callable[[int | None, int | None], None] | None = None,
         ended: Callable[[], bool] = lambda: False,
+        on_stream: Callable[[], None] = lambda: None,
         foreign: bool = False,
     ) -> None:
         self.cursor = Cursor(folder)
@@ -77,6 +87,7 @@ class InstanceLog:
         self._now = now
         self._on_gap = on_gap
         self._ended = ended
+        self._on_stream = on_stream
         self._foreign = foreign
         self._files: dict[str, StreamAppender] = {}
         self._stamps = StampParser()
@@ -150,6 +161,10 @@ class InstanceLog:
             self._rest = b""
         return found
 
+    def standing(self) -> Standing:
+        """How far the log was read: the same before and after a reading that brought nothing."""
+        return Standing(self.cursor.lines, 0 if self._part is None else self._part.sum, self._rest)
+
     def leave(self) -> bool:
         """The log will not be opened again: what is left of the newest stream is stored, where it can only be new.
 
@@ -162,6 +177,16 @@ class InstanceLog:
         if self._part is not None or (not self.cursor.expecting and self._stamps.split(self._rest)[0] is not None):
             self.finish()
         return self.at_end or self._ended()
+
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Lines and bytes that are stored, by stream: ``slot`` or ``r<rank>``.
+
+        Raises:
+            OSError: a stream cannot be read.
+        """
+        names = [name.removesuffix(".log") for name in self.cursor.sizes if name.endswith(".log")]
+        found = {name.removesuffix(".out"): self._file(name).counted for name in names}
+        return {stream: (counted.lines, counted.size) for stream, counted in found.items()}
 
     def lose(self) -> None:
         """What comes after the newest line could not be had."""
@@ -184,7 +209,7 @@ class InstanceLog:
         self._fresh = False
         cursor = self.cursor
         self._measure(taken.last)
-        cursor.take_chunk(data, lines=taken.lines, second=taken.last // _NS, high=taken.high)
+        cursor.take_chunk(data, lines=taken.lines, second=taken.last // _NS, high=taken.high, low=taken.low)
         cursor.lines += taken.lines
         sizes: dict[str, int] = {}
         for digits, piece in taken.pieces.items():
@@ -298,7 +323,10 @@ class InstanceLog:
     def _append(self, name: str, data: bytes, stamp: int | None, *, lines: int | None = None) -> dict[str, int]:
         file = self._file(name)
         if data:
+            fresh = not file.size
             file.write(data, stamp, lines=lines)
+            if fresh:
+                self._on_stream()
         return {f"{name}.log": file.size, f"{name}.idx": file.index_size}
 
     def _file(self, name: str) -> StreamAppender:

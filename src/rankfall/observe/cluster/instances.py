@@ -6,27 +6,19 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from rankfall.model import Record
+from rankfall.observe.cluster import settle
 from rankfall.observe.cluster.channel import RecordIntake
-from rankfall.observe.cluster.gaps import gap_record
+from rankfall.observe.cluster.gaps import gap_record, short_record
 from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.observe.cluster.log_owner import OWNER_NAME, Identity, identity_of
 from rankfall.observe.cluster.told import Told, ToldRank, read_told, write_told
 from rankfall.observe.log_store import StoreCopies
 from rankfall.store import RunDir
 from rankfall.store.home import replace_file
-
-NAME: Final = "instance.json"
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose log a folder holds: UID of the pod and number of the container's restart."""
-
-    uid: str
-    number: int
 
 
 class Instances:
@@ -39,6 +31,7 @@ class Instances:
         token: of the log channel.
         named: the attempt that its pods' own records name; None = this one.
         stores: told which of them store their ranks' lines elsewhere.
+        on_stream: called when the first bytes of a stream are stored.
         foreign: Rankfall did not start the job.
     """
 
@@ -51,9 +44,11 @@ class Instances:
         token: str,
         named: int | None = None,
         stores: StoreCopies | None = None,
+        on_stream: Callable[[], None] = lambda: None,
         foreign: bool = False,
     ) -> None:
         self._stores = stores
+        self._on_stream = on_stream
         self._foreign = foreign
         self._run_dir = run_dir
         self._attempt = attempt
@@ -73,7 +68,11 @@ class Instances:
         if held is not None:
             return held
         folder = self._folder(slot, Identity(uid=uid, number=number))
-        intake = self._intake(slot, uid=uid, instance=int(folder.name))
+
+        def on_printed(printed: Mapping[str, tuple[int, int]]) -> None:
+            log.cursor.printed = settle.clean(printed)
+
+        intake = self._intake(slot, uid=uid, instance=int(folder.name), on_printed=on_printed)
 
         def on_gap(after: int | None, before: int | None) -> None:
             record = gap_record(
@@ -94,6 +93,7 @@ class Instances:
             now=time.time_ns,
             on_gap=on_gap,
             ended=lambda: intake.ended,
+            on_stream=self._on_stream,
             foreign=self._foreign,
         )
         if self._foreign:
@@ -111,13 +111,70 @@ class Instances:
             write_told(folder, Told(ranks={local: ToldRank(rank=rank, proof=proof) for local, rank in ranks.items()}))
 
     def take_message(self, slot: int, text: str, *, uid: str, number: int) -> int:
-        """Take the records of a container's termination message, as ``RecordIntake.take_message``.
+        """Take the records of a container's termination message, as ``RecordIntake.take_message``; its log may be open.
 
         Raises:
             OSError: one could not be written.
         """
         folder = self._folder(slot, Identity(uid=uid, number=number))
-        return self._intake(slot, uid=uid, instance=int(folder.name)).take_message(text)
+        log = self._open.get((slot, uid, number))
+
+        def on_printed(printed: Mapping[str, tuple[int, int]]) -> None:
+            if log is not None and log.cursor.printed is None:
+                log.cursor.printed = settle.clean(printed)
+
+        return self._intake(slot, uid=uid, instance=int(folder.name), on_printed=on_printed).take_message(text)
+
+    def settle(self, slot: int, *, uid: str, number: int, changed: bool = False) -> bool | None:
+        """Compare what is stored of an open log with what its wrapper printed, and write down what is missing.
+
+        Args:
+            slot: whose.
+            uid: of the pod.
+            number: of the container's restart.
+            changed: its lines came through something that changes bytes and gives more of them later: only lines are compared, each time.
+
+        Returns:
+            Whether all of it is stored; None where that cannot be told, or was told before.
+
+        Raises:
+            OSError: streams cannot be read, or records not written.
+        """
+        log = self._open[slot, uid, number]
+        cursor = log.cursor
+        if cursor.printed is None or (cursor.settled and not changed):
+            return None
+        held = log.held()
+        folder = self.folder(slot, uid=uid, number=number)
+        found = settle.compare(
+            cursor.printed, held, returns=None if changed else lambda: settle.returns_of(folder, held)
+        )
+        role = self._role_of(slot)
+        settle.write_down(
+            found,
+            folder=self._run_dir.records_dir,
+            head=f"gap-a{self._attempt}-{role}-{slot}-",
+            uid=uid,
+            number=number,
+            record_of=lambda short: short_record(
+                run=self._run_dir.id,
+                attempt=self._attempt,
+                role=role,
+                slot=slot,
+                uid=uid,
+                number=number,
+                stream=short.stream,
+                lines=short.lines,
+                size=short.size,
+            ),
+        )
+        if found.whole:
+            cursor.gaps = 0
+            cursor.closed = cursor.closed and "complete"
+        if found.whole or not cursor.settled:
+            cursor.settled = True
+            cursor.commit({})
+        return found.whole
 
     def drop(self, slot: int, *, uid: str, number: int) -> None:
         """Close one."""
@@ -131,7 +188,9 @@ class Instances:
             log.close()
         self._open.clear()
 
-    def _intake(self, slot: int, *, uid: str, instance: int) -> RecordIntake:
+    def _intake(
+        self, slot: int, *, uid: str, instance: int, on_printed: Callable[[Mapping[str, tuple[int, int]]], None]
+    ) -> RecordIntake:
         # Of slots that are not started again alone all instances share one folder.
         own = instance if self._run_dir.spec.restarts_alone(slot) else 0
         slot_dir = self._run_dir.slot_dir(self._attempt, self._role_of(slot), slot, own)
@@ -146,6 +205,7 @@ class Instances:
             named=self._named,
             uid=uid,
             on_progress=lambda record: write_progress(slot_dir / "progress", record),
+            on_printed=on_printed,
             on_store=lambda name: self._stored_elsewhere(slot, name, instance=instance),
         )
 
@@ -175,7 +235,7 @@ class Instances:
         folder = parent / str(taken)
         folder.mkdir()
         try:
-            replace_file(folder / NAME, msgspec.json.encode(identity))
+            replace_file(folder / OWNER_NAME, msgspec.json.encode(identity))
         except OSError:
             # Tried again soon: a full disk must not leave a folder each time.
             with contextlib.suppress(OSError):
@@ -201,11 +261,3 @@ def write_progress(folder: Path, record: Record) -> None:
         "cpu_s": record.cpu_s,
     }
     replace_file(folder / f"{record.ordinal}.json", msgspec.json.encode(row))
-
-
-def identity_of(folder: Path) -> Identity | None:
-    """Whose log a folder holds; None where that cannot be read."""
-    try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Identity)
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.loki.cursor import State
 
@@ -168,7 +169,7 @@ class LokiState:
         self._size = 0
         for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
             try:
-                found.append(msgspec.json.decode(line, type=_Row))
+                found.append(decoding.decode(line, kind=_Row))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 break
             self._size += len(line) + 1

@@ -1,7 +1,5 @@
 """Takes what Loki has of an attempt's pods that the API no longer has into the run directory, and says what became of each.
 
-Pods that the journal knows are read by name. Pods that nobody ever saw are found by the attempt's token, which only the records of its own
-wrappers carry: such a record names the slot and the pod. What cannot be told apart (two unknown pods of one slot) is left out, and said.
 Nothing here asks the API: a pod that may still be there is its, not Loki's, unless lines are followed live: then whoever asks has chosen Loki.
 
 A log is closed as ``lost``, with its gap, before the first line of Loki's is stored in it. So no follower of the API ever goes on where Loki's
@@ -10,26 +8,23 @@ lines ended (their order may differ), a kill at any point leaves a gap that is s
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
 import msgspec
 
-from rankfall.model import Record
-from rankfall.observe.cluster.followed import instances_of
+from rankfall.model import Record, decoding
+from rankfall.observe.cluster import settle
 from rankfall.observe.cluster.gaps import gap_record
-from rankfall.observe.cluster.instance import RECORD_MARK
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalReader, journal_path
-from rankfall.observe.cluster.loki_labels import TELLING, origin
+from rankfall.observe.cluster.loki_labels import TELLING
 from rankfall.observe.cluster.loki_pod import LostPod, PodTake
+from rankfall.observe.cluster.loki_pods import LostPods
 from rankfall.observe.cluster.loki_state import LokiState
 from rankfall.observe.cluster.source import PodSource
-from rankfall.observe.loki import logql
-from rankfall.observe.loki.cursor import SECOND, Cursor, Entry, State
+from rankfall.observe.loki.cursor import SECOND, Cursor, Entry
 from rankfall.observe.loki.errors import LokiError
 from rankfall.observe.loki.reader import PATIENCE_S, Asks, Reader
 from rankfall.observe.loki.settings import LokiSettings
@@ -80,24 +75,30 @@ class LokiTake:
         self._attempt = attempt
         self._source = source
         self._loki = loki
-        self._labels = settings.labels
-        self._over = over or live
         self._live = live
         self._since = since - MARGIN_NS
         self._until = until
         self._tell = say
-        self._named = source.named or attempt
         self._journal = JournalReader.read(journal_path(run_dir.path, attempt))
         self._instances = Instances(
-            run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=self._named
+            run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=source.named or attempt
         )
         self._takes: dict[str, PodTake] = {}
         # Pods of which something could not be stored: they are read anew, but by thorough looks only.
         self._refused: set[str] = set()
         # Of each pod that was asked for its slot, and whether its wrapper's last word is stored.
         self._ended: dict[str, tuple[int, bool]] = {}
-        self._found: dict[str, LostPod] = {}
-        self._finder = Cursor(State.beginning(self._since))
+        self._pods = LostPods(
+            run_dir,
+            attempt=attempt,
+            source=source,
+            journal=self._journal,
+            labels=settings.labels,
+            pages=self._pages,
+            since=self._since,
+            over=over or live,
+            say=self._say,
+        )
         self._said: set[str] = set()
         self._blind = False
 
@@ -126,7 +127,8 @@ class LokiTake:
         """
         self._until = until
         count = 0
-        for pod in [*self._known(), *await self._unknown(quick=quick)]:
+        self._pods.left_out()
+        for pod in [*self._pods.known(), *await self._pods.unknown(quick=quick)]:
             count += await self._take(pod, quick=quick)
         if self._blind:
             self._blind = False
@@ -150,70 +152,6 @@ class LokiTake:
             self._tell(f"{error.message}; asked again")
         self._blind = self._live
 
-    # -- which pods
-
-    def _known(self) -> list[LostPod]:
-        return [
-            LostPod(
-                name=fact.name,
-                uid=fact.uid,
-                container=fact.container or self._source.container,
-                slot=fact.slot,
-                numbers=instances_of(fact),
-            )
-            for fact in self._journal.values()
-            if fact.slot is not None and fact.log != "complete" and (fact.gone or self._over)
-        ]
-
-    async def _unknown(self, *, quick: bool) -> list[LostPod]:
-        """Pods whose wrappers wrote records with this attempt's token, and that nobody saw."""
-        if not self._source.container:
-            # A job that Rankfall did not start: its pods write no records.
-            return []
-        known = {fact.uid for fact in self._journal.values()}
-        for other in self._source.apart:
-            known |= JournalReader.read(journal_path(self._run_dir.path, other)).keys()
-        query = self._selector() + logql.containing([f"rankfall/1 {self._source.token} "])
-        async for page in self._pages(query, self._finder, quick=quick):
-            for entry in page:
-                record = self._record(entry)
-                name = entry.labels.get(self._labels["pod"])
-                if record is None or record.kind != "slot_start" or not name or record.slot is None:
-                    continue
-                uid = origin(entry.labels).uid or record.pod_uid
-                if uid and uid not in known:
-                    self._found[uid] = LostPod(name=name, uid=uid, container=self._source.container, slot=record.slot)
-        return self._unmistakable(self._found.values())
-
-    def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
-        """Pods of an attempt that Kubernetes may have started several times are told from its others by a look only."""
-        by_slot: dict[int, list[LostPod]] = {}
-        for pod in pods:
-            by_slot.setdefault(pod.slot, []).append(pod)
-        seen = {fact.slot for fact in self._journal.values()}
-        chosen = []
-        for slot, several in sorted(by_slot.items()):
-            if self._run_dir.spec.unattended and (len(several) > 1 or slot in seen or self._source.apart):
-                self._say(
-                    f"slot {slot}: Loki has {len(several)} pods of it that nobody saw ({', '.join(pod.name for pod in several)}); of which start of "
-                    "the gang they are is not known: left out"
-                )
-            else:
-                chosen += several
-        return chosen
-
-    def _record(self, entry: Entry) -> Record | None:
-        head = f"{RECORD_MARK.decode()}{self._source.token} "
-        if not entry.text.startswith(head):
-            return None
-        try:
-            data = base64.b64decode(entry.text[len(head) :].strip(), altchars=b"-_", validate=True)
-            record = msgspec.json.decode(data, type=Record)
-        except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
-            return None
-        fits = record.run == self._run_dir.id and record.attempt == self._named
-        return record if fits and record.writer == "wrapper" else None
-
     # -- one pod
 
     async def _take(self, pod: LostPod, *, quick: bool) -> int:
@@ -231,13 +169,17 @@ class LokiTake:
                 beginning=self._since,
             )
         before = take.lines
-        async for page in self._pages(self._selector(pod), take.cursor, quick=quick):
+        async for page in self._pages(self._pods.selector(pod), take.cursor, quick=quick):
             take.take(page)
         for problem in take.problems:
             self._say(problem)
         ends = take.ends()
         for number in ends:
-            ends[number] = ends[number] or self._has(pod, "slot_end")
+            said = ends[number] or self._last_word(pod, take, number)
+            # It may have come by the status of the container, before lines that Loki is still to give.
+            ends[number] = (
+                said and self._instances.settle(pod.slot, uid=pod.uid, number=number, changed=True) is not False
+            )
             if ends[number]:
                 self._complete(pod, take, number)
             elif not self._live:
@@ -278,26 +220,22 @@ class LokiTake:
         with contextlib.suppress(FileNotFoundError):
             (self._run_dir.records_dir / f"gap-a{self._attempt}-{role}-{pod.slot}-{record.id}.json").unlink()
 
-    def _has(self, pod: LostPod, kind: str) -> bool:
-        """Whether a record of this kind came from this pod, whichever process took it; of a container that never was restarted."""
+    def _last_word(self, pod: LostPod, take: PodTake, number: int) -> bool:
+        """Whether the slot's end came from this pod, whichever process took it; of a container that never was restarted."""
         if len(pod.numbers) > 1:
             return False
         role = self._source.role_of(pod.slot)
-        for path in self._run_dir.records_dir.glob(f"{kind}-a{self._attempt}-{role}-{pod.slot}-*.json"):
+        for path in self._run_dir.records_dir.glob(f"slot_end-a{self._attempt}-{role}-{pod.slot}-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                if msgspec.json.decode(path.read_bytes(), type=Record).pod_uid == pod.uid:
+                record = decoding.decode(path.read_bytes(), kind=Record)
+                if record.pod_uid == pod.uid:
+                    cursor = take.log(number).cursor
+                    if cursor.printed is None and record.printed is not None:
+                        cursor.printed = settle.clean(record.printed)
                     return True
         return False
 
     # -- asking
-
-    def _selector(self, pod: LostPod | None = None) -> str:
-        names = self._labels
-        container = self._source.container if pod is None else pod.container
-        wanted = {names["namespace"]: self._source.namespace}
-        if container:
-            wanted[names["container"]] = container
-        return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod.name})
 
     def _pages(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
         def stuck(at: int) -> None:

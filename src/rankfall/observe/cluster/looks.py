@@ -14,6 +14,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from rankfall.model import decoding
+
 # Written anew when it has grown to this and to twice what it began with, bytes.
 COMPACT: Final = 32 << 20
 
@@ -125,7 +127,7 @@ class LookReader(Generic[K]):
         self.offset = 0
         self.problems: list[str] = []
         self._inode = -1
-        self._decoder: msgspec.json.Decoder[K] = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[K] = decoding.decoder(kind)  # noqa: TID251 - its type alone
 
     def poll(self) -> list[K]:
         """Looks that came since, oldest first. From the beginning when the file is another one by now."""

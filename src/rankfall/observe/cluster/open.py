@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from rankfall.observe.cluster.source import PodSource
@@ -25,6 +25,8 @@ class Feed:
         run_dir: where it writes.
         attempt: counted from 1.
         source: which pods; None = there are none.
+        unseen: this process shows the lines to nobody.
+        stir: called from another thread when there is more to see than further lines: a pod that changed, a stream's first bytes.
     """
 
     def __init__(
@@ -33,10 +35,14 @@ class Feed:
         *,
         attempt: int,
         source: PodSource | None,
+        unseen: bool = False,
+        stir: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
         self._source = source
+        self._unseen = unseen
+        self._stir = stir
         self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
         self._feed: PodFeed | None = None
 
@@ -48,6 +54,7 @@ class Feed:
         from rankfall.kube.client import Kube  # noqa: PLC0415 - a run on this machine needs no client
         from rankfall.kube.kubeconfig import access_of  # noqa: PLC0415 - as above
         from rankfall.observe.cluster.feed import PodFeed  # noqa: PLC0415 - as above
+        from rankfall.observe.cluster.follower import GATHER_S, UNSEEN_GATHER_S  # noqa: PLC0415 - as above
 
         self._feed = PodFeed(
             self._run_dir,
@@ -56,6 +63,8 @@ class Feed:
             connect=lambda: Kube(access_of(source), rate=_RATE, burst=_BURST),
             trouble=self._troubles.append,
             once=once,
+            gather_s=UNSEEN_GATHER_S if self._unseen else GATHER_S,
+            stir=self._stir,
         )
         self._feed.start()
 
@@ -63,6 +72,11 @@ class Feed:
     def done(self) -> bool:
         """Whether nothing is watched: it has taken what was there, or there is nothing to watch."""
         return self._feed is None or self._feed.done
+
+    @property
+    def following(self) -> bool:
+        """Whether the log of each container that runs is open, or was tried in vain; true where there is nothing to watch."""
+        return self._source is None or (self._feed is not None and self._feed.following)
 
     def troubles(self) -> Iterator[str]:
         """Difficulties that came since the last call, in words: the feed runs in a thread of its own."""

@@ -65,6 +65,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seen_ns: when it was seen, nanoseconds since the epoch by this machine's clock.
         slot: of the job, by the completion index and the role; None for a pod that has none.
         gone: the pod is no longer there; the other fields are those of the last look at it.
+        created: when the API server made it, by its clock; ``accepted``: when the kubelet took it, by the node's.
         deleting: when it is to have ended, since the API was asked to delete it.
         grace_s: what it was given for that.
         overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
@@ -88,6 +89,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str | None = None
     gone: bool = False
     created: str | None = None
+    accepted: str | None = None
     deleting: str | None = None
     grace_s: int | None = None
     overdue: bool = False
@@ -144,6 +146,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         message=text(status.get("message")),
         gone=gone,
         created=word(meta.get("creationTimestamp")),
+        accepted=word(status.get("startTime")),
         deleting=word(meta.get("deletionTimestamp")),
         grace_s=number(meta.get("deletionGracePeriodSeconds")),
         container=container,

@@ -5,12 +5,15 @@ A slot has ended when its container has and its log is stored to the end; until 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from rankfall.model import Evidence, SlotFacts
+from rankfall.model.clocks import Bound
+from rankfall.observe.cluster.clock_proofs import of_pod
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.cluster.reasons import NOT_FOUND, ending_evidence, waiting_evidence
@@ -49,6 +52,8 @@ class PodView:
         # By slot: which of its pods is looked at, in the order in which they were made; of other slots the newest one is.
         self._looked_at: dict[int, int] = {}
         self._moved = False
+        # By slot: of what its facts were merged last, where that changed nothing: the same again would change nothing either.
+        self._merged: dict[int, tuple[SlotFacts, PodFact, Stop | None, bool, float]] = {}
         # By UID: the slot and the number, where starts are told apart.
         self._numbers: dict[str, tuple[int, int]] = {}
 
@@ -133,16 +138,40 @@ class PodView:
         """The pod of each slot: the newest one, or the one that is looked at."""
         return self._by_slot
 
-    def merged(self, held: SlotFacts, *, slack: float = 0.0) -> SlotFacts:
+    def clock_bounds(self, *, server: Bound) -> Iterator[tuple[int, Bound]]:
+        """How far the clock of each slot's node is ahead of this machine's, by the stamps of its pod.
+
+        Args:
+            server: how far the API server's clock is ahead of this machine's.
+        """
+        for slot, fact in self._by_slot.items():
+            yield slot, of_pod(fact, server=server)
+
+    def merged(self, held: SlotFacts, *, late_ns: int = 0) -> SlotFacts:
         """Facts of a slot with what its pod tells. An end that the wrapper recorded itself is kept.
 
         Args:
             held: what is known.
-            slack: how far the slot's clock may be off from this machine's, seconds.
+            late_ns: how much later than its stamp something of the slot can have been by this machine's clock, nanoseconds.
         """
         fact = self._by_slot.get(held.slot)
         if fact is None:
             return held
+        given_up = held.slot in self._given_up
+        before = self._merged.get(held.slot)
+        if (
+            before is not None
+            and before[0] is held
+            and before[1] is fact
+            and before[2:] == (self._stop, given_up, late_ns)
+        ):
+            return held
+        found = self._with_pod(held, fact, given_up=given_up, late_ns=late_ns)
+        if found == held:
+            self._merged[held.slot] = (held, fact, self._stop, given_up, late_ns)
+        return found
+
+    def _with_pod(self, held: SlotFacts, fact: PodFact, *, given_up: bool, late_ns: int) -> SlotFacts:
         started = held.started_at or (stamp_ns(fact.main.started) if fact.main else None)
         ready = fact.condition("Ready")
         held = msgspec.structs.replace(
@@ -153,19 +182,19 @@ class PodView:
             platform_ready=not fact.gone and ready is not None and ready.status == "True",
         )
         if held.state == "ended":
-            return self._ours(held, slack=slack)
+            return self._ours(held, late_ns=late_ns)
         if fact.log != "open" and fact.over:
             end = fact.main
             if end is None or end.state != "terminated" or end.reason == NOT_FOUND:
                 # Deleted or refused without a word of its container.
                 return msgspec.structs.replace(held, state="lost", where=self._where)
-            return self._ended(held, fact, end, slack=slack)
-        if fact.overdue or held.slot in self._given_up:
+            return self._ended(held, fact, end, late_ns=late_ns)
+        if fact.overdue or given_up:
             return msgspec.structs.replace(held, state="lost", where=self._where)
         begun = fact.main is not None and fact.main.state in {"running", "terminated"}
         return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
 
-    def _ours(self, held: SlotFacts, *, slack: float) -> SlotFacts:
+    def _ours(self, held: SlotFacts, *, late_ns: int) -> SlotFacts:
         """An end that the wrapper recorded. Of a signal that the kubelet passed on it cannot know that we had asked for it."""
         stop = self._stop
         foreign = held.killed_by == "foreign" and held.signal in _OUR_SIGNALS
@@ -173,16 +202,16 @@ class PodView:
         answered = held.signalled and held.killed_by is None
         if stop is None or not (foreign or answered) or held.ended_at is None:
             return held
-        after = held.ended_at + round(slack * _NS) >= stop.at_ns
+        after = held.ended_at + late_ns >= stop.at_ns
         return msgspec.structs.replace(held, killed_by="wrapper") if after else held
 
-    def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, slack: float) -> SlotFacts:
+    def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, late_ns: int) -> SlotFacts:
         """The container's end, where the wrapper could not record one: it was killed, or there was none."""
         code, signal = end.exit_code, end.signal
         if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
             signal = code - _SIGNAL_BASE
         at = stamp_ns(end.finished)
-        ours = signal in _OUR_SIGNALS and self._after_stop(fact, at, slack=slack)
+        ours = signal in _OUR_SIGNALS and self._after_stop(fact, at, late_ns=late_ns)
         return msgspec.structs.replace(
             held,
             state="ended",
@@ -190,12 +219,14 @@ class PodView:
             signal=signal,
             killed_by=None if signal is None else "wrapper" if ours else "foreign",
             ended_at=at,
+            # Of whole seconds, cut and not rounded.
+            ended_uncertainty=1.0,
             where=self._where,
         )
 
-    def _after_stop(self, fact: PodFact, at: int | None, *, slack: float) -> bool:
+    def _after_stop(self, fact: PodFact, at: int | None, *, late_ns: int) -> bool:
         """Whether this end came after we began to stop: nobody had seen it before, and its own stamp (whole seconds) does not say otherwise."""
         stop = self._stop
         if stop is None or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
             return False
-        return at is None or at + round((1.0 + slack) * _NS) >= stop.at_ns
+        return at is None or at + _NS + late_ns >= stop.at_ns

@@ -14,8 +14,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.model import Evidence
+from rankfall.model import Evidence, decoding
 from rankfall.model.causes import EvidenceRole, Retry
+from rankfall.observe.cluster.clock_proofs import by_server
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.text import digest
 
@@ -57,7 +58,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 def rows() -> tuple[Reason, ...]:
     """All rows, in order."""
     text = resources.files(__package__).joinpath("reasons.csv").read_text(encoding="utf-8")
-    return tuple(msgspec.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
+    return tuple(decoding.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
 
 
 @functools.cache
@@ -118,7 +119,7 @@ def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evide
     if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
         return None
     patience = ((fact.grace_s or 0) + _ANSWERS_S) * _NS
-    if fact.main.reason == NOT_FOUND or ended - at > patience:
+    if fact.main.reason == NOT_FOUND or by_server(fact, ended) - at > patience:
         return None
     return msgspec.structs.replace(
         piece,
@@ -147,7 +148,7 @@ def _evidence(
     row = row_of(where, reason, message)
     if row is None:
         return None
-    seen, uncertainty = _when(fact, at)
+    seen, uncertainty = _when(fact, at, node=where == "terminated")
     return Evidence(
         id=digest("pod", attempt, fact.uid, where, reason),
         source="pod",
@@ -158,6 +159,7 @@ def _evidence(
         node=fact.node,
         at=seen,
         uncertainty=uncertainty,
+        stamped="here" if at is None else "node" if where == "terminated" else "server",
         where=f"pod/{fact.name}",
         line=f"{reason}: {message}"[:_LINE] if message else reason,
         specificity=row.specificity,
@@ -168,11 +170,11 @@ def _evidence(
     )
 
 
-def _when(fact: PodFact, at: int | None) -> tuple[int, float]:
+def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
     """Moment and uncertainty: the API gives whole seconds. What has no time of its own happened after the pod was made and before it was seen."""
     if at is not None:
-        # A clock of the platform that is ahead of ours cannot make it later than it was seen.
-        return min(at, fact.seen_ns), 1.0
+        # A clock of the platform that is ahead of ours cannot make it later than it was seen. How far a node's is ahead is known elsewhere.
+        return at if node else min(at, fact.seen_ns), 1.0
     made = stamp_ns(fact.created)
     return fact.seen_ns, max(5.0, (fact.seen_ns - made) / 1e9) if made is not None else 5.0
 

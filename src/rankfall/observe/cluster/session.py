@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -17,14 +18,16 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.kube.watch import watch
-from rankfall.observe.cluster.around_feed import AroundFeed, around_path
+from rankfall.observe.cluster.around_feed import AroundFeed
 from rankfall.observe.cluster.clocks import ClockFile
 from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
-from rankfall.observe.cluster.follower import End, Follower
+from rankfall.observe.cluster.follower import GATHER_S, End, Follower
 from rankfall.observe.cluster.identify import Identifier, tagged
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
+from rankfall.observe.cluster.lease_looks import LeaseLooks
+from rankfall.observe.cluster.places import around_path
 from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.store_watch import StoreWatch
@@ -54,15 +57,28 @@ class Session:
         source: which pods.
         troubles: takes difficulties.
         once: :meth:`take` will be called: what is there now, and no more.
+        gather_s: how long lines are left to gather.
+        stir: called when there is more to see than further lines: a pod that changed, a stream's first bytes.
 
     Raises:
         OSError: the journal cannot be opened.
     """
 
     def __init__(
-        self, kube: Kube, *, run_dir: RunDir, attempt: int, source: PodSource, troubles: Troubles, once: bool = False
+        self,
+        kube: Kube,
+        *,
+        run_dir: RunDir,
+        attempt: int,
+        source: PodSource,
+        troubles: Troubles,
+        once: bool = False,
+        gather_s: float = GATHER_S,
+        stir: Callable[[], None] = lambda: None,
     ) -> None:
         self._kube = kube
+        self._stir = stir
+        self._gather_s = gather_s
         self._once = once
         self._source = source
         self._troubles = troubles
@@ -77,6 +93,7 @@ class Session:
             token=source.token,
             named=self._named,
             stores=self._stores.accepting,
+            on_stream=stir,
             foreign=source.marks is not None,
         )
         self._identifier = Identifier(kube, namespace=source.namespace, trouble=troubles.say)
@@ -89,16 +106,28 @@ class Session:
             pods=lambda: [pod.fact for pod in self._pods.values()],
             full=self._full,
         )
+        self._leases = LeaseLooks(
+            kube, nodes=lambda: {pod.fact.node for pod in self._pods.values() if pod.fact.node}, told=self._clocks.node
+        )
         self._unwritten: set[str] = set()
         # When pods that are to end are overdue, on the monotonic clock.
         self._due: dict[str, float] = {}
         self._watch_failures = 0
+        self._listed = False
+
+    @property
+    def following(self) -> bool:
+        """Whether all pods are known and the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
+        return self._listed and all(log.tried for pod in tuple(self._pods.values()) for log in tuple(pod.logs.values()))
 
     async def run(self) -> None:
         """Work until cancelled."""
         keepers = [
             asyncio.create_task(work)
-            for work in (self._keep(), self._wait_for_ends(), self._stores.run(), self._around.run())
+            for work in (
+                *(self._keep(), self._wait_for_ends(), self._stores.run(), self._around.run()),
+                self._leases.run(),
+            )
         ]
         try:
             while True:
@@ -130,6 +159,7 @@ class Session:
             await self._around.take()
             while tasks := [task for task in self._tasks() if not task.done()]:
                 await asyncio.wait(tasks)
+            self._clocks.server(self._kube.server_ahead)
             self._clocks.write()
         finally:
             await self._close([])
@@ -166,7 +196,7 @@ class Session:
                     if unseen is not None:
                         self._troubles.over("watch refused")
                         self._vanished(unseen)
-                        unseen = None
+                        unseen, self._listed = None, True
                     continue
                 self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
 
@@ -250,6 +280,8 @@ class Session:
         except OSError as error:
             self._unwritten.add(fact.uid)
             self._full(error)
+        else:
+            self._stir()
 
     # -- logs
 
@@ -268,13 +300,14 @@ class Session:
                     state=lambda: instance_state(pod.fact, number),
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
+                    gather_s=self._gather_s,
                 )
                 self._instances.tell(
                     slot, uid=uid, number=number, ranks=pod.fact.ranks, proof="the manifest's static node rank"
                 )
                 end = await self._read(pod, log.follower, stored, slot=slot, number=number)
-                if end == "lost":
-                    self._last_words(pod.fact, slot, number)
+                if end is not None:
+                    end = await self._settled(pod, stored, end, slot=slot, number=number)
                 # Of one that runs on there may come more.
                 elsewhere = end is None or await self._stores.ended(
                     self._instances.folder(slot, uid=uid, number=number)
@@ -321,6 +354,20 @@ class Session:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
 
+    async def _settled(self, pod: Followed, stored: InstanceLog, end: End, *, slot: int, number: int) -> End:
+        """Compare what came with what was printed: what a kubelet leaves out nobody sees in the log. All is stored: no end was lost."""
+        if end == "lost" or stored.cursor.printed is None:
+            self._last_words(pod.fact, slot, number)
+        # Of a long log whose lines end in two bytes each is looked at.
+        work = asyncio.ensure_future(asyncio.to_thread(self._instances.settle, slot, uid=pod.fact.uid, number=number))
+        try:
+            whole = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # The log is closed behind whoever cancels: the thread must have let go of it before.
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        return "complete" if whole else end
+
     def _last_words(self, fact: PodFact, slot: int, number: int) -> None:
         """What an instance left in its status is all there is of what its log did not give."""
         for one in (fact.last, fact.main):
@@ -357,6 +404,7 @@ class Session:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(KEEP_S)
+            self._clocks.server(self._kube.server_ahead)
             try:
                 self._clocks.write()
                 if not self._unwritten:

@@ -5,11 +5,13 @@ Kept before the request is sent, so that no reader takes our own signals for som
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.store.home import replace_file, write_new
 
@@ -28,10 +30,7 @@ def stop_path(run: Path, attempt: int) -> Path:
 
 def read_stop(run: Path, attempt: int) -> Stop | None:
     """The mark; None where nothing was stopped."""
-    try:
-        return msgspec.json.decode(stop_path(run, attempt).read_bytes(), type=Stop)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return _read(stop_path(run, attempt))
 
 
 def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
@@ -59,7 +58,7 @@ def abandon(run: Path, attempt: int, slots: Collection[int]) -> None:
 def abandoned(run: Path, attempt: int) -> frozenset[int]:
     """Slots that are not waited for any more."""
     try:
-        return frozenset(msgspec.json.decode(_abandoned_path(run, attempt).read_bytes(), type=list[int]))
+        return frozenset(decoding.decode(_abandoned_path(run, attempt).read_bytes(), kind=list[int]))
     except (OSError, msgspec.DecodeError):
         return frozenset()
 
@@ -72,12 +71,19 @@ class StopMark:
     """Reads the mark as often as asked, and no more once it is there: it never changes."""
 
     def __init__(self, run: Path, attempt: int) -> None:
-        self._run = run
-        self._attempt = attempt
+        self._path = stop_path(run, attempt)
+        self._text = str(self._path)
         self._found: Stop | None = None
 
     def read(self) -> Stop | None:
         """The mark; None while nothing was stopped."""
-        if self._found is None:
-            self._found = read_stop(self._run, self._attempt)
+        if self._found is None and os.path.exists(self._text):  # noqa: PTH110 - asked at each look
+            self._found = _read(self._path)
         return self._found
+
+
+def _read(path: Path) -> Stop | None:
+    try:
+        return decoding.decode(path.read_bytes(), kind=Stop)
+    except (OSError, msgspec.DecodeError):
+        return None

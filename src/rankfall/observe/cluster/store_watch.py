@@ -1,4 +1,4 @@
-"""Copies the lines of ranks out of a log store while an attempt's pods are followed, in a thread: a volume may be slow, the feed must not be.
+"""Copies the lines of ranks out of a log store while an attempt's pods are followed, in threads: a store may be slow, the feed must not be.
 
 The log of an instance is over when its copy is, too. Where this machine does not see the store, or its writer never wrote the end, that is
 said once, and the log counts as lost in part: the lines may be there still, and ``rankfall logs --log-source store`` takes them in later.
@@ -7,32 +7,19 @@ said once, and the log counts as lost in part: the lines may be there still, and
 from __future__ import annotations
 
 import asyncio
-import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from rankfall.model import JobSpec
-from rankfall.model.log_store import log_store_place
 from rankfall.observe.cluster.troubles import Troubles, in_words
-from rankfall.observe.log_store import AT, StoreCopies, StoreCopy
+from rankfall.observe.log_store import Copy, StoreCopies, how_to_see, source_of
 from rankfall.store import RunDir
 
-# Between two looks at all folders, seconds; a look may take a tenth of the time.
+# Between two looks at all folders, seconds; more where a look takes long.
 LOOK_S: Final = 1.0
-# How long an ended container's folder may stand still without an end before it is given up, seconds: NFS shows what is new after a minute.
+# How long an ended container's folder may stand still without an end, or give no answer, before it is given up, seconds.
 PATIENCE_S: Final = 75.0
-
-
-def store_root(spec: JobSpec) -> Path | None:
-    """Where this machine looks for the job's log store; None = the job has none, or only its pods see it."""
-    if spec.kubernetes.log_store is None:
-        return None
-    given = os.environ.get(AT)
-    place = log_store_place(spec.kubernetes.log_store)
-    if given:
-        return Path(given)
-    return Path(place.path) if place.kind == "file" else None
 
 
 class StoreWatch:
@@ -45,10 +32,15 @@ class StoreWatch:
     """
 
     def __init__(self, run_dir: RunDir, *, attempt: int, troubles: Troubles) -> None:
-        self.copies = StoreCopies(run_dir.logs_dir / f"attempt-{attempt}", store_root(run_dir.spec))
+        self.copies = StoreCopies(run_dir.logs_dir / f"attempt-{attempt}", source_of(run_dir.spec))
+        self._how = how_to_see(run_dir.spec)
         self._where = run_dir.spec.kubernetes.log_store
         self._troubles = troubles
+        # When each grew, and when the newest look at it that got an answer began.
         self._grew: dict[Path, float] = {}
+        self._looked: dict[Path, float] = {}
+        # Since when each look at it has got none.
+        self._deaf: dict[Path, float] = {}
         if self._where is not None:
             self.copies.load()
 
@@ -59,46 +51,65 @@ class StoreWatch:
 
     async def run(self) -> None:
         """Copy until cancelled."""
-        if self._where is None or not self.copies.visible:
+        source = self.copies.source
+        if self._where is None or source is None:
             return
-        while True:
-            began = time.monotonic()
-            failed = False
-            for copy in self.copies.open:
-                try:
-                    if await asyncio.to_thread(self.copies.poll_one, copy):
-                        self._grew[copy.target] = time.monotonic()
-                except OSError as error:
-                    failed = True
-                    self._troubles.say(
-                        "log store",
-                        f"{copy.name} of the log store cannot be copied: {in_words(error)}; it is tried again",
-                    )
-            if not failed:
-                self._troubles.over("log store")
-            await asyncio.sleep(max(LOOK_S, 9 * (time.monotonic() - began)))
+        with ThreadPoolExecutor(source.at_once, thread_name_prefix="rankfall-store") as pool:
+            while True:
+                began = time.monotonic()
+                done = await asyncio.gather(*(self._look(copy, pool) for copy in self.copies.open))
+                if all(done):
+                    self._troubles.over("log store")
+                await asyncio.sleep(max(LOOK_S, source.rest * (time.monotonic() - began)))
+
+    async def _look(self, copy: Copy, pool: ThreadPoolExecutor) -> bool:
+        """Copy what is new of one; false = it could not be had."""
+
+        def look() -> tuple[float, int]:
+            return time.monotonic(), self.copies.poll_one(copy)
+
+        try:
+            began, count = await asyncio.get_running_loop().run_in_executor(pool, look)
+        except OSError as error:
+            text = f"{copy.name} of the log store cannot be copied: {in_words(error)}; it is tried again"
+            self._troubles.say("log store", text)
+            self._deaf.setdefault(copy.target, time.monotonic())
+            return False
+        self._deaf.pop(copy.target, None)
+        self._looked[copy.target] = began
+        if count:
+            self._grew[copy.target] = time.monotonic()
+        return True
 
     async def ended(self, folder: Path) -> bool:
         """Wait for the copy of an instance whose container has ended; false = it is not all here."""
-        copy = self.copies.of(folder)
-        if copy is None or copy.complete:
-            return True
-        if not self.copies.visible:
+        if self.copies.unseen(folder):
             self._troubles.say(
                 "log store",
-                f"lines of ranks are in {self._where}, which this machine does not see: {AT}=DIR says where it does, "
-                "and rankfall logs --log-source store takes them in",
+                f"lines of ranks are in {self._where}, which this machine does not see: {self._how}; "
+                "rankfall logs --log-source store takes them in then",
             )
             return False
-        return await self._finished(copy)
+        copy = self.copies.of(folder)
+        return copy is None or copy.complete or await self._finished(copy)
 
-    async def _finished(self, copy: StoreCopy) -> bool:
-        since = time.monotonic()
+    async def _finished(self, copy: Copy) -> bool:
+        ended = time.monotonic()
+        source = self.copies.source
+        patience = PATIENCE_S if source is None else min(PATIENCE_S, source.patience_s)
         while not copy.complete:
-            if time.monotonic() - max(since, self._grew.get(copy.target, 0.0)) > PATIENCE_S:
+            quiet = max(ended, self._grew.get(copy.target, 0.0))
+            if self._looked.get(copy.target, 0.0) - quiet > patience:
                 self._troubles.say(
                     "log store end",
                     f"{copy.name} in the log store has no end that its writer wrote: lines of ranks may be missing",
+                )
+                return False
+            deaf = self._deaf.get(copy.target)
+            if deaf is not None and time.monotonic() - max(deaf, quiet) > PATIENCE_S:
+                self._troubles.say(
+                    "log store end",
+                    f"{copy.name} in the log store cannot be read to its end; rankfall logs --log-source store takes in what it has later",
                 )
                 return False
             await asyncio.sleep(LOOK_S / 4)

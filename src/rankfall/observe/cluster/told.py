@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.store.home import replace_file
 
 NAME: Final = "ranks.json"
@@ -52,7 +53,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 def read_told(folder: Path) -> Told:
     """What is written down of an instance; nothing where that cannot be read."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Told)
+        return decoding.decode((folder / NAME).read_bytes(), kind=Told)
     except (OSError, msgspec.MsgspecError):
         return Told()
 

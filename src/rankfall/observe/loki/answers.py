@@ -10,6 +10,7 @@ import msgspec
 
 from rankfall.kube.retry import TOO_MANY, seconds
 from rankfall.kube.secret import excerpt
+from rankfall.model import decoding
 from rankfall.observe.loki.cursor import Entry
 from rankfall.observe.loki.errors import LimitRefused, LokiError
 
@@ -52,10 +53,10 @@ def page(body: bytes, *, keys: Sequence[str], start: int, end: int) -> list[Entr
         LokiError: it is no answer of a Loki to a query of lines.
     """
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = decoding.decode(body, kind=_Answer)
         if answer.status != "success" or answer.data.resultType != "streams":
             raise _strange("it is no list of streams")
-        streams = [msgspec.json.decode(raw, type=_Stream) for raw in answer.data.result]
+        streams = [decoding.decode(raw, kind=_Stream) for raw in answer.data.result]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _strange(f"it reads: {excerpt(body, limit=120) or 'nothing'}") from None
     found = []

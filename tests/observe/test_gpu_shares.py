@@ -1,0 +1,41 @@
+"""A GPU that ran out: of a foreign process's memory only where others hold more than the process that says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankfall.observe.classify import exception_meaning
+from rankfall.observe.gpu_shares import mostly_its_own
+from rankfall.signatures.catalogue import default_catalogue
+
+FULL = "CUDA out of memory. Tried to allocate 52.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 39.62 MiB is free. "
+OTHERS = "Process {} has {} memory in use. "
+OWN = "Including non-PyTorch memory, this process has {} memory in use. Of the allocated memory 1.00 GiB is allocated by PyTorch."
+
+
+def said(own: str, *others: str) -> str:
+    return FULL + "".join(OTHERS.format(1500 + n, size) for n, size in enumerate(others)) + OWN.format(own)
+
+
+@pytest.mark.parametrize(
+    ("text", "slug"),
+    [
+        (said("1.20 GiB", "40.00 GiB", "37.00 GiB"), "gpu_oom_foreign"),
+        (said("60.00 GiB", "1.19 GiB", "1.19 GiB"), "gpu_oom"),
+        (said("2048.00 MiB", "1.00 GiB", "1.00 GiB"), "gpu_oom"),
+        (said("2047.00 MiB", "1.00 GiB", "1.00 GiB"), "gpu_oom_foreign"),
+        # It does not say how much it holds itself.
+        (FULL + OTHERS.format(1, "1.00 GiB") + OTHERS.format(2, "1.00 GiB"), "gpu_oom_foreign"),
+        (said("60.00 GiB"), "gpu_oom"),
+    ],
+)
+def test_the_greater_part_of_the_memory_decides_whose_it_is(text, slug):
+    meaning = exception_meaning(default_catalogue(), [("torch.OutOfMemoryError", text)])
+    assert meaning.slug == slug
+    assert meaning.fingerprint.startswith(f"{slug}:")
+
+
+def test_what_others_print_is_bounded():
+    assert not mostly_its_own("this process has 9 GiB memory in use"[:20])
+    assert not mostly_its_own("this process has " + "9" * 40 + " GiB memory in use")
+    assert not mostly_its_own(" " * 5000 + OWN.format("9.00 GiB"))
