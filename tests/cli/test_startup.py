@@ -5,26 +5,52 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-SHOW = "import sys; from rankfall.cli.guard import run; run({words!r}); print(chr(0), *sorted(sys.modules), file=sys.stderr)"
+import rankfall_inside
+
+SHOW = "import sys; from rankfall.cli.guard import run; [run(words) for words in {words!r}]; print(chr(0), *sorted(sys.modules), file=sys.stderr)"
 
 
 # What measures coverage in subprocesses loads modules of its own.
 BARE = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+# What a job on this machine has no use for. asyncio alone takes as long as a third of the rest.
+ELSEWHERE = {"aiohttp", "yaml", "asyncio", "ssl", "http", "logging", "difflib", "jinja2", "obstore"}
+CLUSTER = ("rankfall.kube", "rankfall.backends.cluster", "rankfall.observe.loki", "rankfall.health")
+# A whole run, supervised by a process of its own, which ends with what it has loaded.
+SUPERVISED = """
+import sys
+from pathlib import Path
+from rankfall.client import complete, create_run
+from rankfall.model import JobSpec
+from rankfall.supervise.__main__ import main
+
+spec = complete(JobSpec(command=(sys.executable, "-c", "print(1)"), nnodes=2, launcher="plain"))
+code = main([str(create_run(spec, home=Path(sys.argv[1])).path)])
+print(chr(0), *sorted(sys.modules), file=sys.stderr)
+sys.exit(code)
+"""
 
 
-def loaded(*words: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW.format(words=list(words))],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-        env=BARE,
-    )
+def shown(program: str, *words: str, **env: str) -> set[str]:
+    """Modules that a program names at its end."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50, env=BARE | env)
     return set(done.stderr.rpartition("\0")[2].split())
+
+
+def loaded(*words: str, **env: str) -> set[str]:
+    return loaded_by([list(words)], **env)
+
+
+def loaded_by(commands: list[list[str]], **env: str) -> set[str]:
+    return shown(SHOW.format(words=commands), **env)
+
+
+def of_elsewhere(modules: set[str]) -> set[str]:
+    return {name for name in modules if name in ELSEWHERE or name.startswith(CLUSTER)}
 
 
 def test_help_loads_nothing_but_the_option_parser() -> None:
@@ -52,3 +78,49 @@ def test_importing_rankfall_is_free() -> None:
         env=BARE,
     )
     assert not set(done.stdout.split()) & {"msgspec", "click", "sqlite3", "rankfall.model", "asyncio"}
+
+
+@pytest.mark.timeout(120)
+def test_a_run_on_this_machine_loads_nothing_of_clusters(tmp_path: Path) -> None:
+    """Whoever starts, supervises, watches or asks."""
+    home = {"RANKFALL_HOME": str(tmp_path / "home")}
+    words = ("--launcher", "plain", "--", sys.executable, "-c", "print(1)")
+    own = loaded("run", *words, **home)
+    assert "rankfall.supervise.supervised" in own
+    assert not of_elsewhere(own)
+    alone = shown(SUPERVISED, str(tmp_path / "home"))
+    assert "rankfall.backends.local" in alone
+    assert not of_elsewhere(alone)
+    reading = loaded_by([["ps"], ["status"], ["logs"], ["why"]], **home)
+    assert "rankfall.explain" in reading
+    assert not of_elsewhere(reading)
+
+
+def test_the_wrapper_of_a_slot_loads_little() -> None:
+    """It is started for each slot of each attempt, and once more for each start of a slot alone."""
+    # As it is started: without the site's own additions.
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import rankfall_inside.__main__, rankfall_inside.slot, rankfall_inside.wrapper"
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        f"{program}; print(*sys.modules)",
+        str(Path(rankfall_inside.__file__).parent.parent),
+    ]
+    modules = set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=50).stdout.split())
+    assert "rankfall_inside.wrapper" in modules
+    heavy = {
+        "json",
+        "typing",
+        "subprocess",
+        "socket",
+        "asyncio",
+        "tempfile",
+        "traceback",
+        "zipfile",
+        "datetime",
+        "uuid",
+    }
+    assert not modules & heavy
+    assert not {name for name in modules if name.split(".")[0] == "rankfall"}

@@ -16,8 +16,9 @@ from rankfall.cli import guard
 from rankfall.cli import run as run_command
 from rankfall.client import Client, Run
 from rankfall.model import InfrastructureError, JobSpec
+from rankfall.observe.cluster.open import Feed
 from rankfall.store import RunDir
-from rankfall.supervise import gang, loop, steering, unattended
+from rankfall.supervise import followed, gang, loop, steering, unattended
 from supervise.native_stories import AWAY, DONE, FELL, GOING, HELD, Bench
 
 
@@ -162,6 +163,64 @@ def test_suspend_and_resume_ask_themselves(bench, capsys):
     assert bench.workload.asked == ["suspend", "resume"]
     assert guard.run(["resume", run]) == 0
     assert "is not suspended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["suspend", "cancel", "cancel from Python"])
+def test_logs_are_open_before_pods_are_told_to_end(bench, monkeypatch, verb):
+    """What a kubelet has goes with the pod: who stops a run that nobody recorded may be faster than the recorder that it starts for that."""
+    run = launched(bench)
+    bench.pod(0)
+    looks, opened, asked = [], [], bench.workload.asked
+
+    def look():
+        looks.append(len(asked))
+        if not asked:
+            return GOING
+        bench.pod(0, code=143)
+        return HELD if verb == "suspend" else None
+
+    def following(_):
+        opened.append(len(looks) >= 10)
+        return opened[-1]
+
+    bench.workload.looks = [look]
+    monkeypatch.setattr(Feed, "following", property(following))
+    if verb == "cancel from Python":
+        assert asyncio.run(Run(bench.run).cancel()).state == "cancelled"
+    else:
+        assert guard.run([verb, run]) == 0
+    assert opened[-1]
+    assert looks[:10] == [0] * 10
+
+
+def test_a_suspended_run_is_cancelled_without_waiting_for_logs(bench, monkeypatch):
+    monkeypatch.setattr(followed, "FOLLOWED_S", 1e9)
+    run = launched(bench)
+    bench.pod(0, code=143)
+    bench.workload.looks = [lambda: None if "remove" in bench.workload.asked else HELD]
+    unattended.take_in(bench.run, backend=bench.cluster)
+    assert bench.state()[0] == "suspended"
+    assert guard.run(["cancel", run]) == 0
+    assert bench.state()[0] == "cancelled"
+
+
+def test_logs_of_a_recorder_that_is_dead_or_of_an_attempt_before_count_as_not_open(bench, monkeypatch):
+    monkeypatch.setattr(followed, "FOLLOWED_S", 0.01)
+    launched(bench)
+    followed.mark_followed(bench.run, 1)
+    assert not followed.wait_until_followed(bench.run)
+    with bench.run.lease() as writer:
+        assert not followed.is_followed(bench.run)
+        followed.mark_followed(bench.run, 1)
+        assert followed.wait_until_followed(bench.run)
+        writer.begin_attempt(2, at=5, plan=writer.attempts()[0].plan)
+        assert not followed.is_followed(bench.run)
+    with bench.run.lease():
+        # The same process, at another time.
+        followed.mark_followed(bench.run, 2)
+        assert followed.is_followed(bench.run)
+    with bench.run.lease():
+        assert not followed.is_followed(bench.run)
 
 
 def test_from_python_the_same(bench, tmp_path, monkeypatch):

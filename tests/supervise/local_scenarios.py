@@ -279,7 +279,8 @@ def what_cannot_be_said_or_kept(bench: Bench) -> None:
 
 @story(21)
 def the_rendezvous_goes_down_after_it(bench: Bench) -> None:
-    # The store of c10d lives in one of the agents: when that one has left, the other finds it gone as soon as it wants to leave too.
+    # The store of c10d lives in one of the agents: when that one has left, the other finds it gone as soon as it wants to leave too. It is held
+    # still meanwhile: an agent remembers for a second what it has read, and one that has read "closed" in time asks the store no more.
     code = """
 agent = pathlib.Path(f"/proc/{os.getppid()}")
 endpoint = re.search(rb"rdzv.endpoint.[^:]*:(\\d+)", (agent / "cmdline").read_bytes())
@@ -289,13 +290,19 @@ listens = {
     for line in open(table).readlines()[1:]
     if line.split()[3] == "0A" and int(line.split()[1].rpartition(":")[2], 16) == int(endpoint[1])
 }
-if listens & {os.readlink(fd) for fd in (agent / "fd").iterdir() if fd.is_symlink()}: raise KeyError("vocab")
+still = pathlib.Path("still")
+if listens & {os.readlink(fd) for fd in (agent / "fd").iterdir() if fd.is_symlink()}:
+    until(still.exists)
+    raise KeyError("vocab")
+os.kill(os.getppid(), signal.SIGSTOP)
+until(lambda: (agent / "stat").read_text().rpartition(")")[2].split()[0] == "T")
+still.touch()
 until((slots / f"worker-{1 - int(os.environ['RANKFALL_SLOT'])}" / "end.json").exists)
+os.kill(os.getppid(), signal.SIGCONT)
 lost()
 """
-    run, _, verdict = fall(
-        bench, "import re\n" + code, launcher="torchrun", rdzv="c10d", policies={"settle_quiet_s": 10.0}
-    )
+    patient = {"settle_quiet_s": 40.0, "settle_max_s": 80.0}
+    run, _, verdict = fall(bench, "import re\n" + code, launcher="torchrun", rdzv="c10d", policies=patient)
     assert verdict.cause.slug == "user_code_exception"
     assert verdict.slot is not None
     assert victims(verdict) == [1 - (verdict.rank or 0)]

@@ -67,6 +67,7 @@ def test_errors_s9_a_job_of_one_rank_lists_no_records(bench: Bench, listed: list
 
 
 @pytest.mark.torch
+@pytest.mark.full
 def test_errors_s9_a_job_of_one_rank_under_torchrun_lists_no_records(bench: Bench, listed: list[str]) -> None:
     run, outcome = bench.run("print(os.environ['TORCHELASTIC_RUN_ID'])", launcher="torchrun", **ONE)
     assert outcome.state == "succeeded"

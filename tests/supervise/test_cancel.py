@@ -245,6 +245,22 @@ def test_wishes_and_signals_wake_a_waiting_supervisor() -> None:
     control.cancel()
 
 
+def test_what_stirs_ends_only_the_waits_that_heed_it_and_is_not_forgotten() -> None:
+    control = Control()
+    control.stir()
+    control.wait(0.0)
+    # Each would wait for a minute, which is longer than the test may take.
+    control.wait(60.0, unstirred=0.0)
+    stirring = threading.Timer(0.05, control.stir)
+    stirring.start()
+    control.wait(60.0, unstirred=0.01)
+    stirring.join()
+    control.cancel()
+    control.wait(60.0, unstirred=59.0)
+    control.close()
+    control.stir()
+
+
 def test_signals_are_handled_in_the_main_thread_and_put_back() -> None:
     control = Control()
     before = signal.getsignal(signal.SIGTERM)

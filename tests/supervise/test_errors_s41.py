@@ -14,7 +14,15 @@ from .local_scenarios import STORIES
 
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 18, 19, 20, 21, 22, 23, 24, 27, 29, 31)
 TORCHRUN = (18, 21, 22)
+# The fault matrix has an agent that is told to end on every change.
+FULL = (18,)
 RECORD = jsonschema.Draft202012Validator(schema_of("rankfall.record-1"))
+
+
+def _marks(number: int) -> list[pytest.MarkDecorator]:
+    if number not in TORCHRUN:
+        return []
+    return [pytest.mark.torch, pytest.mark.timeout(120), *([pytest.mark.full] if number in FULL else [])]
 
 
 def test_every_scenario_has_its_story() -> None:
@@ -23,7 +31,7 @@ def test_every_scenario_has_its_story() -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(n, marks=[pytest.mark.torch, pytest.mark.timeout(120)] if n in TORCHRUN else []) for n in NUMBERS],
+    [pytest.param(n, marks=_marks(n)) for n in NUMBERS],
 )
 def test_errors_s41_local_backend_records_and_verdict_of_scenario(bench: Bench, number: int) -> None:
     STORIES[number](bench)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.backends.local import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Company
-from rankfall.model import Deadlines, RankFacts
+from rankfall.model import Deadlines, JobSpec, Policies, RankFacts, SlotFacts
+from rankfall.observe.attempt import Delta
 from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.loop import supervise
+from rankfall.supervise.overdue import OverdueWatch
+from rankfall.supervise.settle import SettleWindow
 
 from .conftest import Bench
 
@@ -60,6 +67,41 @@ def test_a_gang_that_is_not_complete_yet_does_not_hang() -> None:
     assert watch.hung(105 * SECOND)
 
 
+def test_imports_that_move_are_no_hang_and_are_looked_at_ever_more_seldom() -> None:
+    watch = HangWatch(10.0, start=0)
+    asked = []
+    for now in range(200):
+        if watch.hung(now * SECOND):
+            asked.append(now)
+            assert watch.goes_on(now * SECOND, {1: f"place {now}", 2: "the same"})
+    assert asked == [10, 20, 40, 80, 160]
+    # Both stand where they stood.
+    assert watch.hung(320 * SECOND)
+    assert not watch.goes_on(320 * SECOND, {1: "place 160", 2: "the same"})
+    # One has come through it, and the other one stands still.
+    assert not watch.goes_on(320 * SECOND, {2: "the same"})
+
+
+def test_after_output_the_time_is_as_long_as_ever() -> None:
+    watch = HangWatch(10.0, start=0)
+    for now in (10, 20, 40):
+        assert watch.goes_on(now * SECOND, {1: str(now)})
+    watch.see(50 * SECOND, fresh=True, ranks=ranks(None), activity=0)
+    assert not watch.hung(59 * SECOND)
+    assert watch.hung(60 * SECOND)
+
+
+def test_whoever_imports_for_an_hour_hangs_and_so_does_whoever_imports_after_a_step() -> None:
+    watch = HangWatch(10.0, start=0)
+    assert watch.goes_on(10 * SECOND, {1: "a"})
+    assert watch.goes_on(3609 * SECOND, {1: "b"})
+    assert not watch.goes_on(3610 * SECOND, {1: "c"})
+    stepped = HangWatch(10.0, start=0)
+    stepped.see(1, fresh=False, ranks=ranks(1, None), activity=0)
+    assert not stepped.goes_on(20 * SECOND, {1: "a"})
+    assert not HangWatch(10.0, start=0).goes_on(20 * SECOND, {})
+
+
 def test_without_a_limit_nothing_hangs() -> None:
     watch = HangWatch(None, start=0)
     assert not watch.hung(10**9 * SECOND)
@@ -94,7 +136,7 @@ if rank == 1:
     time.sleep(600)
 all_reduce()
 """
-    run, outcome = bench.run(code, policies={"hang_timeout_s": 1.0, "max_restarts": 0})
+    run, outcome = bench.run(code, policies={"hang_timeout_s": 3.0, "max_restarts": 0})
     assert outcome.state == "failed"
     assert bench.texts("hang")
     assert outcome.verdict is not None
@@ -107,6 +149,41 @@ all_reduce()
     assert any("all_reduce" in text for text in stacks)
     order = [event.kind for event in bench.events if event.kind in {"hang", "stopping", "verdict"}]
     assert order == ["hang", "stopping", "verdict"]
+
+
+def test_a_rank_whose_import_takes_longer_than_the_time_is_no_hang(bench: Bench) -> None:
+    # Of many parts, none of which a second look finds again, and without CPU time: a file system that is slow.
+    for part in range(12):
+        more = f"import slow_{part + 1}" if part < 11 else "done = True"
+        (bench.folder / f"slow_{part}.py").write_text(f"import time\ntime.sleep(0.8)\n{more}\n")
+    code = """
+if rank == 1:
+    import slow_0
+"""
+    _, outcome = bench.run(code, policies={"hang_timeout_s": 3.0, "max_restarts": 0})
+    assert outcome.state == "succeeded"
+    assert not bench.texts("hang")
+    assert "of 2 ranks are still importing" in bench.texts("waiting")[0]
+
+
+def test_an_import_that_stands_still_is_a_hang_and_is_said_to_be_one(bench: Bench) -> None:
+    (bench.folder / "distributed_c10d.py").write_text(
+        "import threading\ndef all_reduce(): threading.Event().wait(600)\n"
+    )
+    (bench.folder / "stuck.py").write_text("import time\ntime.sleep(600)\n")
+    code = """
+from distributed_c10d import all_reduce
+if rank == 1:
+    import stuck
+all_reduce()
+"""
+    run, outcome = bench.run(code, policies={"hang_timeout_s": 3.0, "max_restarts": 0})
+    assert outcome.verdict is not None
+    assert (outcome.verdict.cause.slug, outcome.verdict.rank) == ("rank_stuck", 1)
+    assert outcome.verdict.decisive is not None
+    assert outcome.verdict.decisive.line.startswith("rank 1 is still importing at stuck.py:<module>:2 while 1 others")
+    with run.reader() as reader:
+        assert len(reader.verdicts()) == 1
 
 
 class Scarce(LocalBackend):
@@ -146,3 +223,36 @@ def test_a_rank_that_never_comes_is_named_after_the_start_timeout(bench: Bench) 
     assert "was not there" in outcome.verdict.decisive.line
     with run.reader() as reader:
         assert reader.slots(1)[0].killed_by == "wrapper"
+
+
+def test_while_torchrun_has_not_started_all_ranks_nothing_hangs_and_the_wait_is_told() -> None:
+    spec = JobSpec(
+        command=("t.py",), nnodes=1, nproc_per_node=2, launcher="torchrun", policies=Policies(hang_timeout_s=10.0)
+    )
+    plan = SimpleNamespace(launcher="torchrun", attempt=1, slots=[SimpleNamespace(role=spec.one_role, slot=0)])
+    said: list[tuple[str, str]] = []
+    scene: Any = SimpleNamespace(spec=spec, plan=plan, observer=SimpleNamespace(last_activity=0))
+    events: Any = SimpleNamespace(say=lambda kind, text, **_: said.append((kind, text)))
+    began = time.time_ns()
+    # Whoever takes stacks or a verdict asks one of these for what it has not.
+    nobody: Any = SimpleNamespace()
+    watch = OverdueWatch(
+        scene,
+        ending=nobody,
+        run="r",
+        backend=nobody,
+        control=nobody,
+        events=events,
+        window=SettleWindow(Policies()),
+        started=began,
+        total_at=None,
+    )
+    slots = (SlotFacts(slot=0, state="running", recorder=True),)
+    for seconds in (5, 11):
+        watch.look(Delta(), slots, ranks(None), now=began + seconds * SECOND)
+    ((kind, text),) = said
+    assert kind == "waiting"
+    assert text.startswith("no progress for 11 s: 1 ranks have not been there yet; only torchrun's own limit")
+    # All are there, and stand still.
+    with pytest.raises(AttributeError):
+        watch.look(Delta(), slots, ranks(None, None), now=time.time_ns() + 60 * SECOND)

@@ -15,7 +15,8 @@ from rankfall.client import create_run
 from rankfall.client.run import Run
 from rankfall.model import StoreError
 from rankfall.store import RunDir, derived
-from rankfall.supervise.left_over import begin, done, finish, finish_files, left_over
+from rankfall.supervise.left_over import begin, done, finish_files, left_over
+from rankfall.supervise.loop import finish
 from stream_files import row, stream
 
 from .conftest import Bench

@@ -18,12 +18,13 @@ from rankfall.backends.local import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Life
 from rankfall.explain import explain_fall, explain_run
-from rankfall.model import FailureRule, InfrastructureError, NotFound, Success
+from rankfall.model import Diagnosis, FailureRule, InfrastructureError, NotFound, Success
 from rankfall.model.roles import Role
 from rankfall.report.tables import render_status
 from rankfall.store import RunDir
 from rankfall.store.lines import LineQuery, read_lines
 from rankfall.supervise import request_cancel
+from rankfall.supervise.blame import Blame
 from rankfall.supervise.events import Event
 from rankfall.supervise.loop import supervise
 
@@ -87,6 +88,21 @@ def test_one_slot_is_killed_twice_and_started_again_alone(bench: Bench) -> None:
         assert reader.decisions() == []
     lines = sorted(line.data.decode() for line in read_lines(run, LineQuery(attempt="all")))
     assert lines == [f"slot {slot} start {start}" for slot, start in starts(bench)]
+
+
+def test_each_fall_of_a_slot_that_is_started_again_may_tell_its_node(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def tell_of(self: Blame, plan: Plan, diagnosis: Diagnosis, *, slot: int, instance: int) -> None:
+        del self
+        told.append((plan.attempt, diagnosis.verdict.node, slot, instance))
+
+    monkeypatch.setattr(Blame, "tell_of", tell_of)
+    run = made(bench, "1", "2", "kill", rules=(FailureRule(signals=(9,), action="restart"),))
+    assert bench.supervise(run).state == "succeeded"
+    assert told == [(1, "node1", 1, 0), (1, "node1", 1, 1)]
 
 
 def test_a_permanent_code_of_one_slot_ends_all(bench: Bench) -> None:

@@ -37,6 +37,7 @@ def spec(
     return JobSpec(command=job, **(plain | fields))
 
 
+@pytest.mark.full
 def test_errors_s1_the_rank_that_raised_is_named_among_its_victims(bench: Bench) -> None:
     outcome = bench.supervise(bench.run_dir(spec(bench, "fall")))
     assert bench.texts("launcher")[0].startswith("launcher: torchrun (torch ")

@@ -7,11 +7,16 @@ import threading
 import msgspec
 import pytest
 
+from flyte_errors import document
 from rankfall.model import FINAL_STATES, InfrastructureError, Refused
+from rankfall.observe.attempt import Delta
 from rankfall.observe.cluster.stops import read_stop
-from rankfall.supervise import gang, native_starts, request_cancel, request_hold, steering, unattended
+from rankfall.supervise import followed, gang, native_starts, request_cancel, request_hold, steering, unattended
 from rankfall.supervise.control import Control
 from supervise.native_stories import AGAIN, AT, AWAY, DONE, FELL, GOING, HELD, Bench
+
+# AT, in nanoseconds since the epoch.
+T0 = 1_795_287_600 * 10**9
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +27,8 @@ def _quick(monkeypatch):
     monkeypatch.setattr(gang, "_STORE_S", 0.05)
     monkeypatch.setattr(unattended, "LOOK_S", 0.004)
     monkeypatch.setattr(steering, "_STEP_S", 0.002)
+    # Nobody records while these tests steer.
+    monkeypatch.setattr(followed, "FOLLOWED_S", 0.01)
 
 
 @pytest.fixture
@@ -49,6 +56,90 @@ def test_a_run_that_its_workload_completes_has_succeeded(home):
         assert [facts.state for facts in reader.slots(1)] == ["ended", "ended"]
     assert bench.record() == outcome
     assert bench.cluster.launched == [1]
+
+
+def flyte(folder, name, **fields):
+    """A worker's error file of Flyte's, written while the slots run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(document("ValueError: bad shard", **fields))
+
+
+@pytest.mark.parametrize("where", ["slot", "shared", "shared, of a pod"])
+def test_errors_s17_an_error_file_beats_a_workload_that_says_complete(home, where):
+    """Workers of Flyte's end with 0 although they failed: nobody is attached to say so, and Kubernetes alone calls the run succeeded."""
+    bench = Bench(home, GOING)
+
+    def leaves():
+        bench.pod(0)
+        bench.pod(1)
+        if where == "slot":
+            flyte(bench.run.slot_dir(1, "worker", 1) / "errors", "error.pb")
+        else:
+            flyte(bench.run.records_dir / "errors", "error-5f0c.pb", worker="p1" if where.endswith("pod") else "")
+        return GOING
+
+    bench.workload.looks += [leaves, GOING, ended(bench, 0, 0)]
+    outcome = bench.record()
+    assert (outcome.state, outcome.exit_origin, outcome.attempts) == ("failed", "rankfall", 1)
+    assert outcome.code != 0
+    verdict = outcome.verdict
+    assert verdict is not None
+    assert verdict.cause.slug == "user_code_exception"
+    assert verdict.decisive is not None
+    assert "bad shard" in verdict.decisive.line
+    if where != "shared":
+        assert (verdict.slot, verdict.pod, verdict.node) == (1, "p1", "n1")
+    assert bench.state() == ("failed", "AllJobsCompleted, but a worker left an error file")
+
+
+def test_errors_s24_an_error_file_of_a_strange_worker_or_from_before_denies_no_success(home):
+    bench = Bench(home, GOING)
+
+    def leaves():
+        bench.pod(0)
+        bench.pod(1)
+        flyte(bench.run.records_dir / "errors", "error-1.pb", worker="somebody-else")
+        flyte(bench.run.slot_dir(1, "worker", 1) / "errors", "error.pb", at=1_000_000_000 * 10**9)
+        return GOING
+
+    bench.workload.looks += [leaves, GOING, ended(bench, 0, 0)]
+    assert bench.record().state == "succeeded"
+
+
+def test_errors_s8_the_one_error_file_of_torchelastic_names_the_cause_of_a_run_without_recorder(home):
+    bench = Bench(home, GOING, launcher="plain")
+    said = {
+        "message": {
+            "message": "KeyError: 'vocab'",
+            "extraInfo": {"timestamp": str(T0 // 10**9 + 2), "py_callstack": ""},
+        }
+    }
+
+    def leaves():
+        bench.pod(0)
+        bench.pod(1)
+        folder = bench.run.slot_dir(1, "worker", 1) / "errors"
+        folder.mkdir(parents=True)
+        (folder / "0.json").write_bytes(msgspec.json.encode(said))
+        # What the wrapper saw of ranks that have no recorder of their own.
+        for rank in (0, 1):
+            seen = {"run": bench.run.id, "attempt": 1, "role": "worker", "slot": rank, "pid": 7, "writer": "wrapper"}
+            start = seen | {"rank": rank, "local_rank": 0, "at_ns": T0}
+            end = seen | {"exit": {"code": rank, "how": "wait"}, "at_ns": T0 + 5 * 10**9}
+            for kind, row in (("start", start), ("end", end)):
+                name = f"{kind}-a1-worker-{rank}-{kind}{rank}0000.json"
+                found = row | {"kind": kind, "id": f"{kind}{rank}0000"}
+                (bench.run.records_dir / name).write_bytes(msgspec.json.encode(found))
+        return GOING
+
+    bench.workload.looks += [leaves, GOING, ended(bench, 0, 1)]
+    outcome = bench.record()
+    assert outcome.state == "failed"
+    assert outcome.verdict is not None
+    assert (outcome.verdict.rank, outcome.verdict.slot) == (1, 1)
+    assert outcome.verdict.cause.slug == "user_code_exception"
+    assert outcome.verdict.decisive is not None
+    assert "KeyError: 'vocab'" in outcome.verdict.decisive.line
 
 
 def test_a_failure_is_told_from_what_was_recorded_and_the_rest_was_stopped_by_kubernetes(home):
@@ -135,8 +226,10 @@ def test_starts_that_nobody_saw_are_attempts_without_a_word_and_say_how_to_have_
         assert any("nobody was attached when it fell" in text for text in found.verdict.missing)
         assert found.verdict.rank is None
     assert outcome.verdict is not None
-    assert outcome.verdict.cause.slug == "controller_verdict"
-    assert outcome.verdict.cause.confidence != "proven"
+    # A controller repeats that something failed: that is shown, and is no cause.
+    assert (outcome.verdict.cause.slug, outcome.verdict.cause.confidence) == ("unknown", "unknown")
+    assert outcome.verdict.evidence[0].slug == "controller_verdict"
+    assert any("only repeats that something failed" in text for text in outcome.verdict.missing)
     assert any("group data" in text for text in outcome.verdict.missing)
 
 
@@ -485,3 +578,20 @@ def test_a_run_that_begins_suspended_says_so(home):
     unattended.launch(bench.run, backend=bench.cluster)
     unattended.take_in(bench.run, backend=bench.cluster)
     assert bench.state() == ("suspended", "suspended by its job spec")
+
+
+def test_looks_are_seldom_only_while_nothing_but_lines_comes(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(gang.time, "monotonic", lambda: now[0])
+    watch = object.__new__(gang.GangWatch)
+    watch._moved = now[0]
+    lines = Delta(records=(), evidence=(), failures=0, changed=False, bytes=1000, new_streams=0)
+    assert watch._calm(lines, took=0.001) == gang._CALM_S
+    now[0] += gang._QUIET_S
+    assert watch._calm(lines, took=0.001) == gang._SELDOM_S
+    for more in ({"changed": True}, {"new_streams": 1}, {"bytes": gang._MANY}):
+        now[0] += gang._QUIET_S
+        assert watch._calm(msgspec.structs.replace(lines, **more), took=0.001) == gang._CALM_S
+    # What takes long is done seldom at once.
+    assert watch._calm(lines, took=0.02) == 0.02 * gang._PAUSES
+    assert watch._calm(lines, took=60.0) == gang._SELDOM_S

@@ -1,7 +1,6 @@
-"""The files of a run, wherever they are: trees go there and come back, by paths as the run's command sees them.
+"""Files that trees go to and come from, by paths as the run's command sees them; a path that leads out of there is refused. Those of this machine.
 
-On this machine they are its folder, in a cluster the volume of its workspace. Which one, and where on it, stands in the run's record, so any process
-and any user finds the same. Refuses a path that leads out of there. A run without a volume has no files to copy, and that is an answer too.
+A cluster's are behind ``cluster/workspace.py``; which a run has, ``places.py`` says.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from rankfall.backends.code import CODE
 from rankfall.model import InfrastructureError, UsageError
-from rankfall.store import RunDir
 from rankfall_inside.carry import inside
 from rankfall_inside.carry_frames import CarryError, Channel, shown
 from rankfall_inside.carry_receive import Receiver
@@ -147,25 +144,3 @@ def across(tree: Tree, dest: bytes) -> Counts:
         raise
     finally:
         thread.join()
-
-
-def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None = None) -> Place | None:
-    """Where a run's files are; None: it has no volume.
-
-    Args:
-        run_dir: of the run.
-        say: takes lines for people while something is copied.
-        image: of the pod that copies in a cluster; None = the job's.
-    """
-    spec = run_dir.spec
-    if spec.backend != "local":
-        from rankfall.backends.cluster.workspace import place_of_run  # noqa: PLC0415 - runs of this machine need no client of Kubernetes
-
-        return place_of_run(spec, run_dir.id, say=say, image=image)
-    root = run_dir.path / CODE if spec.code_folders else Path(spec.cwd or "/")
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Files]:
-        yield LocalFiles(root)
-
-    return Place(open=opened, root=os.fsencode(root), start=b"", shown=f"the folder of run {run_dir.id}")

@@ -5,7 +5,6 @@ Refuses an interpreter that does not exist or does not run.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import JobSpec, SpecError
+from rankfall.model import JobSpec, SpecError, decoding
 
 # A cold interpreter on a slow disk; asked once.
 _ASK_TIMEOUT_S: Final = 60.0
@@ -89,9 +88,11 @@ def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
 def _own() -> Interpreter:
     torch: str | None = None
     if importlib.util.find_spec("torch") is not None:
+        from importlib import metadata  # noqa: PLC0415 - brings e-mail along, and is asked for torch only
+
         try:
-            torch = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
+            torch = metadata.version("torch")
+        except metadata.PackageNotFoundError:
             torch = "of unknown version"
     major, minor, micro = sys.version_info[:3]
     return Interpreter(path=sys.executable, version=(major, minor, micro), torch=torch)
@@ -107,7 +108,7 @@ def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecError("$.python", f"{path} does not start: {error}", hint=hint) from error
     try:
-        answer = msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2])
+        answer = decoding.decode(done.stdout.strip().rpartition(b"\n")[2])
         major, minor, micro = answer["python"]
         return Interpreter(path=path, version=(int(major), int(minor), int(micro)), torch=answer["torch"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:

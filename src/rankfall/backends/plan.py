@@ -13,7 +13,7 @@ import msgspec
 
 from rankfall.backends.secrets import MASK, masked, masked_words
 from rankfall.diagnose import CAUSAL
-from rankfall.model import JobSpec
+from rankfall.model import JobSpec, decoding
 from rankfall.model.sizes import Left, SizeChange
 from rankfall.observe.cluster.source import PodSource
 
@@ -166,7 +166,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: it was not written by :meth:`row`.
         """
-        return msgspec.structs.replace(msgspec.convert(row, cls), env=dict(spec.env), role_env=role_env(spec))
+        return msgspec.structs.replace(decoding.convert(row, cls), env=dict(spec.env), role_env=role_env(spec))
 
 
 def role_env(spec: JobSpec) -> dict[str, dict[str, str]]:

@@ -9,6 +9,8 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.model import JobSpec, Verdict
+from rankfall.model.health_answer import NodeAnswer
+from rankfall.model.health_verdict import RunVerdict
 from rankfall.observe.cluster.source import PodSource
 from rankfall.store import RunDir
 
@@ -193,6 +195,23 @@ class ShowingBackend(Backend, Protocol):
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
         """Put a verdict on the attempt's object; what could not be done, in words. May be called again."""
+        ...
+
+
+@runtime_checkable
+class BlamingBackend(Backend, Protocol):
+    """A backend whose nodes are watched over by others, who want to know which node felled a run."""
+
+    def blame(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
+        """Tell a node what a verdict says of it; what could not be done, in words. May be called again."""
+        ...
+
+    def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
+        """What became of it.
+
+        Raises:
+            InfrastructureError: nobody can be asked now.
+        """
         ...
 
 

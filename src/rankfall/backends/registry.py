@@ -66,6 +66,7 @@ def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
 
     find_strategy(spec.strategy, elsewhere=elsewhere)
     require_reader(spec.record_store)
+    require_reader(spec.kubernetes.log_store, field="$.kubernetes.log_store")
     backend = backend_for(spec)
     try:
         return backend.plan(spec, RunDir(home / "runs" / f"{spec.name}-000000"), 1)

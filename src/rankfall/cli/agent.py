@@ -39,6 +39,7 @@ _PATH: Final = click.Path(path_type=Path)
     is_flag=True,
     help="TEST MODE: what any process writes into the kernel's log counts as the kernel's.",
 )
+@click.option("--probe-address", metavar="HOST:PORT", help="Answer a liveness probe over HTTP there.")
 @click.option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")
 @click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it, else the pod's service account.")
 def agent(
@@ -51,11 +52,13 @@ def agent(
     once: bool,
     publish: bool,
     accept_injected_kmsg: bool,
+    probe_address: str | None,
     context: str | None,
     kubeconfig: str | None,
 ) -> int:
     """Read this node's kernel log, print what concerns its health, and show it on the Node."""
-    from rankfall.health.agent import main as agent_start  # noqa: PLC0415 - --help needs none of it
+    from rankfall.health.address import address_of  # noqa: PLC0415 - --help needs none of it
+    from rankfall.health.agent import main as agent_start  # noqa: PLC0415 - as above
 
     if node is None or not _NODE.fullmatch(node):
         raise UsageError(
@@ -70,7 +73,14 @@ def agent(
     if accept_injected_kmsg:
         emit.say("rankfall agent: TEST MODE: what any process writes into the kernel's log counts as the kernel's")
     settings = agent_start.Settings(
-        node=node, device=kmsg, socket=kmsg_socket, state=state, all_=all_, injected=accept_injected_kmsg, once=once
+        node=node,
+        device=kmsg,
+        socket=kmsg_socket,
+        state=state,
+        all_=all_,
+        injected=accept_injected_kmsg,
+        once=once,
+        probe=None if probe_address is None else address_of(probe_address),
     )
     return agent_start.run(
         settings, access=access, out=sys.stdout.buffer, say=lambda text: emit.say(f"rankfall agent: {text}")

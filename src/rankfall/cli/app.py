@@ -5,7 +5,6 @@ Built on click itself: typer, which was meant first, loads pydantic for every co
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any, Final
 
@@ -74,6 +73,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb itself; a mistyped one is refused with those near it."""
         if args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib  # noqa: PLC0415 - for a refusal only; start-up is watched
+
             near = difflib.get_close_matches(args[0], VERBS, n=2)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"There is no verb {args[0][:60]!r}.{meant}")

@@ -95,13 +95,15 @@ def controller(
     if ctx.invoked_subcommand is not None:
         return
     _log_to_stderr()
+    from rankfall.health.address import address_of  # noqa: PLC0415 - as below
     from rankfall.health.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client with its package
     from rankfall.health.controller import settings as given  # noqa: PLC0415 - as above
     from rankfall.health.controller.main import Controller, find_access  # noqa: PLC0415 - as above
+    from rankfall.model.health_answer import NAMESPACE  # noqa: PLC0415 - as above
 
     environ = os.environ
     settings = given.Settings(
-        namespace=namespace or environ.get("POD_NAMESPACE") or given.NAMESPACE,
+        namespace=namespace or environ.get("POD_NAMESPACE") or NAMESPACE,
         identity=f"{environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:6]}",
         loki=given.loki_of(loki_url, environ),
         log_type=given.log_type_of(environ),
@@ -110,7 +112,7 @@ def controller(
         poll_s=poll,
         look_back_s=look_back,
         shared_kernel_node=shared_kernel_node,
-        web=None if metrics_address is None else given.address_of(metrics_address),
+        web=None if metrics_address is None else address_of(metrics_address),
         dry_run=dry_run,
         accept_injected=accept_injected_kmsg,
     )

@@ -8,7 +8,8 @@ from typing import Final
 
 import click
 
-from rankfall.backends.files import Place, place_of
+from rankfall.backends.files import Place
+from rankfall.backends.places import place_of
 from rankfall.cli import emit
 from rankfall.cli.target import read_home
 from rankfall.model import Kubernetes, UsageError, Workspace

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import Record, Verdict
+from rankfall.model import Record, Verdict, decoding
 from rankfall.store import RunDir
 
 _NAME: Final = re.compile(r"records/([A-Za-z0-9][A-Za-z0-9._-]{0,200}\.json)")
@@ -22,7 +22,7 @@ def raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
         return ()
     try:
         with (directory.records_dir / match[1]).open("rb") as file:
-            record = msgspec.json.decode(file.read(_MAX_RECORD), type=Record)
+            record = decoding.decode(file.read(_MAX_RECORD), kind=Record)
     except (OSError, msgspec.MsgspecError):
         return ()
     frames = record.error.frames if record.error else ()

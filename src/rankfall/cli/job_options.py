@@ -32,7 +32,9 @@ _OPTIONS: Final = (
     click.option("--workspace", metavar="CLAIM[:PATH]", help="A volume for code and files, and where pods see it."),
     click.option("--log-dir", metavar="DIR", help="Keep log-allranks_0.out there, and a file a rank at the end."),
     click.option(
-        "--log-store", metavar="volume:/PATH", help="A shared volume for the lines of ranks, instead of the API server."
+        "--log-store",
+        metavar="volume:/PATH|s3://BUCKET/PREFIX",
+        help="A shared volume or a bucket for the lines of ranks, instead of the API server.",
     ),
     click.option("--inside", metavar="auto|require|off", help="The recorder inside the ranks."),
     click.option("--hang-timeout", metavar="10m|never", help="No progress for so long is a hang."),

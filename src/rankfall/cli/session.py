@@ -19,8 +19,7 @@ from rankfall.model import FINAL_STATES, LockHeld, Outcome
 from rankfall.store import RunDir
 from rankfall.supervise import Control, request_cancel, spawn_detached
 from rankfall.supervise.events import Event
-from rankfall.supervise.left_over import finish
-from rankfall.supervise.loop import supervise
+from rankfall.supervise.loop import finish, supervise
 from rankfall.supervise.outcome import outcome_of
 
 _TICK_S: Final = 0.05
@@ -35,12 +34,18 @@ class Supervision:
         directory: the run.
         standby: wait for as long as another machine supervises it.
         on_event: called with each piece of news, in its thread.
+        unseen: this process shows the job's lines to nobody.
     """
 
     def __init__(
-        self, directory: RunDir, *, standby: bool = False, on_event: Callable[[Event], None] | None = None
+        self,
+        directory: RunDir,
+        *,
+        standby: bool = False,
+        on_event: Callable[[Event], None] | None = None,
+        unseen: bool = False,
     ) -> None:
-        self.control = Control()
+        self.control = Control(unseen=unseen)
         self._on_event = on_event
         self._standby = standby
         self._directory = directory
@@ -55,9 +60,9 @@ class Supervision:
         """Whether it has ended, for whatever reason."""
         return self._done.is_set()
 
-    def pause(self) -> None:
+    def pause(self, seconds: float = _TICK_S) -> None:
         """Wait a moment, or until it ends."""
-        self._done.wait(_TICK_S)
+        self._done.wait(seconds)
 
     def result(self) -> Outcome | None:
         """What it ended with; None when another process turned out to hold the run.

@@ -41,6 +41,7 @@ _TOLD: Final = frozenset(
         "resize",
         "stopping",
         "gap",
+        "blamed",
     }
 )
 _TEXT: Final = 400

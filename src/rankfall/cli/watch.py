@@ -23,6 +23,8 @@ from rankfall.supervise.ours import only_ours
 from rankfall.supervise.outcome import outcome_of
 
 _TICK_S: Final = 0.1
+# While this process records a run itself it is told of the end; seconds.
+_OWN_S: Final = 3600.0
 # How long a run may be without a supervisor before wait gives up: longer than a hand-over takes.
 _ALONE_S: Final = 10.0
 _TIMED_OUT: Final = 124
@@ -144,13 +146,16 @@ def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | Non
                 if reader.run().state in FINAL_STATES:
                     return outcome_of(directory, reader)
             if directory.lease_holder() is None:
-                own = Supervision(directory)
+                own = Supervision(directory, unseen=True)
         if limit is not None and time.monotonic() - begun >= limit:
             if own is not None:
                 own.control.release()
                 own.result()
             return None
-        threading.Event().wait(_TICK_S)
+        if own is None:
+            threading.Event().wait(_TICK_S)
+        else:
+            own.pause(_OWN_S if limit is None else min(_OWN_S, max(0.0, begun + limit - time.monotonic())))
 
 
 def _wait(directory: RunDir, *, limit: float | None) -> Outcome | None:

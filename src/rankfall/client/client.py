@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from rankfall.client.making import complete, create_run
 from rankfall.client.run import Run, supervise_here
-from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict, check_spec
+from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict
 from rankfall.store import RunDir, list_runs
 from rankfall.store import home as default_home
 from rankfall.supervise import spawn_detached
@@ -136,7 +134,7 @@ class Client:
         return None if place is None else await get(place, remote, local, exclude=tuple(exclude))
 
     async def _files(self, run: str | Run) -> Place | None:
-        from rankfall.backends.files import place_of  # noqa: PLC0415 - as above
+        from rankfall.backends.places import place_of  # noqa: PLC0415 - as above
 
         found = run if isinstance(run, Run) else await self.get(run)
         return await asyncio.to_thread(place_of, found.directory, say=lambda _: None)
@@ -188,68 +186,3 @@ class Client:
         if attempt is not None:
             raise UsageError("files have no attempts", hint="leave attempt out")
         return explain_files(paths, strategy=strategy).verdict
-
-
-def complete(spec: JobSpec) -> JobSpec:
-    """The same spec with what only this process knows: folder and Python, and its other folders, all absolute. In a cluster they would say nothing.
-
-    Raises:
-        SpecError: fields contradict each other.
-    """
-    check_spec(spec)
-    folders = tuple(str(Path(folder).expanduser().absolute()) for folder in spec.code_folders)
-    if folders:
-        spec = msgspec.structs.replace(spec, code=folders)
-    if spec.log_dir is not None:
-        spec = msgspec.structs.replace(spec, log_dir=str(Path(spec.log_dir).expanduser().absolute()))
-    if spec.backend != "local":
-        from rankfall.backends.cluster.place import pinned  # noqa: PLC0415 - a job on this machine needs no client of Kubernetes
-
-        return pinned(spec)
-    if folders:
-        return msgspec.structs.replace(spec, python=spec.python or sys.executable)
-    here = Path(spec.cwd).expanduser() if spec.cwd else Path.cwd()
-    return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)
-
-
-def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, replace: bool = False) -> RunDir:
-    """A new run directory, with the job's code in it as it is now: what is edited later changes nothing of the run.
-
-    Args:
-        spec: as :func:`complete` gives it.
-        home: Rankfall's home.
-        request_token: names the request, as in :meth:`Client.submit`.
-        replace: likewise.
-
-    Raises:
-        UsageError: the code cannot be copied, or ``log_dir`` belongs to another run; nothing was created.
-        StoreError: home cannot be written.
-    """
-    if spec.log_dir is None:
-        return _created(spec, home=home, request_token=request_token, replace=replace)
-    from rankfall.store.log_dir import claimed  # noqa: PLC0415 - most jobs name none
-
-    with claimed(Path(spec.log_dir), request_token=request_token) as claim:
-        made = _created(spec, home=home, request_token=request_token, replace=replace)
-        claim.give_to(made)
-        return made
-
-
-def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: bool) -> RunDir:
-    if not spec.code_folders:
-        return RunDir.create(spec, home=home, request_token=request_token, replace=replace)
-    from rankfall.backends.code import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code
-    from rankfall.backends.files import across  # noqa: PLC0415 - as above
-    from rankfall_inside.carry_frames import CarryError  # noqa: PLC0415 - as above
-
-    tree = code_tree(spec, skip=home)
-    try:
-        return RunDir.create(
-            spec,
-            home=home,
-            request_token=request_token,
-            replace=replace,
-            fill=lambda fresh: across(tree, os.fsencode(fresh / CODE)),
-        )
-    except CarryError as error:
-        raise UsageError(f"$.code: {error}", hint="leave it out with code_exclude (--code-exclude)") from None

@@ -23,7 +23,7 @@ from rankfall.model import (
 from rankfall.store import RunDir
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
 from rankfall.supervise import read_suspension, request_cancel, request_hold, spawn_detached
-from rankfall.supervise.left_over import finish
+from rankfall.supervise.left_over import left_over
 from rankfall.supervise.ours import only_ours
 
 _POLL_S: Final = 0.1
@@ -154,7 +154,10 @@ class Run:
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_FOLLOW_S)
-        await asyncio.to_thread(finish, self.directory)
+        if left_over(self.directory) is not None:
+            from rankfall.supervise.loop import finish  # noqa: PLC0415 - loads the signatures
+
+            await asyncio.to_thread(finish, self.directory)
         return found
 
     async def _recorded(self) -> Outcome:

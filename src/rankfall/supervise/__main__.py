@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(run_dir: RunDir, *, wait: float, ready: int) -> int:
-    control = Control()
+    control = Control(unseen=True)
 
     def on_event(event: Event) -> None:
         sys.stderr.write(f"{event.kind}: {event.text}\n".encode("ascii", "backslashreplace").decode("ascii"))

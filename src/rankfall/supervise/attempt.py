@@ -21,7 +21,7 @@ from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.news import BadEnd, bad_ends
 from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.overdue import OverdueWatch
-from rankfall.supervise.replicas import Decide, Replicas
+from rankfall.supervise.replicas import Decide, Replicas, Tell
 from rankfall.supervise.scene import Scene
 from rankfall.supervise.set_stop import mark_set_stop
 from rankfall.supervise.settle import SettleWindow
@@ -53,6 +53,7 @@ class AttemptWatch:
         total_at: when the run's total deadline is over, likewise; None = never.
         falls: what was decided about slots that fell alone, in any attempt; those of this one are added to it.
         decide: what to do about a slot that fell alone; called for slots that are started again alone only.
+        tell: tells the node of such a fall.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class AttemptWatch:
         total_at: int | None = None,
         falls: list[FallRow],
         decide: Decide,
+        tell: Tell,
     ) -> None:
         self._run_dir = run_dir
         self._backend = backend
@@ -75,7 +77,14 @@ class AttemptWatch:
         self._control = control
         outside = OutsideHold(run_dir, plan=plan, backend=backend)
         self._scene = Scene(
-            run_dir, plan=plan, backend=backend, ledger=ledger, events=events, outside=outside, started=started
+            run_dir,
+            plan=plan,
+            backend=backend,
+            ledger=ledger,
+            events=events,
+            outside=outside,
+            started=started,
+            unseen=control.unseen,
         )
         self._spec = self._scene.spec
         self._replicas = Replicas(
@@ -89,6 +98,7 @@ class AttemptWatch:
             ledger=ledger,
             events=events,
             decide=decide,
+            tell=tell,
             grace=self._spec.policies.grace_s,
         )
         self._scene.replan(self._replicas.plan)

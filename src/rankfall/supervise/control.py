@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.model import StoreError
+from rankfall.model import StoreError, decoding
 from rankfall.store.home import write_new
 from rankfall.store.who import who
 
@@ -68,7 +68,7 @@ def read_cancel(folder: Path) -> CancelRequest | None:
     except OSError:
         return None
     try:
-        return msgspec.json.decode(data, type=CancelRequest)
+        return decoding.decode(data, kind=CancelRequest)
     except msgspec.MsgspecError:
         return CancelRequest(reason="the request itself cannot be read")
 
@@ -76,14 +76,21 @@ def read_cancel(folder: Path) -> CancelRequest | None:
 class Control:
     """Wishes of this process for one supervisor. All methods may be called from any thread and from signal handlers.
 
+    Args:
+        unseen: this process shows the job's lines to nobody.
+
     Attributes:
+        unseen: as given.
         lost: who else supervises the run by now, in words; None = nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, unseen: bool = False) -> None:
+        self.unseen = unseen
         self.lost: str | None = None
         # An eventfd, not a lock: a signal handler may run while this very thread waits.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stirred = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Lock()
         self._cancel: str | None = None
         self._wish: Wish | None = None
         self._signals: deque[int] = deque(maxlen=16)
@@ -132,23 +139,48 @@ class Control:
             taken.append(self._signals.popleft())
         return taken
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something is wished or the time is over."""
-        ready, _, _ = select.select([self._wake], [], [], max(0.0, seconds))
-        if ready:
+    def stir(self) -> None:
+        """There is something to see: whoever waits until something stirs looks now. Not for signal handlers."""
+        # The thread that calls may outlive the supervisor: by then the descriptor may be somebody else's.
+        with self._closing:
+            _write(self._stirred)
+
+    def wait(self, seconds: float, *, unstirred: float | None = None) -> None:
+        """Wait until something is wished or the time is over.
+
+        Args:
+            seconds: at most.
+            unstirred: after so many of them the wait ends too as soon as something stirs, or has stirred since the last such wait; None = never.
+        """
+        if unstirred is not None and unstirred < seconds:
+            if not self._ready(unstirred, self._wake):
+                self._ready(seconds - unstirred, self._wake, self._stirred)
+            return
+        self._ready(seconds, self._wake)
+
+    def _ready(self, seconds: float, *events: int) -> bool:
+        ready, _, _ = select.select(events, [], [], max(0.0, seconds))
+        for event in ready:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+                os.eventfd_read(event)
+        return bool(ready)
 
     def close(self) -> None:
-        """Give the descriptor back; wishes after this are lost."""
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+        """Give the descriptors back; wishes after this are lost."""
+        with self._closing:
+            for event in (self._wake, self._stirred):
+                if event >= 0:
+                    os.close(event)
+            self._wake = self._stirred = -1
 
     def _poke(self) -> None:
-        if self._wake >= 0:
-            with contextlib.suppress(BlockingIOError, OSError):
-                os.eventfd_write(self._wake, 1)
+        _write(self._wake)
+
+
+def _write(event: int) -> None:
+    if event >= 0:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.eventfd_write(event, 1)
 
 
 @contextlib.contextmanager

@@ -105,7 +105,14 @@ class Ending:
         plan = self._scene.plan
         self._events.say("stopping", f"stopping: {reason}", at=time.time_ns(), attempt=plan.attempt)
         grace = self._scene.spec.policies.grace_s
-        self._stopping = Stopping(self._backend, plan, grace=grace, reason=reason, now=time.monotonic())
+        self._stopping = Stopping(
+            self._backend,
+            plan,
+            grace=grace,
+            reason=reason,
+            now=time.monotonic(),
+            followed=lambda: self._scene.followed,
+        )
         self._scene.beginning.over = True
 
     def step(self, running: Collection[int], *, clock: float) -> None:

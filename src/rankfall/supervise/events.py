@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from rankfall.model import decoding
+
 EventKind = Literal[
     "resumed",
     "attempt",
@@ -26,6 +28,7 @@ EventKind = Literal[
     "stopping",
     "stopped",
     "gap",
+    "blamed",
     "verdict",
     "decision",
     "signal",
@@ -93,5 +96,5 @@ def read_events(folder: Path, *, offset: int = 0) -> tuple[list[Event], int]:
     events = []
     for line in whole.split(b"\n"):
         with contextlib.suppress(msgspec.MsgspecError):
-            events.append(msgspec.json.decode(line, type=Event))
+            events.append(decoding.decode(line, kind=Event))
     return events, offset + len(whole)

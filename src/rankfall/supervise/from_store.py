@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankfall.model import Refused, StoreError
-from rankfall.observe.cluster.store_watch import store_root
-from rankfall.observe.log_store import AT, StoreCopies
+from rankfall.observe.log_store import Source, StoreCopies, how_to_see, source_of
 from rankfall.store import RunDir
 
 
@@ -30,31 +29,32 @@ def take_from_store(run_dir: RunDir, *, attempts: frozenset[int] | None, say: Ca
             f"--log-source: run {run_dir.id} has no log store, and its record has what the API gave",
             hint="leave it out",
         )
-    root = store_root(run_dir.spec)
-    if root is None or not root.is_dir():
+    source = source_of(run_dir.spec)
+    if source is None or not source.visible:
         raise Refused(
             f"--log-source: this machine does not see the log store {where}",
-            hint=f"mount the volume and give {AT}=DIR; or run this where it is mounted",
+            hint=how_to_see(run_dir.spec),
         )
     with run_dir.lease() as writer:
         copied = 0
         for row in writer.attempts():
             if attempts is None or row.attempt in attempts:
-                copied += _attempt(run_dir.logs_dir / f"attempt-{row.attempt}", root, say)
+                copied += _attempt(run_dir.logs_dir / f"attempt-{row.attempt}", source, say)
         return copied
 
 
-def _attempt(logs: Path, root: Path, say: Callable[[str], None]) -> int:
-    copies = StoreCopies(logs, root)
+def _attempt(logs: Path, source: Source, say: Callable[[str], None]) -> int:
+    copies = StoreCopies(logs, source)
     copies.load()
     copied = 0
     for copy in copies.open:
         try:
-            copied += copies.poll_one(copy)
+            while new := copies.poll_one(copy):
+                copied += new
         except OSError as error:
             raise StoreError(
                 f"what the log store has in {copy.name} cannot be copied: {error.strerror or error}",
-                hint="make room, or the volume readable; the same command goes on where it stopped",
+                hint="make room, or the store readable; the same command goes on where it stopped",
             ) from None
         if not copy.complete:
             say(f"{copy.name} in the log store has no end yet that its writer wrote: lines may be missing")

@@ -16,7 +16,7 @@ from rankfall.backends.cluster.workload import Workload
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
 from rankfall.kube.errors import KubeError
-from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError
+from rankfall.model import Case, RankFacts, RunState, SlotFacts, StoreError, decoding
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.journal import JournalReader, journal_path
@@ -28,6 +28,7 @@ from rankfall.store import RunDir
 from rankfall.store.home import replace_file
 from rankfall.supervise.control import Control
 from rankfall.supervise.events import EventLog
+from rankfall.supervise.followed import mark_followed
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.native_end import without_pods
@@ -40,9 +41,12 @@ from rankfall.supervise.suspension import read_suspension
 _STEP_S: Final = 0.1
 # While it goes on: nothing is decided here, and what is shown is read from the record by the viewer itself. Each look costs as much as some hundred lines.
 _CALM_S: Final = 0.5
-# A look at a thousand slots takes longer: looking takes a thirtieth of the process's time, but is done every two seconds at least.
+# When for so long there was nothing but lines, and not so many of them (bytes) that looking might fall behind, looks are seldom.
+_QUIET_S: Final = 10.0
+_MANY: Final = 4 << 20
+# A look at a thousand slots takes longer: looking takes a sixtieth of the process's time, but is done every two seconds at least.
 _SELDOM_S: Final = 2.0
-_PAUSES: Final = 30
+_PAUSES: Final = 60
 LOOK_S: Final = 2.0
 _AGAIN_S: Final = 5.0
 # How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
@@ -136,6 +140,8 @@ class GangWatch:
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
+            unseen=control.unseen,
+            stir=control.stir,
         )
         self._journal = JournalReader(journal_path(run_dir.path, plan.attempt))
         self._apart = {
@@ -146,9 +152,12 @@ class GangWatch:
         self._file = pods_folder(run_dir.path, plan.attempt) / "start.json"
         self._started = _read(self._file)
         self._feeding: Literal["no", "once", "yes"] = "no"
+        self._followed = False
         # When the workload, and after the end its pods, are asked for next, by the monotonic clock.
         self._due = 0.0
         self._listed = 0.0
+        # When a look found more than lines, by the same clock; in the beginning there is much to find.
+        self._moved = time.monotonic()
         self._seen: NativeState | None = None
         self._how: How | None = None
         self._there: set[str] | None = None
@@ -175,8 +184,8 @@ class GangWatch:
                 if lines and self._how is None:
                     self._follow(once=True)
                 began = time.thread_time()
-                self._look()
-                calm = min(_SELDOM_S, max(_CALM_S, _PAUSES * (time.thread_time() - began)))
+                delta = self._look()
+                took = time.thread_time() - began
                 if self._how is not None and self._stored():
                     return self._conclude(self._how)
                 over = not stay and self._how is None and self._feed.done
@@ -186,9 +195,21 @@ class GangWatch:
                 if self._control.wish is not None or over:
                     self._keeper.store(force=True)
                     return None
-                self._control.wait(calm if stay and self._how is None else _STEP_S)
+                if self._tell_followed() and stay and self._how is None:
+                    # What stirs is seen soon: a view shows the lines of a stream only once a look has found it.
+                    self._control.wait(self._calm(delta, took=took), unstirred=max(_STEP_S, _PAUSES * took))
+                else:
+                    self._control.wait(_STEP_S)
         finally:
             self._feed.stop()
+
+    def _calm(self, delta: Delta, *, took: float) -> float:
+        """How long not to look, seconds, after a look that took so many of CPU."""
+        clock = time.monotonic()
+        if delta.changed or delta.new_streams or delta.bytes >= _MANY:
+            self._moved = clock
+        least = _SELDOM_S if clock - self._moved >= _QUIET_S else _CALM_S
+        return min(_SELDOM_S, max(least, _PAUSES * took))
 
     # -- the workload
 
@@ -386,6 +407,13 @@ class GangWatch:
 
     # -- small things
 
+    def _tell_followed(self) -> bool:
+        """Whether the logs of all its pods are open, which is told once to whoever waits to stop the run."""
+        if not self._followed and self._feeding == "yes" and self._feed.following:
+            self._followed = True
+            mark_followed(self._run_dir, self._plan.attempt)
+        return self._followed
+
     def _follow(self, *, once: bool = False) -> None:
         if self._feeding == "yes" or (once and self._feeding == "once"):
             return
@@ -407,6 +435,6 @@ class GangWatch:
 
 def _read(path: Path) -> Started | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Started)
+        return decoding.decode(path.read_bytes(), kind=Started)
     except (OSError, msgspec.DecodeError):
         return None

@@ -73,16 +73,3 @@ def finish_files(run_dir: RunDir) -> None:
             ledger = Ledger(writer, on_gap=lambda _: None)
             write_files(run_dir, ledger)
             ledger.flush()
-
-
-def finish(run_dir: RunDir) -> None:
-    """Do all that is left, as the run's supervisor would have; nothing where nothing is left, or somebody is about it."""
-    if left_over(run_dir) is None or run_dir.lease_holder() is not None:
-        return
-    from rankfall.supervise.loop import supervise  # noqa: PLC0415 - loads the signatures
-
-    with run_dir.reader() as reader:
-        over = reader.run().state in FINAL_STATES
-    if over:
-        with contextlib.suppress(RankfallError, OSError):
-            supervise(run_dir)

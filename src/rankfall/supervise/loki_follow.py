@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rankfall.backends.plan import Plan
 from rankfall.model import JobSpec, Refused
+from rankfall.observe.endable import Endable
 from rankfall.observe.loki.settings import LokiSettings
 from rankfall.store import RunDir
 from rankfall.supervise.from_loki import cannot_store, take_of
@@ -42,9 +42,7 @@ class LokiFollow:
         self._settings = settings
         self._attempts = attempts
         self._say = say
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._end: Callable[[], object] | None = None
+        self._endable = Endable()
         self._started = threading.Event()
         self._held = False
         self._error: BaseException | None = None
@@ -64,10 +62,7 @@ class LokiFollow:
         Raises:
             RankfallError: what ended it before.
         """
-        with self._lock:
-            self._stopped = True
-            if self._end is not None:
-                self._end()
+        self._endable.end()
         self._thread.join()
         if self._error is not None:
             error, self._error = self._error, None
@@ -82,27 +77,13 @@ class LokiFollow:
                 rows = [row for row in writer.attempts() if self._attempts is None or row.attempt in self._attempts]
                 self._held = True
                 self._started.set()
-                asyncio.run(self._story(rows))
+                asyncio.run(self._endable.run(self._follow(rows)))
         except OSError as error:
             self._error = cannot_store(self._run_dir, error)
         except BaseException as error:  # noqa: BLE001 - raised again by whoever stops it
             self._error = error
         finally:
             self._started.set()
-
-    async def _story(self, rows: list[AttemptRow]) -> None:
-        loop = asyncio.get_running_loop()
-        work = loop.create_task(self._follow(rows))
-        with self._lock:
-            if self._stopped:
-                work.cancel()
-            self._end = lambda: loop.call_soon_threadsafe(work.cancel)
-        try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-        finally:
-            with self._lock:
-                self._end = None
 
     async def _follow(self, rows: list[AttemptRow]) -> None:
         from rankfall.observe.cluster.loki_live import LokiLive  # noqa: PLC0415 - loads the HTTP client
@@ -141,9 +122,18 @@ def _refuse(run_dir: RunDir) -> None:
             f"--log-source: run {run_dir.id} ran on this machine, and its record has all of its lines",
             hint="leave it out",
         )
-    if run_dir.foreign is not None or run_dir.spec.unattended:
+    if run_dir.foreign is not None:
+        shown = run_dir.foreign.target.shown
+        raise Refused(
+            f"--log-source: {shown} was not started by Rankfall, and only a look at the cluster tells which pods are its: its lines are not "
+            "followed out of Loki",
+            hint=f"rankfall logs -f {shown} follows them by the API; rankfall logs {shown} --log-source loki takes in once what Loki has of pods "
+            "that were seen and are gone",
+        )
+    if run_dir.spec.unattended:
         raise Refused(
             f"--log-source: Kubernetes alone starts the pods of run {run_dir.id} again, and only a look at the cluster tells which start a pod is of: "
             "its lines are not followed out of Loki",
-            hint="leave out --log-source, or --follow",
+            hint=f"rankfall attach {run_dir.id} follows them by the API; rankfall logs {run_dir.id} --log-source loki takes in once what Loki has of pods "
+            "that are gone",
         )

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from rankfall.backends.protocol import Backend
 from rankfall.backends.registry import backend_for, native_of
-from rankfall.model import FINAL_STATES, Outcome
+from rankfall.model import FINAL_STATES, Outcome, RankfallError
 from rankfall.store import RunDir, Writer
 from rankfall.supervise.control import Control, signals_to
 from rankfall.supervise.events import Event
-from rankfall.supervise.left_over import done
+from rankfall.supervise.left_over import done, left_over
 from rankfall.supervise.live_file import live_file
 from rankfall.supervise.supervised import Supervised
 from rankfall.supervise.tidying import tidy
@@ -82,6 +82,17 @@ def supervise(
     finally:
         if control is None:
             own.close()
+
+
+def finish(run_dir: RunDir) -> None:
+    """Do all that is left, as the run's supervisor would have; nothing where nothing is left, or somebody is about it."""
+    if left_over(run_dir) is None or run_dir.lease_holder() is not None:
+        return
+    with run_dir.reader() as reader:
+        over = reader.run().state in FINAL_STATES
+    if over:
+        with contextlib.suppress(RankfallError, OSError):
+            supervise(run_dir)
 
 
 def _of(

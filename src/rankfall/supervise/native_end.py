@@ -131,6 +131,7 @@ def _of_condition(state: NativeState, *, shown: str, attempt: int | None) -> Evi
         trust="platform",
         at=stamp_ns(state.at),
         uncertainty=1.0,
+        stamped="server",
         where=shown,
         line=f"{state.reason}: {state.message or ''}"[:_LINE],
         specificity=10,

@@ -22,8 +22,8 @@ from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.scene import Scene
 from rankfall.supervise.settle import SettleWindow
 
-# How long ranks may take to write their stacks, and between two looks for them.
-_STACKS_S: Final = 5.0
+# How long ranks may take to write their stacks (in a pod that is busy an exec alone takes seconds), and between two looks for them.
+_STACKS_S: Final = 15.0
 _STEP_S: Final = 0.02
 
 
@@ -131,21 +131,46 @@ class OverdueWatch:
         self._ending.settle(verdict, reason=passed.text)
 
     def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
-        """Take the stacks of all ranks while they stand, diagnose, and only then stop them."""
+        """Take the stacks of all ranks while they stand, diagnose, and only then stop them; unless something moved, or they only import."""
         plan = self._scene.plan
-        self._events.say("hang", why, at=time.time_ns(), attempt=plan.attempt)
-        self._take_stacks(ranks)
+        if plan.launcher == "torchrun" and (absent := self._absent(ranks)):
+            # A launcher that still imports torch, or meets the others: it has a limit of its own, and whoever wants another one sets startup_s.
+            now = time.time_ns()
+            text = f"{why}: {absent} ranks have not been there yet; only torchrun's own limit and deadlines.startup_s end that"
+            self._events.say("waiting", text, at=now, attempt=plan.attempt)
+            self._hang.hold(now)
+            return
+        moved = self._take_stacks(ranks)
+        now, imports = time.time_ns(), self._scene.observer.importing()
+        if moved:
+            self._hang.see(now, fresh=True, ranks=self._scene.ranks(), activity=now)
+            self._scene.observer.forget_stacks()
+            return
+        if self._hang.goes_on(now, imports):
+            text = f"{why}, and {len(imports)} of {len(ranks)} ranks are still importing: they are looked at again"
+            self._events.say("waiting", text, at=now, attempt=plan.attempt)
+            self._scene.observer.forget_stacks()
+            return
+        self._events.say("hang", why, at=now, attempt=plan.attempt)
         case = self._ending.case(hung=True)
         case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
         self._ending.settle(diagnose_by(plan.strategy, case), reason=why)
 
-    def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> None:
-        asked = sum(1 for r in ranks if r.state == "running")
+    def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> bool:
+        """Ask all ranks where they stand, and wait for their answers; whether one of them printed, went on or ended meanwhile."""
+        awaited = {(r.slot, r.pid): r.step for r in ranks if r.state == "running"}
         self._scene.observer.read_records()
         plan = self._scene.plan
         self._backend.ask_stacks(plan, [s.slot for s in plan.slots])
         deadline = time.monotonic() + _STACKS_S
-        came = 0
-        while asked and came < asked and time.monotonic() < deadline:
+        moved = False
+        while awaited and time.monotonic() < deadline:
             self._control.wait(_STEP_S)
-            came += sum(1 for record in self._scene.look().records if record.kind == "stacks")
+            delta = self._scene.look()
+            now = {(r.slot, r.pid): r for r in self._scene.ranks()}
+            over = {key for key in awaited if key not in now or now[key].state != "running"}
+            moved = moved or bool(delta.bytes or over)
+            moved = moved or any(key in now and now[key].step != step for key, step in awaited.items())
+            answered = {(record.slot, record.pid) for record in delta.records if record.kind == "stacks"}
+            awaited = {key: step for key, step in awaited.items() if key not in over | answered}
+        return moved

@@ -34,6 +34,8 @@ _WAIT_NS: Final = 60 * _NS
 
 # What to do about a slot's fall: its diagnosis, the case that it was made from, and the slot.
 Decide = Callable[[Diagnosis, Case, int], Decision]
+# Tells the node that felled a slot.
+Tell = Callable[[Plan, Diagnosis, int, int], None]
 
 
 class Replicas:
@@ -48,6 +50,7 @@ class Replicas:
         ledger: takes the decisions.
         events: for viewers.
         decide: makes them.
+        tell: tells the node that felled a slot: its plan, the diagnosis, the slot and the start that fell.
         grace: for what a lost slot left behind, seconds.
 
     Attributes:
@@ -69,6 +72,7 @@ class Replicas:
         ledger: Ledger,
         events: EventLog,
         decide: Decide,
+        tell: Tell,
         grace: float,
     ) -> None:
         self.plan = plan
@@ -82,6 +86,7 @@ class Replicas:
         self._ledger = ledger
         self._events = events
         self._decide = decide
+        self._tell = tell
         self._grace = grace
         self._falls = falls
         # Decided and not carried out yet, by slot.
@@ -188,6 +193,8 @@ class Replicas:
         self._sheets.start_again(self.plan, fall.slot)
         if row.done_at is None:
             self._waiting[fall.slot] = row
+            # Told again after a kill it is the same word. Of a slot that stays as it fell the attempt's own verdict tells.
+            self._tell(self.plan, fall.diagnosis, fall.slot, fall.instance)
 
     def _start(self, row: FallRow) -> None:
         slot, now = row.fall.slot, time.time_ns()

@@ -38,6 +38,7 @@ class Scene:
         events: for viewers.
         outside: tells whether a queue holds the job back.
         started: when the attempt began, nanoseconds since the epoch.
+        unseen: this process shows the lines to nobody.
 
     Attributes:
         spec: of the job, as this attempt runs it.
@@ -61,6 +62,7 @@ class Scene:
         events: EventLog,
         outside: OutsideHold,
         started: int,
+        unseen: bool,
     ) -> None:
         self.spec: JobSpec = sized(run_dir.spec, plan.sizes)
         self.plan = plan
@@ -77,6 +79,7 @@ class Scene:
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
+            unseen=unseen,
         )
         self.sheets = Sheets(plan, backend=backend, observer=self.observer, ledger=ledger)
         self.keeper = Keeper(ledger, attempt=plan.attempt, observer=self.observer, sheets=self.sheets)
@@ -94,6 +97,11 @@ class Scene:
     def stop(self) -> None:
         """End that."""
         self._feed.stop()
+
+    @property
+    def followed(self) -> bool:
+        """Whether the log of each container that runs is open, or was tried in vain."""
+        return self._feed.following
 
     # -- the gang
 

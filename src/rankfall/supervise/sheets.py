@@ -51,8 +51,10 @@ class Sheets:
             facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
             if facts.state in {"expected", "lost"}:
                 facts = self._unrecorded(facts)
-            launcher = facts.launcher or self._plan.launcher
-            found.append(msgspec.structs.replace(facts, launcher=launcher, node=facts.node or one.node or None))
+            launcher, node = facts.launcher or self._plan.launcher, facts.node or one.node or None
+            if (launcher, node) != (facts.launcher, facts.node):
+                facts = msgspec.structs.replace(facts, launcher=launcher, node=node)
+            found.append(facts)
         return tuple(found)
 
     def start_again(self, plan: Plan, slot: int) -> None:

@@ -1,7 +1,8 @@
 """Cancel, suspend and resume a run that nobody supervises: one request by whoever asks, and a wait for what it brings.
 
 Each answer is one of three, because "asked for" and "cannot be seen" are not "gone". The request is written into the run directory before it is
-sent, so that nobody takes the SIGTERM for somebody else's, and whoever records the run knows who wanted it.
+sent, so that nobody takes the SIGTERM for somebody else's, and whoever records the run knows who wanted it. What ends pods waits before that until
+their logs are open: callers see to it that somebody records the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rankfall.kube.errors import KubeError
 from rankfall.observe.cluster.stops import Stop, mark_stop
 from rankfall.store import RunDir
 from rankfall.supervise.control import request_cancel
+from rankfall.supervise.followed import wait_until_followed
 from rankfall.supervise.suspension import request_hold
 
 Answer = Literal["gone", "going", "unknown"]
@@ -46,6 +48,7 @@ def cancel(run_dir: RunDir, *, reason: str, say: Callable[[str], None], backend:
     with _workload(run_dir, backend) as (workload, attempt):
         if workload is None:
             return "gone"
+        wait_until_followed(run_dir)
         mark_stop(run_dir.path, attempt, Stop(at_ns=time.time_ns(), reason=asked.text))
         return workload.remove(wait_s=_CLEAR_S, say=say)
 
@@ -60,6 +63,7 @@ def suspend(run_dir: RunDir, *, reason: str, backend: Backend | None = None) -> 
     with _workload(run_dir, backend) as (workload, attempt):
         if workload is None:
             return "unknown"
+        wait_until_followed(run_dir)
         asked = request_hold(run_dir.path, "suspend", reason=reason)
         mark_stop(run_dir.path, attempt, Stop(at_ns=time.time_ns(), reason=asked.text))
         if not workload.hold(suspend=True):

@@ -17,6 +17,7 @@ from rankfall.model import FINAL_STATES, Diagnosis, InfrastructureError, Outcome
 from rankfall.store import RunDir, Writer
 from rankfall.supervise.attempt import AttemptWatch
 from rankfall.supervise.attempts import Attempts
+from rankfall.supervise.blame import Blame
 from rankfall.supervise.closing import Closing
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.decisions import Decisions
@@ -84,6 +85,7 @@ class Supervised:
             events=self._events,
             total_at=self._turns.total_at,
         )
+        self._blame = Blame(backend, ledger=self._ledger, events=self._events, control=control, over=self._no_more)
         self._company = Company(say=self._wait_said, over=lambda: self._wish() is not None)
         self._planner = Planner(
             run_dir,
@@ -143,7 +145,11 @@ class Supervised:
                 # Here, and so once more after a kill: what was shown is not shown twice.
                 plan, found = self._attempts.plan(number), self._attempts.diagnosis(number)
                 show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
+                self._blame.tell(plan, found)
             if row is None or (row.ended is not None and self._decisions.goes_on(number)):
+                if row is not None:
+                    # Before the back-off, which goes on meanwhile: the taint has to be there before the next pods are.
+                    self._blame.heard(self._attempts.plan(number), self._attempts.diagnosis(number))
                 number += 1
                 turn = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))
                 if turn == "late":
@@ -217,6 +223,7 @@ class Supervised:
             total_at=self._turns.total_at(),
             falls=self._decisions.falls,
             decide=partial(self._decisions.decide_alone, number),
+            tell=lambda plan, found, slot, instance: self._blame.tell_of(plan, found, slot=slot, instance=instance),
         )
         settled = self._writer.diagnosis(number)
         asked = read_cancel(self._run_dir.path) is not None or self._turns.hold().suspended

@@ -31,8 +31,10 @@ from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import AttemptRow, DecisionRow, RunDir, Writer
 from rankfall.supervise.attempts import tell_verdict
+from rankfall.supervise.blame import Blame
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.events import Event, EventLog
+from rankfall.supervise.followed import mark_followed
 from rankfall.supervise.gang import LOOK_S, Ended, GangWatch
 from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
@@ -81,6 +83,8 @@ class Unattended:
         self._stay = stay
         self._lines = lines
         self._attempts: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
+        # Nobody waits for an answer here: the platform starts the gang again when it likes.
+        self._blame = Blame(backend, ledger=self._ledger, events=self._events, control=control, over=lambda: True)
 
     def to_end(self) -> Outcome:
         """Record the run to its end, or until this process lets go of it.
@@ -200,6 +204,8 @@ class Unattended:
 
     def _resumed(self, workload: Workload) -> Literal["goes on", "gone", "left"]:
         """Wait until a suspended run goes on, or is not there any more; ``left`` when this process is to let go of it first."""
+        # It has no pods, so nothing of them can be missed.
+        mark_followed(self._run_dir, max(self._attempts))
         while self._control.wish is None:
             try:
                 state = workload.look()
@@ -269,6 +275,7 @@ class Unattended:
             tell_verdict(self._events, told.verdict, attempt=number)
             plan = Plan.of_row(self._attempts[number].plan, self._spec)
             show_verdict(self._backend, plan, told, spec=self._spec, say=self._gap)
+            self._blame.tell(plan, told)
         now = time.time_ns()
         self._ledger.end_attempt(number, at=now, state=verdict.state)
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)

@@ -347,8 +347,9 @@ def _owned(item: Object, owner: Object) -> bool:
 def _fits(item: Object, query: Any) -> bool:
     labels = item["metadata"].get("labels", {})
     wanted = [part.split("=") for part in query.get("labelSelector", "").split(",") if part]
-    name = query.get("fieldSelector", "").partition("metadata.name=")[2]
-    return all(labels.get(key) == value for key, value in wanted) and name in {"", item["metadata"]["name"]}
+    field, _, value = query.get("fieldSelector", "").partition("=")
+    known = {"": "", "metadata.name": item["metadata"]["name"], "spec.nodeName": item.get("spec", {}).get("nodeName")}
+    return all(labels.get(key) == value for key, value in wanted) and known.get(field, value) == value
 
 
 def _status(refusal: Refusal) -> web.Response:

@@ -64,6 +64,7 @@ def test_unattended_a_sure_cause_is_the_exit_code(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.full
 def test_with_torch_in_the_image_the_same_container_goes_through_torchrun(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import os\nprint('run', os.environ['TORCHELASTIC_RUN_ID'], os.environ['RANK'], flush=True)\n")

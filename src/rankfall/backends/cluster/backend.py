@@ -7,6 +7,7 @@ lasts from call to call: the connection, the run's Lease, what was compiled and 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
@@ -15,6 +16,7 @@ from rankfall.backends.cluster.annotate import annotate
 from rankfall.backends.cluster.clear import clear
 from rankfall.backends.cluster.elastic import set_size
 from rankfall.backends.cluster.hold import Hold
+from rankfall.backends.cluster.node_word import node_answer, tell_node
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.planning import compiled_for, offer_to, place_for, planned
 from rankfall.backends.cluster.served import check_fields
@@ -34,6 +36,8 @@ from rankfall.kube.errors import KubeError
 from rankfall.kube.kubeconfig import Place, access_of
 from rankfall.kube.portal import Portal
 from rankfall.model import JobSpec, Verdict
+from rankfall.model.health_answer import CONTROLLER_NAMESPACE, NAMESPACE, NodeAnswer
+from rankfall.model.health_verdict import RunVerdict
 from rankfall.model.sizes import sized
 from rankfall.observe.cluster.stops import Stop, abandoned, mark_stop
 from rankfall.store import RunDir
@@ -226,6 +230,22 @@ class ClusterBackend:
             return self._call(plan, lambda kube: annotate(kube, place, uid=uid, verdict=verdict, at=time.time_ns()))
         except KubeError as error:
             return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
+
+    def blame(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
+        """Write a verdict onto its Node, for the controller of node health; what could not be done and why, in words."""
+        try:
+            return self._call(plan, lambda kube: tell_node(kube, node, verdict))
+        except KubeError as error:
+            return f"node {node} could not be told that it felled this run: {error.message}"
+
+    def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
+        """What the controller of node health made of it.
+
+        Raises:
+            KubeError: the cluster cannot be asked now.
+        """
+        namespace = os.environ.get(CONTROLLER_NAMESPACE) or NAMESPACE
+        return self._call(plan, lambda kube: node_answer(kube, node, verdict, namespace=namespace))
 
     def held_back(self, plan: Plan) -> HeldBack | None:
         """What the workload says of itself; None where it was never launched, or cannot be seen."""

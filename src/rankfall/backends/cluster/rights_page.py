@@ -32,6 +32,8 @@ _TAIL: Final = """
 - Which kinds are served is asked by discovery, which every authenticated user may. The image's own service account needs no right.
 - Nodes are no part of a namespace, so they need a ClusterRole: `get`, `list` and `watch` of `nodes`. With it verdicts know when a node was away or booted anew, and what `rankfall agent` recorded of its devices; who may
   only `get` them is told when a pod does not go because its node is not ready. `list` and `watch` of `events` in the namespace `default` adds what kubelets say of their nodes. Without them a verdict names that as missing.
+  `get` of `leases` in the namespace `kube-node-lease` bounds the clocks of nodes more closely; without it the stamps of pods and lines do, and nothing is said.
+- To tell a Node that it felled the run, and to begin the next attempt after the taint: [node-health.md](node-health.md#joined-with-jobs).
 
 """
 _BARE: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9./-]*")

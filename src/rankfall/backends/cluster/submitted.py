@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from rankfall.backends.plan import ClusterPlan, Plan
-from rankfall.model import InfrastructureError
+from rankfall.model import InfrastructureError, decoding
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.store import RunDir
 from rankfall.store.home import replace_file
@@ -45,7 +45,7 @@ def is_submitted(run_dir: RunDir, attempt: int) -> bool:
 def submitted_uid(run_dir: RunDir, attempt: int) -> str | None:
     """UID of the workload; None where none was launched, or its mark cannot be read."""
     try:
-        found = msgspec.json.decode(_mark(run_dir, attempt).read_bytes())
+        found = decoding.decode(_mark(run_dir, attempt).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
     uid = found.get("uid") if isinstance(found, dict) else None

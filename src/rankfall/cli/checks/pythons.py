@@ -14,7 +14,7 @@ import msgspec
 from rankfall.backends.bundle import unpack
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.cli.checks import Check, State
-from rankfall.model import JobSpec, Record, SpecError
+from rankfall.model import JobSpec, Record, SpecError, decoding
 from rankfall.store import default_home
 
 _HOOK_LIMIT_S: Final = 30.0
@@ -106,7 +106,7 @@ def _records(folder: Path) -> list[Record]:
     found = []
     for path in folder.glob("*.json"):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Record))
+            found.append(decoding.decode(path.read_bytes(), kind=Record))
         except (OSError, msgspec.MsgspecError):
             continue
     return found
