@@ -79,6 +79,10 @@ class HealthApi(Api):
 
     def _carry_out(self, request: web.Request, body: Any) -> tuple[int, Object]:
         parts = request.path.strip("/").split("/")
+        if parts == ["api", "v1", "pods"]:
+            if ("GET", "pods") in self.refusals:
+                raise self.refusals["GET", "pods"]
+            return 200, self._list(request, "pods")
         if parts[:3] != ["api", "v1", "nodes"]:
             return super()._carry_out(request, body)
         if len(parts) == 3:
@@ -90,8 +94,12 @@ class HealthApi(Api):
         if refusal is not None:
             raise refusal
         if request.method == "PATCH" and parts[4:] == ["status"]:
+            meta = body.get("metadata") or {}
+            if meta.get("resourceVersion") not in {None, item["metadata"]["resourceVersion"]}:
+                raise Refusal(409, "the object has been modified")
+            item["metadata"].setdefault("annotations", {}).update(meta.get("annotations") or {})
             known = {each["type"]: each for each in item["status"]["conditions"]}
-            for each in body["status"]["conditions"]:
+            for each in (body.get("status") or {}).get("conditions") or ():
                 known[each["type"]] = {**known.get(each["type"], {}), **each}
             item["status"]["conditions"] = list(known.values())
             self._tell("MODIFIED", "nodes", item)
@@ -159,7 +167,7 @@ class World:
         await self.state.load()
         self.book = NodeBook()
         teller = Teller(writes, audit=lambda line: self.audit.append(json.loads(line)))
-        self.desk = Desk(writes, book=self.book, firm=lambda: self.firm, teller=teller, metrics=self.metrics)
+        self.desk = Desk(writes, book=self.book, sure=self._sure, teller=teller, metrics=self.metrics)
         self.loop = Loop(
             book=self.book,
             desk=self.desk,
@@ -170,6 +178,9 @@ class World:
             metrics=self.metrics,
         )
         self.source = self.new_source()
+
+    async def _sure(self) -> bool:
+        return self.firm
 
     def new_source(self, lines: Any = None) -> LokiSource:
         lines = lines or KernelLines(LABELS, boot_of=lambda name: f"boot-{name}")

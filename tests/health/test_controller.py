@@ -497,6 +497,21 @@ def test_who_lost_the_lease_writes_nothing():
     tried(story())
 
 
+def test_a_source_whose_mark_another_controller_moved_ends_the_lead_and_not_the_process():
+    async def story():
+        async with running("n1") as world:
+            await world.source.look()
+            item = world.api.get("configmaps", "rankfall-controller-state")
+            item["data"]["holder"], item["metadata"]["resourceVersion"] = "other", "999"
+            world.loki.say("n1", "[1.000000] NVRM: Xid (PCI:0000:4e:00): 31, pid=7, name=x, Ch 01")
+            with pytest.raises(LeaseGone):
+                await world.source.run()
+            assert world.api.get("configmaps", "rankfall-controller-state")["data"]["holder"] == "other"
+            item["data"]["holder"] = "c1"
+
+    tried(story())
+
+
 def test_state_of_another_holder_is_never_overwritten_and_a_broken_one_is_no_empty_one():
     async def story():
         async with running() as world:

@@ -18,15 +18,16 @@ from backends.cluster.launch_server import Refusal
 from health.api_world import LABELS, XID, HealthApi, tried
 from rankfall.cli import app
 from rankfall.cli.controller import _first, controller
+from rankfall.health.address import address_of
 from rankfall.health.controller import leading as leadings
 from rankfall.health.controller.lines import KernelLines, kernel_texts
-from rankfall.health.controller.main import Controller, find_access
+from rankfall.health.controller.main import Controller, _when_complete, find_access
 from rankfall.health.controller.metrics import Metrics
+from rankfall.health.controller.nodebook import NodeBook
 from rankfall.health.controller.settings import (
     AGENT,
     DMESG,
     Settings,
-    address_of,
     kernel_query,
     log_type_of,
     loki_of,
@@ -275,6 +276,53 @@ def test_health_s26_another_controller_acts_when_the_lease_is_free_and_stops_whe
         tried(story())
 
 
+def test_health_s16_no_line_is_read_before_all_nodes_are_seen_for_the_next_controller_would_count_it_again():
+    book = NodeBook()
+    lines = KernelLines(LABELS, boot_of=lambda name: "b1" if name in book.nodes else None)
+    entry = Entry(at=10**18, key=("n1",), text=DMESG_LINE, labels={LABELS.node: "n1"})
+    unseen = lines.read(entry)
+    seen = []
+
+    async def run() -> None:
+        seen.append(lines.read(entry))
+
+    async def story():
+        task = asyncio.create_task(_when_complete(book, run))
+        await asyncio.sleep(0.2)
+        assert seen == []
+        book.nodes["n1"] = None
+        book.complete = True
+        await task
+
+    tried(story())
+    assert unseen is not None
+    assert unseen.id != seen[0].id
+
+
+def test_health_s26_a_lease_that_ran_out_while_nobody_took_it_is_renewed_before_the_next_write():
+    async def story():
+        async with cluster("n1") as (api, _), api.kube() as kube:
+            leading = leadings.Leading(kube, namespace="here", identity="one", look_s=0.01)
+            await leading.win()
+            lock = leading._lock
+            now = [lock._clock()]
+            lock._clock = lambda: now[0]
+            await lock.renew(kube)
+            writes = len(api.writes())
+            assert await leading.sure()
+            assert len(api.writes()) == writes
+            now[0] += 11  # longer than it counts as held, shorter than anybody else waits
+            assert await leading.sure()
+            assert len(api.writes()) == writes + 1
+            now[0] += 11
+            held = api.get("leases", "rankfall-controller")
+            held["spec"]["holderIdentity"], held["metadata"]["resourceVersion"] = "other", "99999"
+            assert not await leading.sure()
+            assert api.get("leases", "rankfall-controller")["spec"]["holderIdentity"] == "other"
+
+    tried(story())
+
+
 def test_a_dry_run_takes_no_lease(caplog):
     async def story():
         async with cluster("n1") as (api, lines):
@@ -392,7 +440,34 @@ def test_health_s45_a_loki_that_gives_fewer_lines_at_once_than_its_own_default_i
     tried(story())
 
 
-def test_what_the_cluster_refuses_ends_it_with_one_error(tmp_path):
+def test_a_server_that_starts_and_denies_what_it_has_not_read_yet_is_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr("rankfall.health.controller.main._AGAIN_S", 0.01)
+
+    async def story():
+        async with cluster("n1") as (api, _):
+            api.refusals["GET", CONFIG_MAPS.plural] = Refusal(403, "not yet ready to handle request")
+            denied = {"nodes": 2}
+
+            def fault(request):
+                if request.path.endswith("/nodes") and denied["nodes"]:
+                    denied["nodes"] -= 1
+                    return 403
+                return None
+
+            api.fault = fault
+            one = Controller(settings(api, loki=None), access=access(api), config=None, audit=lambda _: None)
+            task = asyncio.create_task(one.run())
+            await wait(lambda: sum("not yet ready" in each for each in caplog.messages) > 1, task)
+            api.refusals.clear()
+            await wait(lambda: not denied["nodes"] and one._book is not None and one._book.complete, task)
+            await ended(task)
+
+    tried(story())
+
+
+def test_what_the_cluster_refuses_ends_it_with_one_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("rankfall.health.controller.main.DENIED_S", 0.0)
+
     async def story():
         async with cluster("n1") as (api, _):
             for plural, kind in ((CONFIG_MAPS.plural, Forbidden), (NODES.plural, BaseExceptionGroup)):

@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.cluster.launch_server import Refusal
 from health.api_world import running
 from kube.apiserver import answer, refuse, serving
 from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import care as cares
 from rankfall.health.controller.care import Care
+from rankfall.health.controller.occupied import Occupied
 from rankfall.health.hooks.call import Answer, Call, call_hook, hook_job
 from rankfall.health.hooks.table import Hook, hooks_from, next_hook
 from rankfall.health.nodes import Remedy
@@ -204,15 +206,17 @@ def fault(node: str, code: str) -> NodeFault:
 
 
 async def caring(world, story, **options) -> None:
+    occupied = Occupied(world.kube, book=world.book, loop=world.loop, namespace="here", look_s=0.01)
     care = Care(
-        world.kube, book=world.book, loop=world.loop, config=world.config, namespace="here", look_s=0.01, **options
-    )
-    task = asyncio.create_task(care.run())
+        world.kube, book=world.book, loop=world.loop, config=world.config, occupied=occupied, namespace="here", look_s=0.01, **options
+    )  # fmt: skip
+    tasks = [asyncio.create_task(each.run()) for each in (care, occupied)]
     try:
         await story
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_story(story) -> None:
@@ -248,6 +252,86 @@ def test_health_s10_s43_a_reboot_is_called_once_and_proven_by_another_boot_id_an
             assert world.api.tainted() == {"n1"}
 
     run_story(story())
+
+
+def job_pod(api, name: str, node: str, *, asks: str = "nvidia.com/gpu", space: str = "team", **status) -> None:
+    spec = {"nodeName": node, "containers": [{"name": "main", "resources": {"limits": {asks: "1", "cpu": "1"}}}]}
+    api.put(
+        "pods", {"metadata": {"name": name, "namespace": space}, "spec": spec, "status": {"phase": "Running", **status}}
+    )
+
+
+def test_health_s30_a_job_that_goes_on_is_not_disturbed_and_after_its_end_the_node_is_reset(tmp_path, caplog):
+    said = tmp_path / "said"
+    hook = f"""command = ["sh", "-c", "echo $RANKFALL_STEP $RANKFALL_CAUSE >> {said}"]"""
+    file = config(tmp_path, f"[policy]\nafter_job = true\n[[hook]]\nstep = 'reset_gpu'\n{hook}\n")
+
+    async def story() -> None:
+        async with running("n1", "n2", config=file) as world:
+            api = world.api
+            job_pod(api, "train-0", "n1")
+            # No jobs: one that has ended, one that asks for no device, the controller's own checks.
+            job_pod(api, "old", "n2", phase="Succeeded")
+            job_pod(api, "web", "n2", asks="memory")
+            job_pod(api, "check", "n2", space="here")
+            asked = []
+            api.webhook = lambda request: (
+                asked.append(request.query.get("fieldSelector")) if request.path == "/api/v1/pods" else None
+            )
+
+            async def told() -> None:
+                await world.loop.give([fault("n1", "xid/63")])
+                await world.until(lambda: asked.count("spec.nodeName=n1") > 5)
+                assert api.tainted() == set()
+                assert "spec.nodeName=n2" not in asked  # nothing waits there
+                api.objects["pods", "train-0"]["status"]["phase"] = "Succeeded"
+                await world.until(lambda: api.tainted() == {"n1"})
+                await world.until(lambda: said.exists() and said.read_text().startswith("reset_gpu xid/63"))
+                await world.until(lambda: state(world, "n1") == "validating")
+
+            await caring(world, told())
+            assert said.read_text().count("reset_gpu") == 1
+
+    run_story(story())
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["a job runs", "pods may not be seen"])
+def test_health_s30_a_hook_waits_for_the_job_unless_the_fault_is_fatal_for_it(tmp_path, caplog, seen):
+    waits = next(
+        rule.code
+        for rule in packaged()
+        if rule.action == "quarantine" and rule.count == 1 and rule.remedy == "reboot" and rule.fatal_for_job != "yes"
+    )
+    said = tmp_path / "said"
+    file = config(
+        tmp_path,
+        f"[policy]\nbudget = {{ nodes = 4, percent = 100 }}\n[[hook]]\nstep = 'reset_gpu'\ncommand = ['sh', '-c', 'echo $RANKFALL_NODE >> {said}']\n"
+        f"[[hook]]\nstep = 'reboot'\nprove_s = 1\ncommand = ['sh', '-c', 'echo $RANKFALL_NODE >> {said}']\n",
+    )
+
+    async def story() -> None:
+        async with running("n1", "n2", config=file) as world:
+            api = world.api
+            if seen:
+                job_pod(api, "train-0", "n1")
+                job_pod(api, "train-1", "n2")
+            else:
+                api.refusals["GET", "pods"] = Refusal(403, "pods is forbidden")
+
+            async def told() -> None:
+                await world.loop.give([fault("n1", waits)])
+                await world.until(lambda: "waits for the end of the job" in caplog.text)
+                await world.loop.give([fault("n2", "xid/95")])
+                await world.until(lambda: said.exists() and said.read_text().startswith("n2"))
+                assert state(world, "n1") == "quarantined"
+                if seen:
+                    api.objects.pop(("pods", "train-0"))
+                    await world.until(lambda: "n1" in said.read_text())
+
+            await caring(world, told())
+
+    with caplog.at_level("WARNING", logger="rankfall.controller"):
+        run_story(story())
 
 
 def test_a_hook_that_fails_is_not_waited_for_and_one_that_mends_no_reboot_is_validated(tmp_path):
@@ -289,6 +373,45 @@ def test_a_step_of_an_earlier_controller_is_not_begun_again_and_ends_by_its_proo
                 return
             tried = ("reboot", "power_cycle")
             await caring(world, world.until(lambda: (world.api.record("n1") or NodeHealth()).tried == tried))
+
+    run_story(story())
+
+
+def test_health_s10_one_hook_in_the_whole_cluster_also_when_another_controller_takes_over(tmp_path):
+    """The step on n2 was begun by a controller that is gone, and is proven by a boot: until then no hook is called for n1."""
+    said = tmp_path / "said"
+    file = config(
+        tmp_path,
+        "[policy]\nbudget = { nodes = 5, percent = 100 }\n[[hook]]\nstep = 'reboot'\nprove_s = 600\n"
+        f"""command = ["sh", "-c", "echo $RANKFALL_NODE >> {said}"]\n""",
+    )
+
+    async def story() -> None:
+        async with running("n1", "n2", config=file) as first:
+            api = first.api
+            await first.loop.give([fault("n1", REBOOT), fault("n2", REBOOT)])
+            await first.loop.give([Remedy(node="n2", at=cares.time.time_ns(), step="reboot", outcome="started")])
+            await first.until(lambda: state(first, "n2") == "remediating")
+        async with running(api=api, config=file) as world:
+            await world.until(lambda: world.book.complete)
+            looks = []
+            care_of = Care._node
+
+            async def told() -> None:
+                await world.until(lambda: looks.count("n1") > 5)
+                assert not said.exists()
+                assert state(world, "n1") == "quarantined"
+                world.api.edit("n2", lambda item: item["status"]["nodeInfo"].update(bootID="boot-new"))
+                await world.until(lambda: state(world, "n2") == "validating")
+                await world.until(lambda: said.exists() and said.read_text() == "n1\n")
+
+            async def seen(self: Care, name: str) -> None:
+                looks.append(name)
+                await care_of(self, name)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Care, "_node", seen)
+                await caring(world, told())
 
     run_story(story())
 

@@ -231,6 +231,59 @@ def test_health_s27_an_action_that_is_withdrawn_begins_validation_and_frees_noth
     assert cluster.tainted == set()
 
 
+def test_health_s30_a_remapped_row_is_written_down_and_drains_nothing():
+    cluster = Cluster(4)
+    for _ in range(3):
+        plan = cluster.see(cluster.fault("n1", "xid/63"))
+        assert cluster.tainted == set()
+        assert all(patch.taint == "keep" for patch in plan.patches)
+        cluster.later(60)
+    record = cluster.record("n1")
+    assert [(each.code, each.count, each.due_at is not None) for each in record.causes] == [("xid/63", 3, True)]
+    assert record.state == "healthy"
+    # What does act keeps new pods away and leaves those that run: no pod is evicted by our taint.
+    assert cluster.policy.effect == "NoSchedule"
+
+
+def test_health_s30_after_the_job_has_ended_a_remapped_row_takes_the_node_out_until_it_was_reset_and_checked():
+    cluster = Cluster(4, policy=Policy(after_job=True, clean_rounds=2, clean_s=60))
+    looked = cluster.now  # before the fault: it says nothing of the job that it struck
+    cluster.later(1)
+    cluster.see(cluster.fault("n1", "xid/63"), cluster.fault("n2", "xid/31"))
+    cluster.nodes["n1"]["idle_at"] = looked
+    cluster.nodes["n2"]["idle_at"] = looked
+    cluster.later(8 * 86_400)  # the job goes on for days, longer than any suspicion is remembered
+    cluster.see()
+    assert cluster.tainted == set()
+    assert [each.code for each in cluster.record("n1").causes] == ["xid/63"]
+    assert cluster.record("n2").causes == ()
+    cluster.nodes["n1"]["idle_at"] = cluster.now
+    cluster.see()
+    assert cluster.tainted == {"n1"}
+    assert "Quarantined" in cluster.reasons("n1")
+    # Another job's end changes nothing about what is under way.
+    before = cluster.record("n1")
+    cluster.later(5)
+    cluster.nodes["n1"]["idle_at"] = cluster.now
+    cluster.see()
+    assert cluster.record("n1") == before
+    cluster.see(Remedy(node="n1", at=cluster.now, step="reset_gpu", outcome="started"))
+    cluster.later(5)
+    cluster.see(Remedy(node="n1", at=cluster.now, step="reset_gpu", outcome="ended", ok=True))
+    assert cluster.record("n1").state == "validating"
+    rounds(cluster, "n1")
+    assert cluster.tainted == set()
+
+
+def test_health_s30_without_the_policy_nothing_waits_for_the_end_of_a_job():
+    cluster = Cluster(4)
+    cluster.see(cluster.fault("n1", "xid/63"))
+    cluster.later(5)
+    cluster.nodes["n1"]["idle_at"] = cluster.now
+    cluster.see()
+    assert cluster.tainted == set()
+
+
 def test_health_s32_a_jobs_own_memory_limit_is_no_matter_of_the_node():
     cluster = Cluster()
     plan = cluster.see(cluster.fault("n1", "kernel/host_oom.kernel_memcg"))

@@ -28,7 +28,11 @@ def test_health_s35_the_agent_tolerates_every_taint_and_writes_to_one_folder():
     assert [each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")] == [
         "/var/lib/rankfall-agent"
     ]
-    assert container["command"] == ["rankfall", "agent", "--state", "/var/lib/rankfall-agent"]
+    assert container["command"] == [
+        "rankfall", "agent", "--state", "/var/lib/rankfall-agent", "--probe-address", ":8081",
+    ]  # fmt: skip
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "probe"}
+    assert container["ports"] == [{"name": "probe", "containerPort": 8081}]
     assert set(container["resources"]["limits"]) == {"cpu", "memory"}
     assert "nodeSelector" not in pod
 

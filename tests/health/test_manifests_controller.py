@@ -45,6 +45,9 @@ def test_rights_are_verbs_that_the_code_uses_and_no_star():
     cluster = of_kind(objects, "ClusterRole")["rules"]
     assert {resource for rule in cluster for resource in rule["resources"]} == {"nodes", "nodes/status"}
     assert not any("delete" in rule["verbs"] or "create" in rule["verbs"] for rule in cluster)
+    seeing = made.controller_objects(namespace="rankfall", image=IMAGE, jobs=True, occupied=True)
+    assert [*cluster, *made.POD_RULES] == of_kind(seeing, "ClusterRole")["rules"]
+    assert [rule["verbs"] for rule in made.POD_RULES] == [["list"]]
     without = made.controller_objects(namespace="rankfall", image=IMAGE)
     assert not any("jobs" in rule["resources"] for each in without if each["kind"] == "Role" for rule in each["rules"])
 
@@ -69,6 +72,23 @@ def test_the_file_of_settings_is_checked_and_becomes_a_config_map(tmp_path):
     config.write_text("[polcy]\n")
     with pytest.raises(RankfallError, match="polcy"):
         cluster_objects(namespace="guard", image=IMAGE, config=config)
+
+
+@pytest.mark.parametrize(
+    ("text", "sees"),
+    [
+        ("", False),
+        ("[policy]\nafter_job = true\n", True),
+        ("[[hook]]\nstep = 'reboot'\nwebhook = 'https://a/b'\n", True),
+    ],
+)
+def test_pods_are_seen_only_where_something_waits_for_a_job(tmp_path, text, sees):
+    config = tmp_path / "own.toml"
+    config.write_text(text)
+    rules = of_kind(
+        cluster_objects(namespace="guard", image=IMAGE, config=config, agent=False), "ClusterRole", made.NAME
+    )["rules"]
+    assert any("pods" in rule["resources"] for rule in rules) is sees
 
 
 def test_the_policy_names_this_account_alone():

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.lines import HARMLESS, LINES
-from rankfall.health.faults import of_condition, of_line, of_record, of_verdict
+from rankfall.health.faults import of_condition, of_line, of_record
 from rankfall.health.recognise import Recogniser
 from rankfall.health.rules import packaged
-from rankfall.model import Cause, Verdict
 from rankfall.model.health import NodeFault
 from rankfall.observe.kmsg import KmsgRecord
 
@@ -36,6 +35,21 @@ def test_a_line_is_what_its_driver_means(line, code, device, slug):
 @pytest.mark.parametrize("line", HARMLESS)
 def test_other_lines_are_no_fault(line):
     assert codes(line) == []
+
+
+@given(st.lists(st.sampled_from([*(line for line, *_ in LINES), *HARMLESS, "", "x", "x\n" + LINES[0][0]]), max_size=12))
+def test_lines_that_one_look_passes_over_would_have_said_nothing(lines):
+    texts = [each.encode() for each in lines]
+    whole, quick = Recogniser(), Recogniser()
+    told = [whole.read(text) for text in texts]
+    worth = quick.worth(texts)
+    assert [quick.read(text) if n in worth else quick.skip() for n, text in enumerate(texts)] == told
+
+
+def test_most_of_what_a_kernel_says_is_passed_over():
+    texts = [b"cni0: port 1(veth9a15e765) entered forwarding state", LINES[0][0].encode(), b"eth0: renamed from veth1"]
+    assert Recogniser().worth(texts) == {1}
+    assert Recogniser().worth([]) == set()
 
 
 def test_what_dmesg_puts_before_a_line_is_left_out_only_where_dmesg_printed_it():
@@ -234,29 +248,3 @@ def test_conditions_of_others_count_when_they_are_bad():
     assert of_condition(node="n1", type_="Ready", status="False", since=5, message="") is None
     ready = of_condition(node="n1", type_="AcceleratedHardwareReady", status="False", since=5, message="")
     assert ready is not None
-
-
-def test_a_verdict_counts_when_it_is_proven_and_blames_the_node():
-    proven = Verdict(
-        run="train-1a2b3c",
-        attempt=2,
-        cause=Cause.of("gpu_ecc", confidence="proven"),
-        node="n2",
-        gpu="0000:4e:00",
-        node_action="taint",
-    )
-    found = of_verdict(proven, at=5)
-    assert found is not None
-    assert (found.node, found.code, found.trust, found.device, found.job) == (
-        "n2",
-        "verdict/gpu_ecc",
-        "verdict",
-        "gpu 0000:4e:00",
-        "train-1a2b3c",
-    )
-    assert packaged().action(found.code) == "quarantine"
-    replace = msgspec.structs.replace
-    assert of_verdict(replace(proven, node=None), at=5) is None
-    assert of_verdict(replace(proven, cause=Cause.of("gpu_ecc", confidence="likely")), at=5) is None
-    assert of_verdict(replace(proven, cause=Cause.of("unknown", confidence="unknown")), at=5) is None
-    assert of_verdict(replace(proven, node_action="none"), at=5) is None

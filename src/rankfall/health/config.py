@@ -1,4 +1,4 @@
-"""What an operator sets for node health: one TOML file with the policy, rules, checks and hooks, read again when it changes.
+"""What an operator sets for node health: one TOML file with the policy, rules, checks, hooks and places of metrics, read again when it changes.
 
 A file with any fault is refused whole: what was in force before stays in force, and the fault is said with its place.
 """
@@ -13,17 +13,19 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.health.checks.table import Check, checks_from
+from rankfall.health.exporters import Exporter, exporters_from
 from rankfall.health.hooks.table import Hook, hooks_from
 from rankfall.health.overrides import rules_from
 from rankfall.health.policy import Policy
 from rankfall.health.rules import Rules, packaged
+from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
 
 #: Names the file where no flag does.
 ENVIRONMENT: Final = "RANKFALL_HEALTH_CONFIG"
 MAX_FILE: Final = 1 << 20
-_LISTS: Final = frozenset({"check", "hook", "rule"})
+_LISTS: Final = frozenset({"check", "hook", "metrics", "rule"})
 _TABLES: Final = frozenset({"policy"})
 
 
@@ -35,12 +37,14 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
         rules: ``[[rule]]``: the packaged rules as the file changes them.
         checks: ``[[check]]``: what a node must pass before it is given back, in this order; none = only a person gives one back.
         hooks: ``[[hook]]``: the ladder of remedies, gentlest first; none = nothing is mended by itself.
+        exporters: ``[[metrics]]``: where metrics of GPUs are; none = nobody is asked.
     """
 
     policy: Policy
     rules: Rules
     checks: tuple[Check, ...] = ()
     hooks: tuple[Hook, ...] = ()
+    exporters: tuple[Exporter, ...] = ()
 
 
 def defaults() -> HealthConfig:
@@ -70,6 +74,7 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
         rules=Rules(rules_from(data.get("rule", ()), origin=origin)),
         checks=checks_from(data.get("check", ()), origin=origin),
         hooks=hooks_from(data.get("hook", ()), origin=origin),
+        exporters=exporters_from(data.get("metrics", ()), origin=origin),
     )
 
 
@@ -139,6 +144,6 @@ def _check_shape(data: Mapping[str, Any], *, origin: str) -> None:
 
 def _struct(table: Mapping[str, Any], kind: type[Policy], *, place: str) -> Policy:
     try:
-        return msgspec.convert(table, kind)
+        return decoding.convert(table, kind)
     except msgspec.ValidationError as error:
         raise SpecError(place, shown(str(error))) from None

@@ -10,10 +10,10 @@ import msgspec
 
 from rankfall.health.nvidia import Line
 from rankfall.health.recognise import Recogniser
-from rankfall.health.rules import bad_conditions
-from rankfall.model import Verdict
+from rankfall.health.rules import SUSPECT, bad_conditions
 from rankfall.model.health import FaultSource, FaultTrust, NodeFault, shown
 from rankfall.model.health_report import KernelLine, KernelReport
+from rankfall.model.health_verdict import RunVerdict
 from rankfall.observe.kmsg import KmsgRecord
 
 #: The kernel's own clock is not that of the epoch and drifts from it; nothing tells by how much, so a second on each side is allowed.
@@ -227,26 +227,28 @@ def of_condition(*, node: str, type_: str, status: str, since: int, message: str
     )
 
 
-def of_verdict(verdict: Verdict, *, at: int) -> NodeFault | None:
-    """What the verdict of a run says about a node; None = it blames none, or is not proven.
+def of_verdict(verdict: RunVerdict, *, node: str, now: int) -> NodeFault:
+    """What the verdict of a run says about the node that bears it.
 
-    An unknown cause, and one that is only likely, tells nothing about a node.
+    Args:
+        verdict: as read from the Node.
+        node: the Node that bears it.
+        now: nanoseconds since the epoch; a fall that is told from the future is one of now, so that no clock outlasts a clearance to come.
     """
-    cause = verdict.cause
-    if verdict.node is None or cause.confidence != "proven" or verdict.node_action == "none":
-        return None
+    # Where the job's own words are a part of the proof, the node is marked and no more, whatever the cause asks for.
+    code = f"verdict/{verdict.cause}" + (SUSPECT if verdict.action == "suspect" else "")
     return NodeFault(
-        id=f"verdict:{shown(verdict.run or '', 80)}:{verdict.attempt}",
-        node=verdict.node,
+        id=verdict.id,
+        node=node,
         source="verdict",
         trust="verdict",
-        code=f"verdict/{cause.slug}",
-        slug=cause.slug,
+        code=code,
+        slug=verdict.cause,
         device=None if verdict.gpu is None else shown(f"gpu {verdict.gpu}", 128),
-        at=at,
-        uncertainty=verdict.time.uncertainty_s or 0.0,
+        at=min(verdict.at, now),
+        uncertainty=verdict.uncertainty,
         job=verdict.run,
-        text=shown(cause.title),
+        text=shown(f"run {verdict.run}, attempt {verdict.attempt}: {verdict.text}"),
     )
 
 

@@ -18,7 +18,7 @@ from rankfall.model.health import MAX_CAUSES, NodeFault, NodeHealth, OpenCause, 
 Outcome = Literal["counted", "recovered", "seen", "stale", "untrusted", "untimed", "unknown", "harmless", "deferred"]
 
 SECOND: Final = 1_000_000_000
-_TRUSTED: Final = frozenset({"kernel", "collector", "condition", "verdict"})
+_TRUSTED: Final = frozenset({"kernel", "collector", "condition", "exporter", "verdict"})
 _MIN_SEEN: Final = 4
 replace = msgspec.structs.replace
 
@@ -43,6 +43,9 @@ def fold(
         return health, "unknown"
     if rule.action == "none" and rule.recovers is None:
         return health, "harmless"
+    # A gauge tells that something was, and not how often: what has to come more than once is left to lines that are counted.
+    if fault.trust == "exporter" and rule.count > 1:
+        return health, "harmless"
     if fault.at is None:  # an unknown time is never shown to be newer than anything
         return health, "untimed"
     if _other_boot(health, fault, boot):
@@ -66,7 +69,9 @@ def wanted(cause: OpenCause, rules: Rules) -> Action:
     """What an open cause asks for now: by the rules in force now, and only once its threshold is reached."""
     if cause.cured:
         return "none"
-    action = rules.action(cause.code)
+    rule, action = rules.find(cause.code), rules.action(cause.code)
+    if rule is not None and rule.after_job and cause.idle_at is not None:
+        return "quarantine"
     if cause.on_probation and ORDER[action] >= ORDER["suspect"]:
         return "quarantine"
     return action if cause.due_at is not None else "watch"
@@ -111,6 +116,9 @@ def _count(
     health: NodeHealth, fault: NodeFault, rule: Rule, *, rules: Rules, policy: Policy, now: int, at: int
 ) -> tuple[NodeHealth, Outcome]:
     before = next((each for each in health.causes if (each.code, each.device) == (fault.code, fault.device)), None)
+    # The same thing that the kernel's line told is no second one.
+    if before is not None and not before.cured and fault.trust == "exporter":
+        return health, "seen"
     if before is not None and (_known(before, fault, at) or (before.cured_at is not None and at <= before.cured_at)):
         return health, "seen"
     if rule.action != "quarantine" and now - at > horizon_ns(rule, policy):

@@ -7,7 +7,7 @@ observations given again change nothing. Only our own taint is ever added or tak
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,9 +17,22 @@ from rankfall.health.limits import Limits, Member
 from rankfall.health.nodes import CheckRound, Clear, NodeView, Remedy
 from rankfall.health.policy import Policy, Safety
 from rankfall.health.rules import ORDER, Rules
-from rankfall.model.health import HealthCondition, Held, NodeFault, NodeHealth, shown
+from rankfall.model.health import (
+    MAX_ANSWERED,
+    MAX_TOLD,
+    MAX_UNTOLD,
+    Answered,
+    HealthCondition,
+    Held,
+    NodeFault,
+    NodeHealth,
+    Untold,
+    shown,
+)
 
 Input = NodeFault | CheckRound | Remedy | Clear
+#: An Event that was not sent in this time is of no use any more; a server keeps the first of its name for longer than this, and refuses a second.
+TELL_NS: Final = 1_800 * 1_000_000_000
 
 
 class NodePatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +46,16 @@ class NodePatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to tell of a node: an Event, a line of the log, a count. ``reason`` is one CamelCase word."""
+    """Something to tell of a node: a line of the log, and an Event. ``reason`` is one CamelCase word.
+
+    ``kept``: it changed what the node is, and its Event stands in the node's record; whoever writes the record sends it from there.
+    """
 
     node: str
     reason: str
     message: str
     warning: bool = False
+    kept: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +116,19 @@ class _Step:
         for name, view in self._views.items():
             self._records[name], removed = nodes.begin(view, policy=self._policy, now=self._now)
             if removed:
-                self._tell(name, "TaintRemovedByOthers", "our taint is gone; only newer evidence places it again")
+                self._tell(
+                    name, "TaintRemovedByOthers", "our taint is gone; only newer evidence places it again", kept=True
+                )
         for each in inputs:
             self._take(each)
         for name, health in self._records.items():
             self._records[name] = nodes.forgotten(health, rules=self._rules, policy=self._policy, now=self._now)
+            idle_at = self._views[name].idle_at
+            if self._policy.after_job and idle_at is not None:
+                self._records[name] = nodes.idle(self._records[name], rules=self._rules, at=idle_at)
         self._return()
         self._quarantine()
+        self._keep_told()
         return self._plan()
 
     def _take(self, each: Input) -> None:
@@ -124,11 +147,16 @@ class _Step:
             health.cleared_at or 0
         ):  # also where nothing is open: what was seen before does not count any more
             self._records[each.node] = nodes.cleared(health, now=max(each.at, self._now))
-            self._tell(each.node, "Cleared", f"declared good by {shown(each.by, 64)}")
+            self._tell(each.node, "Cleared", f"declared good by {shown(each.by, 64)}", kept=True)
 
     def _fault(self, health: NodeHealth, fault: NodeFault) -> None:
         boot = self._views[fault.node].boot
-        health, outcome = fold(health, fault, rules=self._rules, policy=self._policy, boot=boot, now=self._now)
+        outcome: Outcome = "seen"
+        if all(each.id != fault.id for each in health.answered):
+            health, outcome = fold(health, fault, rules=self._rules, policy=self._policy, boot=boot, now=self._now)
+            if fault.source == "verdict" and outcome != "deferred":
+                answered = (*health.answered, Answered(fault.id, outcome))[-MAX_ANSWERED:]
+                health = msgspec.structs.replace(health, answered=answered)
         self._records[fault.node] = health
         self._outcomes.append((fault.id, outcome))
         if outcome == "deferred":
@@ -148,7 +176,12 @@ class _Step:
             if nodes.may_return(after, rules=self._rules, policy=self._policy) and self._hands_off(name) is None:
                 until = self._now + self._policy.probation_s * 1_000_000_000
                 after = nodes.cleared(after, now=self._now, probation_until=until)
-                self._tell(name, "Returned", "our taint is taken away; one warning in its probation quarantines again")
+                self._tell(
+                    name,
+                    "Returned",
+                    "our taint is taken away; one warning in its probation quarantines again",
+                    kept=True,
+                )
             self._records[name] = after
 
     def _quarantine(self) -> None:
@@ -160,6 +193,7 @@ class _Step:
                 "BreakerOpen",
                 f"{trip.code} on {len(trip.nodes)} nodes at once ({names}): nothing more is quarantined",
                 warning=True,
+                kept=True,
             )
         due: dict[str, int] = {}
         for name, health in self._records.items():
@@ -175,11 +209,14 @@ class _Step:
             held = self._hands_off(name) or self._limits.grant(name)
             if held is None:
                 after = nodes.quarantined(health, policy=self._policy, now=self._now)
-                self._tell(name, "Quarantined", nodes.condition(after, self._rules).message, warning=True)
+                self._tell(name, "Quarantined", nodes.condition(after, self._rules).message, warning=True, kept=True)
             else:
                 after = nodes.waiting(health, rules=self._rules, held=held, now=self._now)
                 if health.held != held:
-                    self._tell(name, "QuarantineHeld", nodes.condition(after, self._rules).message, warning=True)
+                    first = health.held is None
+                    self._tell(
+                        name, "QuarantineHeld", nodes.condition(after, self._rules).message, warning=True, kept=first
+                    )
             self._records[name] = after
 
     def _hands_off(self, name: str) -> Held | None:
@@ -226,8 +263,18 @@ class _Step:
             condition=nodes.condition(self._records[name], self._rules),
         )
 
-    def _tell(self, node: str, reason: str, message: str, *, warning: bool = False) -> None:
-        self._told.append(Happening(node=node, reason=reason, message=shown(message, 1_024), warning=warning))
+    def _tell(self, node: str, reason: str, message: str, *, warning: bool = False, kept: bool = False) -> None:
+        told = Happening(node=node, reason=reason, message=shown(message, 1_024), warning=warning, kept=kept)
+        self._told.append(told)
+
+    def _keep_told(self) -> None:
+        """Write the Events of this step into the records; those of earlier ones that are too old go."""
+        for each in self._told:
+            if each.kept:
+                health = self._records[each.node]
+                fresh = [before for before in health.untold if self._now - before.at <= TELL_NS]
+                told = Untold(each.reason, self._now, shown(each.message, MAX_TOLD), each.warning)
+                self._records[each.node] = msgspec.structs.replace(health, untold=(*fresh, told)[-MAX_UNTOLD:])
 
 
 def _said(health: NodeHealth) -> bool:

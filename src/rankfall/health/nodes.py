@@ -14,6 +14,7 @@ from rankfall.model.health import BY_HAND, MAX_MESSAGE, MAX_TRIED, HealthConditi
 #: Steps of remediation that are proven by another boot id and by nothing else.
 REBOOTS: Final = frozenset({"reboot", "power_cycle"})
 _MAX_PAST: Final = 8
+_BEFORE_CARE: Final = frozenset({"healthy", "suspect", "quarantined"})
 replace = msgspec.structs.replace
 
 
@@ -26,6 +27,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         taints: all of them, in their order.
         boot: boot id of ``status.nodeInfo``; None = not told.
         opted_out: an operator's label keeps us away from it.
+        idle_at: the last look found no job on it, nanoseconds since the epoch; None = one runs, or nobody looked.
         record: what its annotation holds, or what was decided before and not written; None = nothing.
     """
 
@@ -36,6 +38,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     taints: tuple[Taint, ...] = ()
     boot: str | None = None
     opted_out: bool = False
+    idle_at: int | None = None
     record: NodeHealth | None = None
 
     def tainted(self, policy: Policy) -> bool:
@@ -150,9 +153,27 @@ def forgotten(health: NodeHealth, *, rules: Rules, policy: Policy, now: int) -> 
         for cause in health.causes
         if (rules.action(cause.code) == "quarantine" and (cause.due_at is not None or cause.cured_at is not None))
         or cause.on_probation
+        or cause.idle_at is not None
+        or (policy.after_job and _waits(cause, rules))
         or now - (cause.last_at or 0) <= horizon_ns(rules.find(cause.code), policy)
     )
     return health if len(kept) == len(health.causes) else replace(health, causes=kept)
+
+
+def awaits_idle(health: NodeHealth, rules: Rules) -> bool:
+    """Whether something on this node waits for the end of the job there."""
+    return health.state in _BEFORE_CARE and any(_waits(cause, rules) for cause in health.causes)
+
+
+def idle(health: NodeHealth, *, rules: Rules, at: int) -> NodeHealth:
+    """The record of a node on which no job ran at that moment: what waited for it, and was seen before, is grave now."""
+    if not awaits_idle(health, rules):
+        return health
+    causes = (
+        replace(cause, idle_at=at) if _waits(cause, rules) and (cause.last_at or 0) < at else cause
+        for cause in health.causes
+    )
+    return replace(health, causes=tuple(causes))
 
 
 def grave(health: NodeHealth, rules: Rules) -> list[OpenCause]:
@@ -193,7 +214,11 @@ def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
     """Whether its taint may go: enough clean rounds over long enough, or all that was wrong was taken back for good."""
     if not health.tainted or kept_by_person(health):
         return False
-    counted = [cause for cause in health.causes if cause.on_probation or rules.action(cause.code) == "quarantine"]
+    counted = [
+        cause
+        for cause in health.causes
+        if cause.on_probation or cause.idle_at is not None or rules.action(cause.code) == "quarantine"
+    ]
     if counted and all(cause.cured and _released(cause, rules) for cause in counted):
         return True
     if health.state != "validating" or health.clean < policy.clean_rounds or health.clean_since is None:
@@ -248,6 +273,13 @@ def _told(health: NodeHealth) -> str:
         f"and {health.more} more" if health.more else "",
     ]
     return "; ".join(each for each in told if each)
+
+
+def _waits(cause: OpenCause, rules: Rules) -> bool:
+    rule = rules.find(cause.code)
+    return (
+        rule is not None and rule.after_job and cause.idle_at is None and cause.due_at is not None and not cause.cured
+    )
 
 
 def _released(cause: OpenCause, rules: Rules) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.health.rules import Rule, packaged
+from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
 
@@ -39,7 +40,7 @@ def rules_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Rule, ..
             raise SpecError(f"{place}: code", f"{code} has a rule in this file already")
         before = msgspec.structs.asdict(known[code]) if code in known else {}
         try:
-            rule = msgspec.convert({**before, **row}, Rule)
+            rule = decoding.convert({**before, **row}, Rule)
         except msgspec.ValidationError as error:
             raise SpecError(f"{place} ({code})", shown(str(error))) from None
         if rule.count > 1 and not rule.window_s:

@@ -42,6 +42,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             quarantined until a person says so.
         quiet_s: seconds after which a suspicion that was not repeated is forgotten.
         defer_s: how long a record of a boot that the Node does not show yet is held back.
+        after_job: faults that need a reset or a check later (Xid 63) take their node out of service as soon as no job runs there.
         validate_after_s: seconds without new evidence after which a quarantined node is checked; None = only after a recovery or a remedy.
         clean_rounds, clean_s: rounds of checks in a row that must pass, and the seconds that they must cover.
         probation_s: seconds after a return in which one warning quarantines again.
@@ -64,6 +65,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     breaker_s: _Seconds = 600
     quiet_s: _Seconds = 3_600
     defer_s: _Seconds = 600
+    after_job: bool = False
     validate_after_s: _Seconds | None = None
     clean_rounds: _Positive = 2
     clean_s: _Seconds = 600

@@ -7,6 +7,9 @@ such a name must not make a kernel line of another one. What is no fault gives n
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -21,6 +24,8 @@ MAX_LINE: Final = 4_096
 _HEAD_LINES: Final = 64
 #: The same loss is told with its number and without, within one moment; in nanoseconds.
 _SAME_NS: Final = 10 * 1_000_000_000
+# How NVIDIA's own lines begin.
+_NVIDIA: Final = (b"NVRM: ", b"nvidia-nvswitch", b"fallen off the bus")
 # What dmesg puts before a line: "<6>[ 1235.431527][ T1234] ".
 _PREFIX: Final = re.compile(rb"(?:<[0-9]{1,4}>)?\[ {0,12}[0-9]{1,12}\.[0-9]{6}\](?:\[ {0,8}[TC][0-9]{1,10}\])? ")
 
@@ -44,6 +49,22 @@ class Recogniser:
         """Another one of the same kind that has read nothing yet."""
         return Recogniser(self._catalogue, prefixed=self._prefixed)
 
+    def worth(self, texts: Sequence[bytes]) -> set[int]:
+        """Which of these lines may say anything, by their places in the list. One look over all of them; each other one may be given to ``skip``."""
+        data = b"\n".join(texts)
+        begins = list(accumulate((len(each) + 1 for each in texts), initial=0))
+        found = [start for start, _ in self._catalogue.candidates(data, where="kernel")]
+        for head in _NVIDIA:
+            at = data.find(head)
+            while at >= 0:
+                found.append(at)
+                at = data.find(head, at + 1)
+        return {bisect_right(begins, at) - 1 for at in found}
+
+    def skip(self) -> None:
+        """A line passed that is not worth reading: ``read`` would give nothing."""
+        self._count += 1
+
     def read(self, text: bytes, *, at: int | None = None) -> Line | None:
         """What this line says; None = nothing that concerns the node, or a further part of what was told already.
 
@@ -59,7 +80,7 @@ class Recogniser:
         return told if told is not None else self._other(line)
 
     def _nvidia(self, line: bytes, at: int | None) -> Line | None:
-        if not line.startswith((b"NVRM: ", b"nvidia-nvswitch", b"fallen off the bus")):
+        if not line.startswith(_NVIDIA):
             return None
         told = read_xid(line) or read_sxid(line) or read_lost(line) or self._three_parts(line)
         if told is None or (told.code == "xid/79" and self._again(told, at)):

@@ -1,6 +1,6 @@
 """What is done about each code: one rule a code, read from the tables in ``data/``.
 
-A code is ``xid/79``, ``sxid/20034``, ``kernel/<signature>``, ``condition/<Type>`` or ``verdict/<cause>``; where the line itself says how grave
+A code is ``xid/79``, ``sxid/20034``, ``kernel/<signature>``, ``condition/<Type>``, ``metric/<name>`` or ``verdict/<cause>``; where the line itself says how grave
 it is, a word follows: ``sxid/20034/fatal``, ``xid/154/gpu_reset``. A code that has no rule is shown and never acted on.
 
 Kernel lines other than NVIDIA's numbers are recognised by the signatures that verdicts use as well (``signatures/data``); the table here only says
@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.causes import catalogue as causes
 from rankfall.model.health import BY_HAND, MAX_SEEN
 
@@ -30,7 +31,12 @@ Remedy = Literal["none", "restart_app", "check_app", "reset_gpu", "reboot", "ins
 #: What has to be different for two observations to count as two: nothing, or the job that was struck.
 Distinct = Literal["event", "job"]
 
+#: ``last``: the newest of something, or 0; ``state``: 1 while it holds; ``counter``: how often.
+MetricKind = Literal["last", "state", "counter"]
+
 ORDER: Final[Mapping[Action, int]] = MappingProxyType({"none": 0, "watch": 1, "suspect": 2, "quarantine": 3})
+#: Last word of the code of a verdict that does not prove enough for a taint.
+SUSPECT: Final = "/suspect"
 #: Longest window of a threshold: seven days, in seconds.
 MAX_WINDOW_S: Final = 7 * 86_400
 
@@ -42,6 +48,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         action: the most that it leads to, once ``count`` observations lie within ``window_s`` seconds on the same device.
         distinct: ``job`` = only observations that struck different jobs count; one whose job is not known counts as one and the same job.
         recovers: the code that this one takes back, on the same device.
+        after_job: it takes the node out of service once no job runs there any more, where the policy says so.
         release: what it takes back needs no check before the node is given back.
         fatal_for_job: ``yes``, ``no`` or ``maybe``: whether a program on that device can go on.
         note: the reason, with what vendors and other tools say.
@@ -57,6 +64,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     remedy: Remedy = "none"
     recovers: str | None = None
     release: bool = False
+    after_job: bool = False
     fatal_for_job: Literal["yes", "no", "maybe"] = "maybe"
     note: str = ""
 
@@ -95,7 +103,7 @@ _BY_HAND: Final = Rule(
 @cache
 def packaged() -> Rules:
     """The packaged rules, read once."""
-    return Rules([*_xid(), *_sxid(), *_kernel(), *_conditions(), *_verdicts(), _BY_HAND])
+    return Rules([*_xid(), *_sxid(), *_kernel(), *_conditions(), *_metrics(), *_verdicts(), _BY_HAND])
 
 
 def _xid() -> Iterator[Rule]:
@@ -129,10 +137,19 @@ def _conditions() -> Iterator[Rule]:
         )
 
 
+def _metrics() -> Iterator[Rule]:
+    for row in _table("metrics"):
+        if row["action"]:
+            yield _rule(row["code"], row)
+
+
 def _verdicts() -> Iterator[Rule]:
     actions: dict[str, Action] = {"none": "none", "suspect": "suspect", "taint": "quarantine"}
     for cause in causes().values():
-        yield Rule(code=f"verdict/{cause.slug}", action=actions[cause.node_action], note=cause.title)
+        code = f"verdict/{cause.slug}"
+        yield Rule(code=code, action=actions[cause.node_action], note=cause.title)
+        if cause.node_action == "taint":
+            yield Rule(code=code + SUSPECT, action="suspect", note="a job's own words are a part of the proof")
 
 
 _NUMBERS: Final = ("count", "window_s")
@@ -141,12 +158,21 @@ _NUMBERS: Final = ("count", "window_s")
 def _rule(code: str, row: Mapping[str, str]) -> Rule:
     known: dict[str, object] = {key: row[key] for key in Rule.__struct_fields__ if row.get(key)}
     known |= {key: int(row[key]) for key in _NUMBERS if key in known}
-    return msgspec.convert({**known, "release": row.get("release") == "yes", "code": code}, Rule)
+    known |= {key: row.get(key) == "yes" for key in ("release", "after_job")}
+    return decoding.convert({**known, "code": code}, Rule)
 
 
 def bad_conditions() -> Mapping[str, str]:
     """Types of conditions that have a rule, and the status that is bad."""
     return MappingProxyType({row["type"]: row["bad"] for row in _table("conditions")})
+
+
+@cache
+def metric_fields() -> Mapping[str, tuple[MetricKind, str]]:
+    """Fields of an exporter of metrics: what kind each is, and its code; ``xid`` = the value is the number of an Xid."""
+    return MappingProxyType(
+        {row["metric"]: (decoding.convert(row["kind"], MetricKind), row["code"]) for row in _table("metrics")}
+    )
 
 
 @cache

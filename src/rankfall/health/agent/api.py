@@ -22,6 +22,7 @@ from rankfall.kube.errors import KubeConfigError, Unreachable, error_class
 from rankfall.kube.resources import EVENTS, NODES
 from rankfall.kube.retry import seconds
 from rankfall.kube.secret import excerpt
+from rankfall.model import decoding
 
 #: Namespace of Events about Nodes: where the kubelet puts its own.
 EVENT_NAMESPACE: Final = "default"
@@ -93,7 +94,7 @@ class NodeApi:
                 f"cannot {what}: {status} {told}", status=status, retry_after=seconds(headers.get("Retry-After"))
             )
         try:
-            found = msgspec.json.decode(data)
+            found = decoding.decode(data)
         except (msgspec.DecodeError, RecursionError):
             found = None
         if not isinstance(found, dict):
@@ -158,7 +159,7 @@ class _Secure(http.client.HTTPSConnection):
 def _message(data: bytes) -> bytes | str:
     """What a Status object says, or the bytes as they came."""
     try:
-        found = msgspec.json.decode(data)
+        found = decoding.decode(data)
     except (msgspec.DecodeError, RecursionError):
         return data
     return str(found.get("message", "")) if isinstance(found, dict) else data

@@ -20,6 +20,7 @@ import msgspec
 
 from rankfall.health.agent.book import Book
 from rankfall.health.agent.jobs import PROC, pod_of
+from rankfall.health.agent.probe import Probe
 from rankfall.health.agent.publish import Standing
 from rankfall.health.agent.state import AgentState, StateFile
 from rankfall.health.agent.storm import Storm
@@ -69,6 +70,7 @@ class Agent:
         injected: the test mode: what processes wrote into the log counts as well.
         once: end when everything that is in the ring was read.
         boot: of this kernel, to tell that its ring cannot be read; None = not known.
+        probe: answered as long as this loop turns.
         rules, proc, monotonic, kernel_clock: of tests.
     """
 
@@ -85,6 +87,7 @@ class Agent:
         injected: bool = False,
         once: bool = False,
         boot: str | None = None,
+        probe: Probe | None = None,
         rules: Rules | None = None,
         proc: Path = PROC,
         monotonic: Callable[[], float] = time.monotonic,
@@ -93,7 +96,7 @@ class Agent:
         self._node, self._open, self._out, self._file = node, open_, out, state
         self._shows, self._say, self._all, self._injected, self._once = shows, say, all_, injected, once
         self._rules, self._proc, self._monotonic = rules or packaged(), proc, monotonic
-        self._make_clock = kernel_clock
+        self._make_clock, self._probe = kernel_clock, probe
         self._state = state.load()
         self._cursor = self._state.cursor
         self._report = self._state.report
@@ -156,9 +159,8 @@ class Agent:
         """Read one open ring to its end; whether it gave anything."""
         self._begin(opened.boot)
         ring = Ring(opened.fd, boot=opened.boot, after=self._cursor)
-        poll = select.poll()
+        poll = self._poll()
         poll.register(opened.fd, select.POLLIN)
-        poll.register(self._wake_in, select.POLLIN)
         gave = waited = False
         while not self._stopping:
             try:
@@ -170,6 +172,7 @@ class Agent:
                 gave = True
                 self._batch(ring, entries, live=waited)
                 waited = False
+                self._woken()  # a kernel that talks without end keeps the probe from no answer
                 continue
             if ring.ended or self._once:
                 return gave
@@ -209,9 +212,12 @@ class Agent:
             self._clock.read(each.stamp_us, live=live and each is records[0])
         self._zero = self._clock.beginning()
         self._jobs.clear()
+        # Nearly all that a kernel says concerns no node's health, and at ten thousand records a second only one look at all of them is cheap.
+        worth = self._reader.worth([each.text for each in records])
+        telling = {records[place].seq for place in worth}
         for entry in entries:
             if isinstance(entry, KmsgRecord):
-                line, counted = self._record(entry)
+                line, counted = self._record(entry, telling=entry.seq in telling)
                 changed = changed or counted
             elif isinstance(entry, Gap):
                 self._book.lost += entry.size
@@ -228,9 +234,11 @@ class Agent:
         if lines or now - self._saved_at >= (_SAVE_STORM_S if changed else SAVE_S):
             self._save()
 
-    def _record(self, record: KmsgRecord) -> tuple[KernelLine | None, bool]:
+    def _record(self, record: KmsgRecord, *, telling: bool) -> tuple[KernelLine | None, bool]:
         """The line of a record, if it is one to print, and whether it changed what the Node is to show."""
-        fault = self._fault(record)
+        fault = self._fault(record) if telling else None
+        if not telling and record.by_kernel:  # what a process wrote is no line of the kernel's own, as in of_record
+            self._reader.skip()
         if fault is None:
             return (replace(self._line("plain", record), **self._time(record)) if self._all else None), False
         entry = self._book.add(fault)
@@ -314,15 +322,24 @@ class Agent:
         return max(0.01, min(ends) - now)
 
     def _pause(self, failures: int) -> None:
-        if not self._stopping:
-            first, cap = _REOPEN_S
-            poll = select.poll()
-            poll.register(self._wake_in, select.POLLIN)
-            poll.poll(min(cap, first * 2.0 ** min(failures, 20)) * 1_000)
+        first, cap = _REOPEN_S
+        until = time.monotonic() + min(cap, first * 2.0 ** min(failures, 20))
+        poll = self._poll()
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            poll.poll(left * 1_000)
             self._woken()
 
+    def _poll(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self._wake_in, select.POLLIN)
+        if self._probe is not None:
+            poll.register(self._probe, select.POLLIN)
+        return poll
+
     def _woken(self) -> None:
-        """Empty the pipe: signals that mean nothing to us wake us too."""
+        """Answer the probe, and empty the pipe: signals that mean nothing to us wake us too."""
+        if self._probe is not None:
+            self._probe.serve()
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_in, 4_096)
 

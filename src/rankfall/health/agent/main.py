@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import msgspec
 
 from rankfall.health.agent.api import NodeApi
 from rankfall.health.agent.loop import Agent
+from rankfall.health.agent.probe import Probe
 from rankfall.health.agent.publish import Publisher
 from rankfall.health.agent.state import StateFile
 from rankfall.kube.access import Access
@@ -34,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         all_: print every record.
         injected: the test mode.
         once: read what is there and end.
+        probe: host and port of the liveness probe; None = there is none.
     """
 
     node: str
@@ -43,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     all_: bool = False
     injected: bool = False
     once: bool = False
+    probe: tuple[str, int] | None = None
 
     def open(self) -> Opened:
         """The ring.
@@ -75,18 +79,26 @@ def run(settings: Settings, *, access: Access | None, out: BinaryIO, say: Callab
         api = NodeApi(access, node=settings.node)
         publisher = Publisher(api, node=settings.node, say=say, told=state.load().told)
     boot = kmsg_source.this_boot() if settings.socket is None else None
-    with Agent(
-        node=settings.node,
-        open_=settings.open,
-        out=out,
-        state=state,
-        shows=publisher,
-        say=say,
-        all_=settings.all_,
-        injected=settings.injected,
-        once=settings.once,
-        boot=boot,
-    ) as agent:
+    with contextlib.ExitStack() as stack:
+        probe = None
+        if settings.probe is not None:
+            healthy = publisher.turns if publisher is not None else lambda: True
+            probe = stack.enter_context(Probe(settings.probe, healthy=healthy))
+        agent = stack.enter_context(
+            Agent(
+                node=settings.node,
+                open_=settings.open,
+                out=out,
+                state=state,
+                shows=publisher,
+                say=say,
+                all_=settings.all_,
+                injected=settings.injected,
+                once=settings.once,
+                boot=boot,
+                probe=probe,
+            )
+        )
         failed: list[BaseException] = []
 
         def publish() -> None:

@@ -106,6 +106,7 @@ class Publisher:
         self._failed_at = -1e9
         self._pause = 0.0
         self._uid: str | None = None
+        self._turned_at = clock()
         self.told = told
         self.left_out = 0
         self.written = 0
@@ -139,13 +140,18 @@ class Publisher:
             self._stopping = True
             self._changed.notify()
 
+    def turns(self) -> bool:
+        """Whether ``run`` goes on. It never waits longer than a refresh, and each request has a limit."""
+        return self._clock() - self._turned_at < 2 * REFRESH_S
+
     def run(self) -> None:
         """Write until ``stop``."""
         while True:
+            self._turned_at = self._clock()
             with self._changed:
                 wait = self._due()
                 if wait > 0 and not self._stopping:
-                    self._changed.wait(wait)
+                    self._changed.wait(min(wait, REFRESH_S))
                     continue
                 ending = self._stopping
                 wanted, self._urgent = self._wanted, False

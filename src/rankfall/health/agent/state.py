@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.health import shown
 from rankfall.model.health_report import KernelReport
 from rankfall.observe.kmsg_ring import Cursor
@@ -59,7 +60,7 @@ class StateFile:
             return AgentState()
         try:
             data = self._path.read_bytes()
-            return msgspec.json.decode(data[:_LARGEST], type=AgentState)
+            return decoding.decode(data[:_LARGEST], kind=AgentState)
         except FileNotFoundError:
             return AgentState()
         except (OSError, msgspec.DecodeError, RecursionError) as error:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
 
@@ -68,7 +69,7 @@ def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, 
         before: dict[str, Any] = packaged_checks().get(name, {}) if isinstance(name, str) else {}
         env = {**before.get("env", {}), **row["env"]} if isinstance(row.get("env"), dict) else before.get("env", {})
         try:
-            check = msgspec.convert(
+            check = decoding.convert(
                 {**before, **row, **({} if "env" in row and not isinstance(row["env"], dict) else {"env": env})}, Check
             )
         except msgspec.ValidationError as error:

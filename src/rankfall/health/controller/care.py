@@ -15,11 +15,12 @@ from typing import Final
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.loop import Loop
 from rankfall.health.controller.nodebook import NodeBook
+from rankfall.health.controller.occupied import Occupied
 from rankfall.health.controller.telling import LOG
 from rankfall.health.hooks.call import Call, call_hook
 from rankfall.health.hooks.table import Hook, next_hook
 from rankfall.health.node_objects import NodeObject
-from rankfall.health.nodes import REBOOTS, Remedy
+from rankfall.health.nodes import REBOOTS, Remedy, grave
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.model.health import NodeHealth, OpenCause
@@ -37,6 +38,7 @@ class Care:
         book: of the Nodes.
         loop: that decides; it is given what was done.
         config: has the hooks.
+        occupied: knows whether a job runs on a node.
         namespace: of the Jobs.
         look_s: between two looks.
         clock: nanoseconds since the epoch.
@@ -49,12 +51,15 @@ class Care:
         book: NodeBook,
         loop: Loop,
         config: ConfigFile,
+        occupied: Occupied,
         namespace: str,
         look_s: float = LOOK_S,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._kube, self._book, self._loop, self._config = kube, book, loop, config
         self._namespace, self._look_s, self._clock = namespace, look_s, clock
+        self._occupied = occupied
+        self._waiting: set[str] = set()
 
     async def run(self) -> None:
         """Care for ever."""
@@ -73,10 +78,29 @@ class Care:
             return
         if health.state == "remediating":
             await self._proof(node, health)
-        elif health.state == "quarantined":
+        elif health.state == "quarantined" and not self._elsewhere(name):
             found = next_hook(health, hooks=self._config.config.hooks, rules=self._config.config.rules)
-            if found is not None:
+            if found is not None and await self._may_disturb(name, health):
                 await self._mend(node, health, *found)
+
+    async def _may_disturb(self, name: str, health: NodeHealth) -> bool:
+        """Whether no job on the node would be the worse for it: none runs there, or none that uses what is broken can go on."""
+        rules = self._config.config.rules
+        causes = (rules.find(each.code) for each in grave(health, rules))
+        if any(rule is not None and rule.fatal_for_job == "yes" for rule in causes) or await self._occupied.idle(name):
+            self._waiting.discard(name)
+            return True
+        if name not in self._waiting:
+            LOG.warning("node `%s` waits for the end of the job on it before any hook is called", name)
+            self._waiting.add(name)
+        return False
+
+    def _elsewhere(self, name: str) -> bool:
+        """Whether a step is under way on another node: one that an earlier controller began may be; of a node that was opted out nobody here knows."""
+        records = (
+            each.view.record for each in self._book.nodes.values() if each.name != name and not each.view.opted_out
+        )
+        return any(record is not None and record.state == "remediating" for record in records)
 
     async def _mend(self, node: NodeObject, health: NodeHealth, hook: Hook, cause: OpenCause) -> None:
         name, attempt = node.name, health.tried.count(hook.step) + 1

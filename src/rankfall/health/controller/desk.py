@@ -7,7 +7,8 @@ made again with the Node as it is. A Node that is gone is said and left; it neve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from rankfall.health import nodes
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.nodebook import NodeBook
 from rankfall.health.controller.telling import LOG, Teller
-from rankfall.health.machine import NodePatch, Plan
+from rankfall.health.machine import TELL_NS, Happening, NodePatch, Plan
 from rankfall.health.node_writes import write_condition, write_node
 from rankfall.health.policy import Policy
 from rankfall.health.rules import Rules
@@ -33,26 +34,52 @@ class LeaseGone(Exception):  # noqa: N818 - reads as the answer that it is
     """This process may not act any more."""
 
 
+@contextlib.contextmanager
+def sole_writer() -> Iterator[None]:
+    """Around what only the leader writes.
+
+    Raises:
+        LeaseGone: another controller wrote it, so this one leads no more.
+    """
+    try:
+        yield
+    except Conflict as error:
+        LOG.warning("another controller wrote the state: %s", error.message)
+        raise LeaseGone from error
+
+
 class Desk:
     """Writes.
 
     Args:
         kube: an open client; None = nothing is written (dry run).
         book: of the Nodes; the answers go there.
-        firm: whether nobody else can be acting now.
+        sure: whether nobody else can be acting now.
         teller: tells people.
         metrics: counts.
+
+    Attributes:
+        untold: an Event could not be sent now and is to be sent again.
     """
 
     def __init__(
-        self, kube: Kube | None, *, book: NodeBook, firm: Callable[[], bool], teller: Teller, metrics: Metrics
+        self,
+        kube: Kube | None,
+        *,
+        book: NodeBook,
+        sure: Callable[[], Awaitable[bool]],
+        teller: Teller,
+        metrics: Metrics,
     ) -> None:
         self._kube = kube
         self._book = book
-        self._firm = firm
+        self._sure = sure
         self._teller = teller
         self._metrics = metrics
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._sent: set[tuple[str, str, int]] = set()
+        self._began = 0
+        self.untold = False
 
     async def carry_out(self, plan: Plan, *, policy: Policy, now: int) -> dict[str, Written]:
         """Write what was decided; what became of each Node's part.
@@ -100,9 +127,43 @@ class Desk:
                 )
                 await self._condition(kube, patch, policy=policy, now=now)
 
+    async def tell(self, *, now: int, until: int) -> int:
+        """Send the Events that stand in the records and were not sent yet: until when all are sent, or ``until`` where some are left.
+
+        The first time these are also what an earlier controller wrote and did not come to tell; of one that it told the server knows the name.
+
+        Args:
+            now: nanoseconds since the epoch.
+            until: all of that moment and before were sent by earlier controllers, as far as this one's clock does not lie behind theirs.
+
+        Raises:
+            LeaseGone: as :meth:`carry_out`.
+        """
+        self._began = self._began or now
+        due = [
+            (Happening(node=node.name, reason=each.reason, message=each.message, warning=each.warning), each.at)
+            for node in list(self._book.nodes.values())
+            for each in (node.view.record.untold if node.view.record is not None else ())
+            if now - each.at <= TELL_NS and (node.name, each.reason, each.at) not in self._sent
+            if each.at > until or each.at >= self._began
+        ]
+        self._sent = {each for each in self._sent if now - each[2] <= TELL_NS}
+        done = await asyncio.gather(*(self._event(told, at=at) for told, at in due))
+        self.untold = not all(done)
+        return max(now, until) if done and all(done) else until
+
+    async def _event(self, told: Happening, *, at: int) -> bool:
+        async with self._slots:
+            if not await self._sure():
+                raise LeaseGone
+            sent = await self._teller.event(told, at=at, about=str(at))
+            if sent:
+                self._sent.add((told.node, told.reason, at))
+            return sent
+
     async def _node(self, kube: Kube, patch: NodePatch, *, policy: Policy) -> Written:
         async with self._slots:
-            if not self._firm():
+            if not await self._sure():
                 raise LeaseGone
             node = self._book.nodes.get(patch.node)
             if node is None:
@@ -124,7 +185,7 @@ class Desk:
 
     async def _condition(self, kube: Kube, patch: NodePatch, *, policy: Policy, now: int) -> None:
         async with self._slots:
-            if not self._firm():
+            if not await self._sure():
                 raise LeaseGone
             node = self._book.nodes.get(patch.node)
             if node is None:

@@ -11,10 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
+from rankfall.health.controller.desk import sole_writer
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.state import Place, StateMap
 from rankfall.health.controller.telling import LOG
-from rankfall.kube.errors import Conflict, KubeError
+from rankfall.kube.errors import KubeError
 from rankfall.model.health import NodeFault
 from rankfall.observe.loki.cursor import SECOND, Cursor, Entry, State
 from rankfall.observe.loki.errors import LokiError
@@ -100,7 +101,7 @@ class LokiSource:
 
         Raises:
             LokiError: it does not pass; the mark stands where it stood.
-            Conflict: another controller wrote the state.
+            LeaseGone: another controller wrote the state, so this one leads no more.
         """
         now, clock = self._clock(), time.monotonic()
         thorough = self._thorough_at is None or clock - self._thorough_at >= THOROUGH_S
@@ -122,9 +123,8 @@ class LokiSource:
     async def _keep(self) -> None:
         place = Place(cursor=self._reader.cursor.state(), begun=dict(self._begun or {}))
         try:
-            await self._state.keep_place(self.name, place)
-        except Conflict:
-            raise
+            with sole_writer():
+                await self._state.keep_place(self.name, place)
         except KubeError as error:
             # All is acted on; after a kill it would be read once more, and known.
             LOG.warning("where %s stands cannot be kept: %s", self.name, error.message)

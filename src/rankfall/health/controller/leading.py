@@ -14,8 +14,9 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.lease import LeaseLock, LeaseLost, boot_clock
 from rankfall.kube.lease_record import Silence
+from rankfall.model.health_answer import LEASE
 
-NAME: Final = "rankfall-controller"
+NAME: Final = LEASE
 #: How long a leader may be silent before another one takes over, and the time between its renewals, seconds: two may fail.
 DURATION_S: Final = 15
 RENEW_S: Final = 5.0
@@ -43,8 +44,18 @@ class Leading:
             NAME, namespace=namespace, holder=identity, labels=LABELS, notes={}, duration_s=DURATION_S
         )
 
-    def firm(self) -> bool:
-        """Whether nobody else can be acting now."""
+    async def sure(self) -> bool:
+        """Whether nobody else can be acting now; where that ran out it is renewed first.
+
+        A machine that is short of time lets a renewal come late although nobody has taken the lease: to stop for that alone would let each leader begin
+        the same work anew, and none end it.
+        """
+        if self._lock.firm():
+            return True
+        try:
+            await self._lock.renew(self._kube)
+        except KubeError as error:
+            LOG.warning("the lease cannot be renewed: %s", error.message)
         return self._lock.firm()
 
     async def win(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller import shared_kernel
-from rankfall.health.controller.desk import Desk, LeaseGone, Written
+from rankfall.health.controller.desk import Desk, Written, sole_writer
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.nodebook import News, NodeBook, with_memory
 from rankfall.health.controller.settings import Settings
@@ -26,7 +26,8 @@ from rankfall.health.controller.switches import Switches
 from rankfall.health.controller.telling import LOG, Teller
 from rankfall.health.machine import Input, Plan, step
 from rankfall.health.policy import Policy
-from rankfall.kube.errors import Conflict, KubeError
+from rankfall.health.rules import Rules
+from rankfall.kube.errors import KubeError
 from rankfall.kube.watch_run import Event
 from rankfall.model.health import NodeFault, NodeHealth
 
@@ -124,6 +125,11 @@ class Loop:
         self._awake.set()
 
     @property
+    def rules(self) -> Rules:
+        """The rules in force."""
+        return self._config.config.rules
+
+    @property
     def policy(self) -> Policy:
         """The policy in force: of the file, flags and switches. The same object as long as nothing of it changes."""
         base = self._config.config.policy
@@ -165,10 +171,8 @@ class Loop:
 
     async def _guarded(self) -> bool:
         try:
-            return await self._turn()
-        except Conflict as error:
-            LOG.warning("another controller wrote the state: %s", error.message)
-            raise LeaseGone from error
+            with sole_writer():
+                return await self._turn()
         except KubeError as error:
             LOG.warning("nothing can be decided now: %s", error.message)
             return False
@@ -222,7 +226,15 @@ class Loop:
                 batch.done.set_result(None)
         await self._desk.mend_conditions(rules=rules, policy=policy, now=now)
         self._measure(policy)
-        return not any(result in {"changed", "later"} for result in written.values())
+        told = await self._tell(now)
+        return told and not any(result in {"changed", "later"} for result in written.values())
+
+    async def _tell(self, now: int) -> bool:
+        """Send the Events of changes, and keep until when all are sent: so the next controller sends what this one did not, and no more."""
+        stored = self._state.stored
+        until = await self._desk.tell(now=now, until=stored.told_until)
+        await self._state.keep(msgspec.structs.replace(stored, told_until=until))
+        return not self._desk.untold
 
     async def _close_breaker(self, now: int) -> None:
         stored = self._state.stored

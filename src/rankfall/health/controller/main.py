@@ -18,12 +18,14 @@ from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import switches, web
 from rankfall.health.controller.care import Care
 from rankfall.health.controller.desk import Desk, LeaseGone
+from rankfall.health.controller.from_exporters import ExporterSource
 from rankfall.health.controller.from_loki import LokiSource
 from rankfall.health.controller.leading import Leading
 from rankfall.health.controller.lines import POD_TEXTS, KernelLines, PodLines, kernel_texts
 from rankfall.health.controller.loop import Loop
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.nodebook import NodeBook
+from rankfall.health.controller.occupied import Occupied
 from rankfall.health.controller.settings import Settings, kernel_query, pod_query
 from rankfall.health.controller.state import StateMap
 from rankfall.health.controller.telling import LOG, Teller
@@ -31,10 +33,10 @@ from rankfall.health.controller.validating import Validator
 from rankfall.kube import incluster
 from rankfall.kube.access import Access
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ApiError, KubeError, ServerError, TooManyRequests
+from rankfall.kube.errors import ApiError, Forbidden, KubeError, ServerError, TooManyRequests, Unauthorized
 from rankfall.kube.kubeconfig import load_access
 from rankfall.kube.resources import CONFIG_MAPS, NODES
-from rankfall.kube.watch import watch
+from rankfall.kube.watch import Pace, watch
 from rankfall.observe.loki.client import Loki
 
 #: Between two looks at the file of settings, seconds.
@@ -43,7 +45,12 @@ RELOAD_S: Final = 2.0
 HANGS_S: Final = 300.0
 #: Longest wait for one answer of Loki, seconds.
 LOKI_S: Final = 30.0
+#: A server that starts denies what it has not read yet ("not yet ready to handle request", or simply 403): so long a denial is doubted, seconds.
+DENIED_S: Final = 60.0
 _AGAIN_S: Final = 2.0
+_FILLED_S: Final = 0.05
+#: Nodes that are taken in before others have their turn.
+_TOGETHER: Final = 20
 
 
 def find_access(
@@ -146,11 +153,11 @@ class Controller:
     async def _lead(self, kube: Kube, *, writes: Kube | None, leading: Leading | None) -> None:
         settings = self._settings
         state = StateMap(writes, namespace=settings.namespace, holder=settings.identity)
-        await _until_done(state.load)
+        await _until_done(state.load, doubt_s=DENIED_S)
         self._book = book = NodeBook()
         teller = Teller(writes, audit=self._audit)
-        firm = (lambda: True) if leading is None else leading.firm
-        desk = Desk(writes, book=book, firm=firm, teller=teller, metrics=self.metrics)
+        sure = _always if leading is None else leading.sure
+        desk = Desk(writes, book=book, sure=sure, teller=teller, metrics=self.metrics)
         self._loop = loop = Loop(
             book=book,
             desk=desk,
@@ -162,14 +169,27 @@ class Controller:
         )
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for source in await self._loki_sources(stack, book=book, state=state, loop=loop):
-                group.create_task(source.run())
+                group.create_task(_when_complete(book, source.run))
             group.create_task(self._nodes(kube, loop))
             group.create_task(self._switches(kube, loop))
             group.create_task(self._reload(loop))
             group.create_task(self._numbers(kube))
+            exporters = ExporterSource(
+                kube, book=book, config=self._config, state=state, give=loop.give, metrics=self.metrics
+            )
+            group.create_task(exporters.run())
             group.create_task(loop.run())
             if writes is not None:
-                care = Care(writes, book=book, loop=loop, config=self._config, namespace=settings.namespace)
+                occupied = Occupied(kube, book=book, loop=loop, namespace=settings.namespace)
+                group.create_task(occupied.run())
+                care = Care(
+                    writes,
+                    book=book,
+                    loop=loop,
+                    config=self._config,
+                    occupied=occupied,
+                    namespace=settings.namespace,
+                )
                 group.create_task(care.run())
             if leading is not None:
                 checks = Validator(kube, book=book, loop=loop, config=self._config, namespace=settings.namespace)
@@ -221,14 +241,25 @@ class Controller:
         return self._sources
 
     async def _nodes(self, kube: Kube, loop: Loop) -> None:
-        async with contextlib.aclosing(watch(kube, NODES, keep=_name_of, trouble=_say_trouble)) as events:
+        async with contextlib.aclosing(watch(kube, NODES, keep=_name_of, trouble=_say_trouble, pace=_pace())) as events:
+            number = 0
             async for event in events:
                 loop.node_event(event)
+                number += 1
+                if number % _TOGETHER == 0:
+                    # A list of a thousand comes at once, and the lease is to be renewed meanwhile.
+                    await asyncio.sleep(0)
 
     async def _switches(self, kube: Kube, loop: Loop) -> None:
         name = f"metadata.name={switches.NAME}"
         following = watch(
-            kube, CONFIG_MAPS, namespace=self._settings.namespace, fields=name, keep=_name_of, trouble=_say_trouble
+            kube,
+            CONFIG_MAPS,
+            namespace=self._settings.namespace,
+            fields=name,
+            keep=_name_of,
+            trouble=_say_trouble,
+            pace=_pace(),
         )
         async with contextlib.aclosing(following) as events:
             async for event in events:
@@ -267,18 +298,35 @@ class Controller:
         return self._loop is None or (self._book is not None and self._book.complete)
 
 
-async def _until_done(call: Callable[[], Awaitable[None]]) -> None:
-    """Call until it is answered; a refusal that lasts is raised."""
+async def _until_done(call: Callable[[], Awaitable[None]], *, doubt_s: float) -> None:
+    """Call until it is answered; a refusal that lasts is raised. A denial is doubted for ``doubt_s`` seconds."""
+    until = time.monotonic() + doubt_s
     while True:
         try:
             return await call()
         except ApiError as error:
-            if not isinstance(error, ServerError | TooManyRequests):
+            doubted = isinstance(error, Forbidden | Unauthorized) and time.monotonic() < until
+            if not doubted and not isinstance(error, ServerError | TooManyRequests):
                 raise
             LOG.warning("%s", error.message)
         except KubeError as error:
             LOG.warning("%s", error.message)
         await asyncio.sleep(_AGAIN_S)
+
+
+async def _when_complete(book: NodeBook, run: Callable[[], Awaitable[None]]) -> None:
+    """Begin once all Nodes are seen: a line is known by the boot that its Node shows, and without it the same line would be another one."""
+    while not book.complete:  # noqa: ASYNC110 - the watch fills it
+        await asyncio.sleep(_FILLED_S)
+    await run()
+
+
+async def _always() -> bool:
+    return True
+
+
+def _pace() -> Pace:
+    return Pace(denied=DENIED_S, doubting=True)
 
 
 def _name_of(item: dict[str, Any]) -> dict[str, Any]:

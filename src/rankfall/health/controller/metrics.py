@@ -23,6 +23,7 @@ NAMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
     "health_source_lag_seconds": ("gauge", "Age of what a source has been read up to."),
     "health_source_lines_total": ("counter", "Lines read from a source."),
     "health_source_errors_total": ("counter", "Questions to a source that were not answered."),
+    "health_exporters_silent": ("gauge", "Exporters of metrics that did not answer at the last look."),
     "health_lines_lost_total": ("counter", "Nanoseconds that held more lines than Loki gives at once."),
     "health_lines_without_node_total": ("counter", "Lines whose collector did not say of which node."),
     "health_writes_total": ("counter", "Writes to Nodes, by what came of them."),

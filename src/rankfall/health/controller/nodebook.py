@@ -1,11 +1,12 @@
-"""All Nodes as one watch tells them, and what they say about themselves: the agents' annotations and conditions of others.
+"""All Nodes as one watch tells them, and what they say about themselves: the agents' annotations, those of runs, and conditions of others.
 
 One watch for the whole cluster, whatever its size: nothing is asked of one node. After a write of ours the Node is as the answer said until the watch has
-come to that version; so a step never decides on what it changed itself a moment ago.
+come to that version or passed it; so a step does not decide on what it changed itself a moment ago. Nothing rests on that: each write asks for the version.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from rankfall.kube.watch_run import Event
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.health import NodeFault, NodeHealth, shown
 from rankfall.model.health_report import REPORT_ANNOTATION, decode_report
+from rankfall.model.health_verdict import VERDICTS_ANNOTATION, decode_verdicts
 from rankfall.model.times import nanoseconds
 
 
@@ -27,7 +29,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         relevant: something that decisions rest on is different.
         faults: that the Node tells and did not tell before.
-        problem: why its agent's report is not believed.
+        problem: why its agent's report, or what runs said of it, is not believed.
     """
 
     relevant: bool = False
@@ -41,14 +43,17 @@ class NodeBook:
     Attributes:
         nodes: as they are now.
         complete: all Nodes that there were at the beginning are in it.
+        idle: when a look found no job on a Node, nanoseconds since the epoch.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeObject] = {}
         self.complete = False
+        self.idle: dict[str, int] = {}
         self._awaited: dict[str, str] = {}
         self._reports: dict[str, str] = {}
         self._conditions: dict[str, frozenset[str]] = {}
+        self._verdicts: dict[str, str] = {}
 
     def take(self, event: Event, *, policy: Policy) -> News:
         """One event of the watch.
@@ -65,14 +70,15 @@ class NodeBook:
             self._awaited.pop(name, None)
             self._reports.pop(name, None)
             self._conditions.pop(name, None)
+            self._verdicts.pop(name, None)
+            self.idle.pop(name, None)
             return News(relevant=self.nodes.pop(name, None) is not None)
         awaited = self._awaited.get(name)
-        if awaited is not None and event.type == "modified":
-            if event.object["metadata"].get("resourceVersion") != awaited:
-                return News()
-            del self._awaited[name]
-        else:
-            self._awaited.pop(name, None)
+        version = str(event.object["metadata"].get("resourceVersion", ""))
+        # A watch that began anew may never show the awaited version itself: any later one has it in it.
+        if awaited is not None and event.type == "modified" and _older(version, awaited):
+            return News()
+        self._awaited.pop(name, None)
         before = self.nodes.get(name)
         after = self.nodes[name] = read_node(event.object, policy=policy)
         told, problem = self._told(name, event.object)
@@ -88,7 +94,9 @@ class NodeBook:
     def written(self, item: Mapping[str, Any], *, policy: Policy) -> None:
         """A Node as the answer to a write of ours shows it."""
         node = read_node(item, policy=policy)
-        if node.name in self.nodes:
+        known = self.nodes.get(node.name)
+        # The watch may have been faster than the answer: then nothing is awaited, or this Node would never be seen again.
+        if known is not None and _older(known.view.version, node.view.version):
             self.nodes[node.name] = node
             self._awaited[node.name] = node.view.version
 
@@ -106,11 +114,27 @@ class NodeBook:
                 found += faults.of_report(decode_report(text), node=name)
             except EvidenceLost as error:
                 problem = error.message
+        text = (item["metadata"].get("annotations") or {}).get(VERDICTS_ANNOTATION)
+        if isinstance(text, str) and text != self._verdicts.get(name):
+            self._verdicts[name] = text
+            try:
+                now = time.time_ns()
+                found += [faults.of_verdict(each, node=name, now=now) for each in decode_verdicts(text).verdicts]
+            except EvidenceLost as error:
+                problem = error.message
         bad = _conditions(name, item, record=self.nodes[name].view.record)
         known = self._conditions.get(name, frozenset())
         found += [each for each in bad if each.id not in known]
         self._conditions[name] = frozenset(each.id for each in bad)
         return tuple(found), problem
+
+
+def _older(version: str, than: str) -> bool:
+    """Whether a version comes before another one; versions that are no numbers are not known to.
+
+    To decide on an older Node costs a refused write; to wait for a version that never comes would leave the Node unseen.
+    """
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
 def _essence(node: NodeObject) -> tuple[Any, ...]:
@@ -140,8 +164,10 @@ def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None
 
 
 def with_memory(book: NodeBook, memory: Mapping[str, NodeHealth]) -> dict[str, Any]:
-    """The views of all Nodes; where something was decided and not written, with that."""
-    return {
-        name: msgspec.structs.replace(node.view, record=memory[name]) if name in memory else node.view
-        for name, node in book.nodes.items()
-    }
+    """The views of all Nodes; with what looks at their jobs found, and where something was decided and not written, with that."""
+    views = {name: node.view for name, node in book.nodes.items()}
+    for name in memory.keys() & views.keys():
+        views[name] = msgspec.structs.replace(views[name], record=memory[name])
+    for name in book.idle.keys() & views.keys():
+        views[name] = msgspec.structs.replace(views[name], idle_at=book.idle[name])
+    return views

@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from rankfall.model import UsageError
+from rankfall.model.health_answer import NAMESPACE
 from rankfall.observe.loki import logql
 from rankfall.observe.loki.settings import PREFIX, LokiSettings, loki_settings
 
-NAMESPACE: Final = "rankfall"
 POLL_S: Final = 5.0
 LOOK_BACK_S: Final = 600
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -138,18 +138,6 @@ def stream_of(text: str) -> Stream:
             f"{text[:60]!r} names no DaemonSet with its namespace", hint="as dmesg-logging/dmesg; without a namespace any pod could pass for it"
         )  # fmt: skip
     return Stream(namespace=_name(namespace, "namespace"), daemon_set=_name(name, "DaemonSet"))
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``:PORT``.
-
-    Raises:
-        UsageError: it is none.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 - largest port
-        raise UsageError(f"{text[:60]!r} is no address", hint="as 127.0.0.1:9090, or :9090 for all of this machine")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - asked for by leaving it out
 
 
 def kernel_query(stream: Stream, labels: Labels, *, texts: tuple[str, ...]) -> str:

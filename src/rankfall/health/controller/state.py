@@ -12,10 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.health.exporter import Stood
 from rankfall.health.policy import Safety
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict, ObjectNotFound
 from rankfall.kube.resources import CONFIG_MAPS
+from rankfall.model import decoding
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.health import NodeFault, shown
 from rankfall.observe.loki.cursor import State
@@ -27,6 +29,7 @@ LABELS: Final = {"app.kubernetes.io/name": "rankfall", "app.kubernetes.io/compon
 MAX_LINES: Final = 2_000
 #: Observations that wait for a Node: for its next boot, or for a write that is refused.
 MAX_WAITING: Final = 256
+_METRICS: Final = "metrics"
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,12 +39,14 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         safety: breaker and rate.
         reset_word: the word with which a person closed the breaker last.
         waiting: observations to be given again.
+        told_until: all Events of changes of Nodes of that moment and before are sent, nanoseconds since the epoch.
     """
 
     schema: str = SCHEMA
     safety: Safety = Safety()
     reset_word: str = ""
     waiting: tuple[NodeFault, ...] = ()
+    told_until: int = 0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +72,7 @@ class StateMap:
     Attributes:
         stored: as it was read or written last.
         places: of the queries, by name.
+        standing: values of metrics that are not 0.
     """
 
     def __init__(self, kube: Kube | None, *, namespace: str, holder: str) -> None:
@@ -77,6 +83,7 @@ class StateMap:
         self._version: str | None = None
         self.stored = Stored()
         self.places: dict[str, Place] = {}
+        self.standing: dict[str, Stood] = {}
 
     async def load(self) -> None:
         """Read it, or begin anew where there is none.
@@ -98,7 +105,7 @@ class StateMap:
                 f"ConfigMap {NAME} in {self._namespace} is not ours", hint="give --namespace another one"
             )
         self._version = str(meta["resourceVersion"])
-        self.stored, self.places = _read(item.get("data") or {}, namespace=self._namespace)
+        self.stored, self.places, self.standing = _read(item.get("data") or {}, namespace=self._namespace)
 
     async def keep(self, stored: Stored) -> None:
         """Write the part of the decisions, where it is another one.
@@ -122,6 +129,16 @@ class StateMap:
         await self._write({f"query.{name}": msgspec.json.encode(short).decode()})
         self.places[name] = place
 
+    async def keep_standing(self, standing: dict[str, Stood]) -> None:
+        """Write what stands in metrics, where it is something else.
+
+        Raises:
+            Conflict, KubeError: as :meth:`keep`.
+        """
+        if standing != self.standing:
+            await self._write({_METRICS: msgspec.json.encode(standing).decode()})
+            self.standing = standing
+
     async def _write(self, data: Mapping[str, str]) -> None:
         if self._kube is None:
             return
@@ -144,14 +161,16 @@ class StateMap:
         self._version = str(item["metadata"]["resourceVersion"])
 
 
-def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str, Place]]:
-    stored, places = Stored(), {}
+def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str, Place], dict[str, Stood]]:
+    stored, places, standing = Stored(), dict[str, Place](), dict[str, Stood]()
     for key, text in data.items():
         try:
             if key == "state":
-                stored = msgspec.json.decode(text, type=Stored)
+                stored = decoding.decode(text, kind=Stored)
+            elif key == _METRICS:
+                standing = decoding.decode(text, kind=dict[str, Stood])
             elif key.startswith("query."):
-                places[key.removeprefix("query.")] = msgspec.json.decode(text, type=Place)
+                places[key.removeprefix("query.")] = decoding.decode(text, kind=Place)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
             raise EvidenceLost(
                 f"ConfigMap {NAME} in {namespace}: {shown(key, 64)}: {shown(str(error))}",
@@ -162,4 +181,4 @@ def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str,
             f"ConfigMap {NAME} in {namespace} is of schema {shown(stored.schema, 64)}",
             hint="run the version that wrote it, or delete it to begin anew",
         )
-    return stored, places
+    return stored, places, standing

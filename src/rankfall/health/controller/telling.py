@@ -1,7 +1,8 @@
 """Tells people what was seen and done: lines of the log, the audit trail, Events on the Nodes. A storm is told once, with its count.
 
 The log goes to stderr, each line with level, time, file and line. The audit trail is JSON, a line for each decision, on stdout. An Event's name follows from
-what it says and when it began, so one that is sent again after a kill is the same Event, and the server refuses the second.
+what it says and when it began, so one that is sent again after a kill is the same Event, and the server refuses the second. Events of changes of a node stand in
+its record (:class:`rankfall.model.health.Untold`) and are sent from there, by whoever leads then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from rankfall.health.machine import Happening
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ApiError, Conflict, KubeError
+from rankfall.kube.errors import ApiError, Conflict, KubeError, ServerError, TooManyRequests
 from rankfall.kube.resources import EVENTS
 from rankfall.model.health import NodeFault, shown
 from rankfall.model.times import rfc3339
@@ -82,18 +83,23 @@ class Teller:
                     "node `%s`: %s: %s", each.node, each.reason, each.message,
                 )  # fmt: skip
                 self.note("happened", now=now, node=each.node, reason=each.reason, message=each.message)
-            await self.event(each, now=now)
+            if not each.kept:
+                about = f"{each.message}\n{now - now % AGAIN_NS}"
+                await self.event(each, at=now, about=about)
 
-    async def event(self, told: Happening, *, now: int) -> None:
-        """One Event on a Node."""
+    async def event(self, told: Happening, *, at: int, about: str) -> bool:
+        """One Event on a Node; whether it is there, or is refused for good.
+
+        Args:
+            told: its words.
+            at: its moment, nanoseconds since the epoch.
+            about: what tells it from the other Events of its reason on this node: its name follows from it.
+        """
         if self._kube is None:
-            return
-        begun = now - now % AGAIN_NS
-        digest = hashlib.blake2b(
-            f"{told.node}\n{told.reason}\n{told.message}\n{begun}".encode("utf-8", "replace"), digest_size=10
-        )
-        at = rfc3339(now)
-        stamp = None if at is None else f"{at[:19]}Z"
+            return True
+        digest = hashlib.blake2b(f"{told.node}\n{told.reason}\n{about}".encode("utf-8", "replace"), digest_size=10)
+        moment = rfc3339(at)
+        stamp = None if moment is None else f"{moment[:19]}Z"
         body = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -111,11 +117,14 @@ class Teller:
         try:
             await self._kube.create(EVENTS, body, namespace=EVENTS_NAMESPACE)
         except Conflict:
-            return
+            return True
         except ApiError as error:
             LOG.warning("an Event on node `%s` is refused: %s", told.node, error.message)
+            return not isinstance(error, ServerError | TooManyRequests)
         except KubeError as error:
             LOG.warning("an Event on node `%s` could not be sent: %s", told.node, error.message)
+            return False
+        return True
 
     def _again(self, key: tuple[str, ...], *, now: int) -> int | None:
         """How often it was left out since it was told last; None = it is left out now."""

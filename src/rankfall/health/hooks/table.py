@@ -11,6 +11,7 @@ import msgspec
 
 from rankfall.health.nodes import grave, kept_by_person
 from rankfall.health.rules import Remedy, Rules
+from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import NodeHealth, OpenCause, shown
 
@@ -71,7 +72,7 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
     for number, row in enumerate(rows, start=1):
         place = f"{origin}: hook {number}"
         try:
-            hook = msgspec.convert(row, Hook)
+            hook = decoding.convert(row, Hook)
         except msgspec.ValidationError as error:
             raise SpecError(place, shown(str(error)), hint=f"step is one of: {', '.join(LADDER)}") from None
         place += f" ({hook.step})"

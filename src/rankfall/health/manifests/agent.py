@@ -8,17 +8,16 @@ can be: a read-only root, one folder of the node, and an account that may change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rankfall.health.agent.api import EVENT_NAMESPACE
+from rankfall.health.manifests.admission import Object, account, admission
 from rankfall.model.health_report import REPORT_ANNOTATION, REPORT_CONDITION
-
-Object = dict[str, Any]
 
 NAME: Final = "rankfall-agent"
 STATE: Final = "/var/lib/rankfall-agent"
+PORT: Final = 8081
 _RBAC: Final = "rbac.authorization.k8s.io"
-_ADMISSION: Final = "admissionregistration.k8s.io/v1"
 
 #: Of a ClusterRole: the annotation and the condition are written through the status, which changes no spec.
 CLUSTER_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},)
@@ -110,7 +109,23 @@ def _pod(
                 "name": "agent",
                 "image": image,
                 "imagePullPolicy": pull,
-                "command": [*command, "agent", "--state", STATE, *(["--accept-injected-kmsg"] if injected else [])],
+                "command": [
+                    *command,
+                    "agent",
+                    "--state",
+                    STATE,
+                    "--probe-address",
+                    f":{PORT}",
+                    *(["--accept-injected-kmsg"] if injected else []),
+                ],
+                "ports": [{"name": "probe", "containerPort": PORT}],
+                # The loop that reads the ring answers. A minute apart: nobody waits for it, and an agent at rest stays one.
+                "livenessProbe": {
+                    "httpGet": {"path": "/healthz", "port": "probe"},
+                    "periodSeconds": 60,
+                    "timeoutSeconds": 10,
+                    "failureThreshold": 5,
+                },
                 "env": [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
                 "resources": {
                     "requests": {"cpu": "10m", "memory": "48Mi"},
@@ -138,7 +153,6 @@ def agent_admission(*, namespace: str) -> list[Object]:
 
     RBAC can name neither fields nor "the own node"; the token of a pod names its node.
     """
-    user = f"system:serviceaccount:{namespace}:{NAME}"
     node = "authentication.kubernetes.io/node-name"
     notes = (
         "(has({0}.metadata.annotations) ? {0}.metadata.annotations : {{}})"
@@ -165,31 +179,9 @@ def agent_admission(*, namespace: str) -> list[Object]:
         ),
         (" && ".join(same), "an agent writes nothing of a node's resources and addresses"),
     ]
-    return [
-        {
-            "apiVersion": _ADMISSION,
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": NAME},
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {
-                    "resourceRules": [
-                        {
-                            "apiGroups": [""],
-                            "apiVersions": ["v1"],
-                            "operations": ["CREATE", "UPDATE", "DELETE"],
-                            "resources": ["nodes", "nodes/status"],
-                        }
-                    ]
-                },
-                "matchConditions": [{"name": "agent", "expression": f"request.userInfo.username == '{user}'"}],
-                "validations": [{"expression": expression, "message": message} for expression, message in validations],
-            },
-        },
-        {
-            "apiVersion": _ADMISSION,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": NAME},
-            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
-        },
-    ]
+    return admission(
+        name=NAME,
+        who=("agent", account(NAME, namespace=namespace)),
+        operations=("CREATE", "UPDATE", "DELETE"),
+        validations=validations,
+    )

@@ -1,4 +1,4 @@
-"""All that guards a cluster, as objects: the namespace, the controller and the agents."""
+"""All that guards a cluster, as objects: the namespace, the controller, the agents, and the rights by which runs tell of nodes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 from rankfall.health.config import load_config
 from rankfall.health.controller.settings import AGENT, DMESG, Stream
+from rankfall.health.manifests.admission import Object
 from rankfall.health.manifests.agent import agent_admission, agent_objects
-from rankfall.health.manifests.controller import Object, controller_admission, controller_objects
+from rankfall.health.manifests.controller import controller_admission, controller_objects
+from rankfall.health.manifests.runs import runs_admission, runs_objects
 
 
 def cluster_objects(
@@ -51,6 +53,7 @@ def cluster_objects(
         # Whose lines are believed is named with the namespace: of another one the controller would not read them.
         streams = (DMESG, Stream(namespace=namespace, daemon_set=AGENT.daemon_set))
         arguments += [word for each in streams for word in ("--stream", f"{each.namespace}/{each.daemon_set}")]
+    objects += runs_objects(namespace=namespace)
     objects += controller_objects(
         namespace=namespace,
         image=image,
@@ -59,11 +62,14 @@ def cluster_objects(
         environment=(("LOG_ENDPOINT", loki_url),) if loki_url else (),
         settings=text,
         jobs=bool(settings.checks) or any(hook.job is not None for hook in settings.hooks),
+        occupied=bool(settings.hooks) or settings.policy.after_job,
+        exporters=[each.namespace for each in settings.exporters if each.namespace is not None],
         pull=pull,
     )
     if agent:
         objects += agent_objects(namespace=namespace, image=image, command=command, injected=injected, pull=pull)
     if admission:
         objects += controller_admission(namespace=namespace, policy=settings.policy)
+        objects += runs_admission()
         objects += agent_admission(namespace=namespace) if agent else []
     return objects

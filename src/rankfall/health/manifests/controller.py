@@ -7,13 +7,12 @@ API server has it (Kubernetes 1.30 or newer); it is optional, because making one
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from rankfall.health.agent.api import EVENT_NAMESPACE
+from rankfall.health.manifests.admission import Object, account, admission, annotations_but, unchanged
 from rankfall.health.policy import Policy
 from rankfall.model.health import ANNOTATION, CONDITION
-
-Object = dict[str, Any]
 
 NAME: Final = "rankfall-controller"
 #: ConfigMaps of the controller: what outlives it, what a person switches, and the file of settings.
@@ -24,7 +23,6 @@ PORT: Final = 8080
 _FOLDER: Final = "/etc/rankfall"
 _FILE: Final = "health.toml"
 _RBAC: Final = "rbac.authorization.k8s.io"
-_ADMISSION: Final = "admissionregistration.k8s.io/v1"
 _USER: Final = 65532
 # Of a Node's spec and status: all that is not ours; a field that later versions add is the kubelet's or an administrator's, and RBAC alone guards it.
 _SPEC: Final = ("unschedulable", "providerID", "podCIDR", "podCIDRs", "configSource", "externalID")
@@ -52,10 +50,12 @@ OWN_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [STATE], "verbs": ["get", "patch"]},
     {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [SWITCHES], "verbs": ["list", "watch"]},
 )  # fmt: skip
+#: Of a Role in each namespace with exporters of metrics; of the ClusterRole where it has to see whether a job runs on a node.
+POD_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},)
 #: Beside these where checks or hooks are configured that are Jobs.
 JOB_RULES: Final[tuple[Object, ...]] = (
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "delete"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+    *POD_RULES,
 )
 
 
@@ -68,6 +68,8 @@ def controller_objects(
     environment: Sequence[tuple[str, str]] = (),
     settings: str | None = None,
     jobs: bool = False,
+    exporters: Collection[str] = (),
+    occupied: bool = False,
     replicas: int = 2,
     pull: str = "IfNotPresent",
 ) -> list[Object]:
@@ -81,6 +83,8 @@ def controller_objects(
         environment: names and values, as ``LOG_ENDPOINT``.
         settings: text of the operator's TOML file; None = the defaults.
         jobs: it makes Jobs: checks or hooks are configured.
+        exporters: namespaces in which it finds the pods of exporters of metrics.
+        occupied: it has to see whether a job runs on a node: hooks, or faults that wait for a job's end.
         replicas: one acts, the others wait for its lease.
         pull: policy of the image.
     """
@@ -90,9 +94,14 @@ def controller_objects(
     own = [*OWN_RULES, *(JOB_RULES if jobs else ())]
     objects: list[Object] = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": inside},
-        *_role("ClusterRole", meta, CLUSTER_RULES, subjects),
+        *_role("ClusterRole", meta, [*CLUSTER_RULES, *(POD_RULES if occupied else ())], subjects),
         *_role("Role", {**meta, "namespace": EVENT_NAMESPACE}, EVENT_RULES, subjects),
         *_role("Role", inside, own, subjects),
+        *(
+            each
+            for name in sorted(set(exporters))
+            for each in _role("Role", {**meta, "name": f"{NAME}-metrics", "namespace": name}, POD_RULES, subjects)
+        ),
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
@@ -138,57 +147,24 @@ def controller_admission(*, namespace: str, policy: Policy) -> list[Object]:
         namespace: of the account.
         policy: names the taints that are ours.
     """
-    user = f"system:serviceaccount:{namespace}:{NAME}"
     keys = "[" + ", ".join(f"'{key}'" for key in sorted(policy.keys)) + "]"
     others = f"{{0}}.spec.?taints.orValue([]).filter(t, !(t.key in {keys}))"
     conditions = f"{{0}}.status.?conditions.orValue([]).filter(c, c.type != '{CONDITION}')"
     ours = f"object.spec.?taints.orValue([]).filter(t, t.key in {keys})"
     validations = [
-        (_same("spec", _SPEC), "of a node's spec this account changes our taints alone"),
+        (unchanged("spec", _SPEC), "of a node's spec this account changes our taints alone"),
         (f"{others.format('object')} == {others.format('oldObject')}", f"of taints this account changes {keys} alone"),
         (
             f"{ours}.all(t, t.effect == '{policy.effect}' || t in oldObject.spec.?taints.orValue([]))",
             f"our taint has the effect {policy.effect}",
         ),
-        (_annotations({ANNOTATION}), f"of annotations this account writes {ANNOTATION} alone"),
-        (_same("metadata", _META), "this account changes no labels, finalizers or owners of nodes"),
+        (annotations_but({ANNOTATION}), f"of annotations this account writes {ANNOTATION} alone"),
+        (unchanged("metadata", _META), "this account changes no labels, finalizers or owners of nodes"),
         (f"{conditions.format('object')} == {conditions.format('oldObject')}", f"of conditions this account writes {CONDITION} alone"),
-        (_same("status", _STATUS), "of a node's status this account writes our condition alone"),
+        (unchanged("status", _STATUS), "of a node's status this account writes our condition alone"),
     ]  # fmt: skip
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes", "nodes/status"]}
-    return [
-        {
-            "apiVersion": _ADMISSION,
-            "kind": "ValidatingAdmissionPolicy",
-            "metadata": {"name": NAME},
-            "spec": {
-                "failurePolicy": "Fail",
-                "matchConstraints": {"resourceRules": [rule]},
-                "matchConditions": [{"name": "controller", "expression": f"request.userInfo.username == '{user}'"}],
-                "validations": [{"expression": expression, "message": message} for expression, message in validations],
-            },
-        },
-        {
-            "apiVersion": _ADMISSION,
-            "kind": "ValidatingAdmissionPolicyBinding",
-            "metadata": {"name": NAME},
-            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
-        },
-    ]
-
-
-def _same(part: str, fields: Collection[str]) -> str:
-    return " && ".join(f"object.{part}.?{field} == oldObject.{part}.?{field}" for field in fields)
-
-
-def _annotations(allowed: Collection[str]) -> str:
-    """Whether all others are there with the values they had, and no new ones."""
-    own = " || ".join(f"k == '{key}'" for key in sorted(allowed))
-    halves = [
-        f"{one}.metadata.?annotations.orValue({{}}).all(k, {own} || {other}.metadata.?annotations[?k] == {one}.metadata.?annotations[?k])"
-        for one, other in (("object", "oldObject"), ("oldObject", "object"))
-    ]
-    return " && ".join(halves)
+    who = ("controller", account(NAME, namespace=namespace))
+    return admission(name=NAME, who=who, operations=("UPDATE",), validations=validations)
 
 
 def _role(kind: str, meta: Object, rules: Sequence[Object], subjects: list[Object]) -> list[Object]:
@@ -198,7 +174,7 @@ def _role(kind: str, meta: Object, rules: Sequence[Object], subjects: list[Objec
             "apiVersion": f"{_RBAC}/v1",
             "kind": f"{kind}Binding",
             "metadata": meta,
-            "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": NAME},
+            "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": meta["name"]},
             "subjects": subjects,
         },
     ]
