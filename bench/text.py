@@ -127,4 +127,4 @@ def _unnamed(pattern: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(measure(sys.argv[1]))
+    measure(sys.argv[1])

@@ -6,36 +6,21 @@ Needs a test bed (``make bench-cluster`` starts one if none is up). All requests
 from __future__ import annotations
 
 import datetime as dt
-import os
 import sys
 
+from bench.bed import bed_machine, bench_bed
 from bench.cluster import first_pod, launches, thousand
 from bench.cluster.place import place
-from bench.common import ROOT, machine, table
-from testbed import bed as beds
-from testbed.__main__ import assemble
-from testbed.layout import Layout
+from bench.common import ROOT, table
 
 
 def main() -> int:
     """Measure, print the table, write the page; 1 when a bound is broken."""
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
-    mine = not beds.is_up(layout)
-    bed = assemble(layout)
-    try:
-        if mine:
-            bed.up()
-        with place(bed) as where:
-            found = [*launches.rows(where), *thousand.rows(where), *first_pod.rows(where)]
-    finally:
-        if mine:
-            beds.down(layout)
+    with bench_bed() as bed, place(bed) as where:
+        found = [*launches.rows(where), *thousand.rows(where), *first_pod.rows(where)]
     page = table(found)
     print(page)
-    told = f"{machine()}; the whole test bed runs on it too; load average at the end {os.getloadavg()[1]:.0f}"
-    head = (
-        f"# Load on a cluster\n\nWritten by `make bench-cluster` on {dt.datetime.now(tz=dt.UTC).date()} ({told}).\n\n"
-    )
+    head = f"# Load on a cluster\n\nWritten by `make bench-cluster` on {dt.datetime.now(tz=dt.UTC).date()} ({bed_machine()}).\n\n"
     (ROOT / "docs/results/bench-cluster.md").write_text(head + page + "\n", encoding="utf-8")
     return 1 if any(row.holds is False for row in found) else 0
 

@@ -5,39 +5,29 @@ On the bed that ``TESTBED`` numbers, which is started where it is not up (root).
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import uuid
 from pathlib import Path
 
+from bench.bed import bench_bed
 from bench.common import ROOT
 from bench.foreign.fall import fall
 from bench.foreign.page import shown, wrong
 from bench.logs.page import replaced
-from testbed import bed as beds
-from testbed.__main__ import assemble
-from testbed.layout import Layout
 
 README = ROOT / "README.md"
 
 
 def main() -> int:
     """Run, print, write; 1, and nothing written, when the verdict is not right."""
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
-    mine = not beds.is_up(layout)
-    bed = assemble(layout)
     namespace = f"bench-{uuid.uuid4().hex[:8]}"
-    try:
-        if mine:
-            bed.up()
+    with bench_bed() as bed:
         bed.kubectl.create_namespace(namespace)
-        with tempfile.TemporaryDirectory() as name:
-            seen = fall(bed, bed.kubectl, namespace=namespace, folder=Path(name))
-    finally:
-        if mine:
-            beds.down(layout)
-        else:
+        try:
+            with tempfile.TemporaryDirectory() as name:
+                seen = fall(bed, bed.kubectl, namespace=namespace, folder=Path(name))
+        finally:
             bed.kubectl.run("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
     faults = wrong(seen)
     if faults:

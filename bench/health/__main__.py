@@ -17,11 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.common import ROOT, Row, machine, table
+from bench.bed import bed_machine, bench_bed
+from bench.common import ROOT, Row, table
 from testbed import accounts
-from testbed import bed as beds
-from testbed.__main__ import assemble
-from testbed.layout import Layout
 
 RATE = 10_000
 EVERY_S = 0.2
@@ -173,31 +171,20 @@ def main() -> int:
     from rankfall.health.manifests.agent import CLUSTER_RULES, EVENT_RULES, NAME
     from rankfall.model.health_report import REPORT_ANNOTATION
 
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
-    mine = not beds.is_up(layout)
-    bed = assemble(layout)
-    try:
-        if mine:
-            bed.up()
+    with bench_bed() as bed:
         rules = [*CLUSTER_RULES, *EVENT_RULES]
         account = accounts.create(
             bed.control, bed.kubectl, NAME, namespace="bench-health", rules=[], cluster_rules=rules
         )
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            found = asyncio.run(latency(layout.kubeconfig("admin"), account, folder))
+            found = asyncio.run(latency(bed.layout.kubeconfig("admin"), account, folder))
             found += plain(folder)
             found += rest(account, folder)
         bed.kubectl("annotate", "node", NODE, f"{REPORT_ANNOTATION}-")
-    finally:
-        if mine:
-            beds.down(layout)
     page = table(found)
     print(page)
-    told = f"{machine()}; the whole test bed runs on it too; load average at the end {os.getloadavg()[1]:.0f}"
-    head = (
-        f"# The agent of a node\n\nWritten by `make bench-health` on {dt.datetime.now(tz=dt.UTC).date()} ({told}).\n\n"
-    )
+    head = f"# The agent of a node\n\nWritten by `make bench-health` on {dt.datetime.now(tz=dt.UTC).date()} ({bed_machine()}).\n\n"
     tail = (
         "\nRecords come over the agent's socket, a record a message, because writes of programs to `/dev/kmsg` are limited by the kernel and go to every reader "
         "of the machine. The plain tail stands for node-problem-detector's kernel monitor, whose expressions it uses; it is not that program.\n"

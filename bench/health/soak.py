@@ -8,246 +8,52 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime as dt
-import http.client
-import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
-from bench.common import ROOT, Row, machine, table
-from bench.health.__main__ import memory
-from bench.health.soak_faults import KINDS, POOL_LABEL, SECOND, SMALL_BUDGET, UPTIME_S, Fault, faults, pool
+from bench.bed import bed_machine, bench_bed
+from bench.common import ROOT, Row, table
+from bench.health.soak_cluster import account, events_of, initialised, nodes_of, shaped
+from bench.health.soak_controllers import Controllers
+from bench.health.soak_faults import KINDS, SECOND, SMALL_BUDGET, UPTIME_S, faults
+from bench.health.soak_inject import Injector
 from bench.health.soak_judge import Judgement, judge, settled
-from testbed import accounts, process
-from testbed import bed as beds
 from testbed import faults as bed_faults
-from testbed.__main__ import assemble
+from testbed import process
 from testbed.bed import Bed
-from testbed.layout import Layout
+from testbed.errors import StartError
 from testbed.ondemand import kwok, loki
 
 KEY: Final = "rankfall.dev/faulty"
-SPACE: Final = "soak-health"
 A_MINUTE: Final = 50
 READY_S: Final = 300.0
 SETTLE_S: Final = 240.0
 #: After all is written down: as long as the thorough looks at Loki take to come round once more.
 STILL_S: Final = 75.0
-POLICY: Final = f"""[policy]
-rate_nodes = 100
-rate_s = 60
-breaker_nodes = 100000
-budget = {{ nodes = 100000, percent = 100 }}
-pools = {{ small = {{ nodes = {SMALL_BUDGET}, percent = 100 }} }}
-"""
-
-
-class Controllers:
-    """Two of them, each started again some seconds after it was killed."""
-
-    def __init__(self, folder: Path, *, kubeconfig: Path, url: str) -> None:
-        self._folder = folder
-        config = folder / "policy.toml"
-        config.write_text(POLICY)
-        self._environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "LOG_ENDPOINT": url, "WATCHED_NAMESPACES": "team"}
-        words = ("-m", "rankfall", "controller", "--poll", "2", "-n", SPACE, "--config", str(config))
-        self._command = [sys.executable, *words]
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self.kills = 0
-        self.ended: list[str] = []
-
-    def start(self, name: str) -> None:
-        """Start one."""
-        with (self._folder / f"{name}.log").open("ab") as log, (self._folder / f"{name}.audit").open("ab") as audit:
-            environ = {**self._environ, "POD_NAME": name}
-            self._running[name] = subprocess.Popen(self._command, env=environ, stdout=audit, stderr=log)
-
-    async def trouble(self, rng: random.Random, *, every: tuple[float, float]) -> None:
-        """Kill one now and then, for ever."""
-        while True:
-            await asyncio.sleep(rng.uniform(*every))
-            name = rng.choice(sorted(self._running))
-            victim = self._running[name]
-            if victim.poll() is not None:
-                self.ended.append(f"{name} had ended by itself with {victim.returncode}")
-            victim.send_signal(signal.SIGKILL)
-            await asyncio.to_thread(victim.wait)
-            self.kills += 1
-            await asyncio.sleep(rng.uniform(0.5, 5.0))
-            self.start(name)
-
-    def peak(self) -> float:
-        """Largest memory of those that run, MiB."""
-        return max(memory(each.pid) for each in self._running.values() if each.poll() is None)
-
-    def end(self) -> None:
-        """End those that run."""
-        for name, each in self._running.items():
-            if each.poll() is not None:
-                self.ended.append(f"{name} had ended by itself with {each.returncode}")
-            each.terminate()
-        for each in self._running.values():
-            each.wait(60)
-
-    def said(self) -> Counter[str]:
-        """What their logs hold, by a few words."""
-        words = {"this controller leads": "leads", "answers again": "Loki back", "] Traceback": "traceback"}
-        found: Counter[str] = Counter()
-        for path in self._folder.glob("*.log"):
-            text = path.read_text(errors="replace")
-            for word, name in words.items():
-                found[name] += text.count(word)
-            found["traceback"] += text.count("Traceback (most recent call last)")
-        return found
-
-
-class Injector:
-    """Brings faults to the cluster as agents and collectors do: what cannot be brought now is brought later."""
-
-    def __init__(self, kube: Any, url: str, *, begun: int) -> None:
-        self._kube, self._url, self._begun = kube, url, begun
-        self._entries: dict[str, list[Any]] = {}
-        self.given: list[tuple[Fault, int]] = []
-
-    async def give(self, fault: Fault) -> None:
-        """Bring one; noted with the moment at which it could be seen first."""
-        while True:
-            try:
-                if fault.way.startswith("agent"):
-                    await self._annotate(fault)
-                else:
-                    await asyncio.to_thread(self._say, fault)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the soak has to go on
-                sys.stderr.write(f"soak: {fault.way} on {fault.node} is tried again: {str(error)[:100]}\n")
-                await asyncio.sleep(1)
-                continue
-            self.given.append((fault, time.time_ns()))
-            return
-
-    async def _annotate(self, fault: Fault) -> None:
-        from rankfall.kube.resources import NODES
-        from rankfall.model.health_report import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
-
-        entries = self._entries.setdefault(fault.node, [])
-        code, device = fault.cause
-        if all(each.device != device for each in entries):
-            place = Place(len(entries) + 1, time.time_ns())
-            trust: Any = "injected" if fault.way == "agent_injected" else "kernel"
-            entries.append(KernelEntry(code=code, trust=trust, device=device, seen=(place,), first=place, text=fault.text))  # fmt: skip
-        report = KernelReport(boot=boot(fault.node), seq=len(entries), entries=tuple(entries))
-        body = {"metadata": {"annotations": {REPORT_ANNOTATION: encode_report(report)}}}
-        await self._kube.patch(NODES, fault.node, body, kind="merge")
-
-    def _say(self, fault: Fault) -> None:
-        labels = {"k8s_namespace_name": "dmesg-logging", "k8s_daemonset_name": "dmesg", "k8s_node_name": fault.node}
-        if fault.way == "pod":
-            labels = {"k8s_namespace_name": "team", "k8s_pod_name": "train-0", "k8s_node_name": fault.node}
-        at = time.time_ns() - int(fault.late_s * SECOND)
-        text = fault.text if fault.way == "pod" else fault.dmesg(at=at, begun=self._begun)
-        rows = [(at, text)]
-        if fault.way == "loki_twice":
-            rows.append((at + SECOND // 2, text))
-        push(self._url, labels, rows)
-
-
-def push(url: str, labels: dict[str, str], rows: Sequence[tuple[int, str]]) -> None:
-    """Lines to Loki, as a collector brings them."""
-    place = urlsplit(url)
-    body = json.dumps({"streams": [{"stream": labels, "values": [[str(at), text] for at, text in rows]}]})
-    with contextlib.closing(http.client.HTTPConnection(str(place.hostname), place.port, timeout=20)) as connection:
-        connection.request("POST", "/loki/api/v1/push", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != http.HTTPStatus.NO_CONTENT:
-            raise OSError(f"Loki answered {answer.status}: {answer.read(200)!r}")
-
-
-def boot(node: str) -> str:
-    """Boot id of a fake node."""
-    return f"boot-{node}"
 
 
 async def now_and_then(
     work: Callable[[], None], done: Callable[[], None], rng: random.Random, *, every: tuple[float, float]
 ) -> None:
-    """Call it at random times, for ever; it is not cut off in the middle."""
+    """Call it at random times, for ever. It is not cut off in the middle: whoever cancels this waits until it is done."""
     while True:
         await asyncio.sleep(rng.uniform(*every))
-        await asyncio.shield(asyncio.to_thread(work))
-        done()
-
-
-def shaped(index: int, node: dict[str, Any]) -> None:
-    """A boot id and a pool for a fake node; some are cordoned by a person, some bear a taint of others."""
-    meta, spec = node["metadata"], node["spec"]
-    meta["labels"][POOL_LABEL] = pool(index)
-    node["status"] = {"nodeInfo": {"bootID": boot(meta["name"])}}
-    if index % 7 == 0:
-        spec["taints"].append({"key": "theirs", "value": "1", "effect": "NoSchedule"})
-    if index % 11 == 0:
-        spec["unschedulable"] = True
-
-
-def initialised(nodes: dict[str, Any]) -> bool:
-    """Whether KWOK made all of them ready and left their boot ids as they were."""
-    return all(
-        node["status"].get("nodeInfo", {}).get("bootID") == boot(name)
-        and any((each["type"], each["status"]) == ("Ready", "True") for each in node["status"].get("conditions", ()))
-        for name, node in nodes.items()
-    )
-
-
-def nodes_of(bed: Bed, names: Sequence[str]) -> dict[str, Any]:
-    """The fake Nodes as they are."""
-    known = set(names)
-    items = bed.kubectl.get("nodes", "-l", kwok.LABEL)["items"]
-    return {each["metadata"]["name"]: each for each in items if each["metadata"]["name"] in known}
-
-
-def events_of(bed: Bed, names: Sequence[str], *, since: dt.datetime) -> list[Any]:
-    """Events that controllers wrote on these nodes since then."""
-    known = set(names)
-    return [
-        each
-        for each in bed.kubectl.get("events", "-n", "default")["items"]
-        if each.get("source", {}).get("component") == "rankfall-controller"
-        and each["involvedObject"]["name"] in known
-        and dt.datetime.fromisoformat(each["firstTimestamp"]) >= since
-    ]
-
-
-@contextlib.contextmanager
-def account(bed: Bed) -> Iterator[Path]:
-    """A kubeconfig with the rights of the controller's manifests alone."""
-    from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
-
-    path = accounts.create(
-        bed.control, bed.kubectl, "controller", namespace=SPACE, rules=OWN_RULES, cluster_rules=CLUSTER_RULES
-    )
-    group = "rbac.authorization.k8s.io"
-    meta = {"name": SPACE, "namespace": "default"}
-    subject = {"kind": "ServiceAccount", "name": "controller", "namespace": SPACE}
-    bed.kubectl.apply([
-        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": meta, "rules": [dict(each) for each in EVENT_RULES]},
-        {
-            "apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": meta,
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": SPACE}, "subjects": [subject],
-        },
-    ])  # fmt: skip
-    try:
-        yield path
-    finally:
-        bed.kubectl.run("delete", "namespace", SPACE, "--wait=false")
+        running = asyncio.create_task(asyncio.to_thread(work))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await running
+            raise
+        finally:
+            if running.done() and not running.cancelled() and running.exception() is None:
+                done()
 
 
 class Soak:
@@ -298,7 +104,7 @@ class Soak:
             asyncio.create_task(each)
             for each in (
                 controllers.trouble(random.Random(self.seed + 2), every=(20, 60)),
-                now_and_then(lambda: loki.restart(self.bed), lambda: self._count("Loki"), random.Random(self.seed + 3), every=(80, 160)),
+                now_and_then(self._loki_away, lambda: self._count("Loki"), random.Random(self.seed + 3), every=(80, 160)),
                 now_and_then(self._api_away, lambda: self._count("API server"), random.Random(self.seed + 4), every=(100, 200)),
             )
         ]  # fmt: skip
@@ -311,19 +117,30 @@ class Soak:
         finally:
             for each in disturbing:
                 each.cancel()
-            for each in await asyncio.gather(*disturbing, return_exceptions=True):
-                if isinstance(each, Exception):
-                    raise each
+            for said in await asyncio.gather(*disturbing, return_exceptions=True):
+                if isinstance(said, Exception):
+                    raise said
         # What was disturbed last comes back first: a restart is never cut off.
         await asyncio.to_thread(self._all_up)
         await asyncio.gather(*giving)
 
     def _api_away(self) -> None:
-        with bed_faults.part_down(self.bed, "kube-apiserver"):
-            time.sleep(3)
+        try:
+            with bed_faults.part_down(self.bed, "kube-apiserver"):
+                time.sleep(3)
+        except StartError:
+            # It was started, and on a busy machine takes longer than the bed gives it.
+            self._all_up()
+
+    def _loki_away(self) -> None:
+        try:
+            loki.restart(self.bed)
+        except StartError:
+            # As above: it runs, and what is to be brought to it waits.
+            sys.stderr.write("soak: Loki takes long to become ready\n")
 
     def _all_up(self) -> None:
-        if not process.poll(lambda: self.bed.kubectl.run("get", "--raw", "/readyz").returncode == 0, 120):
+        if not process.poll(lambda: self.bed.kubectl.run("get", "--raw", "/readyz").returncode == 0, READY_S):
             raise SystemExit("the API server does not come back")
 
     def _count(self, what: str) -> None:
@@ -357,9 +174,9 @@ class Soak:
             Row("controllers killed (SIGKILL)", f"{controllers.kills}", "-", None, f"of two; the lead was won {said['leads']} times"),
             Row("Loki restarted, API server killed and restarted", f"{self.restarts['Loki']}, {self.restarts['API server']}", "-", None, f"controllers said {said['Loki back']} times that Loki answers again"),
             Row("nodes tainted, held by the budget, noted only", f"{len(found.tainted)}, {len(found.held)}, {len(found.noted)}", "-", None, f"the pool of the held ones may have {SMALL_BUDGET} tainted nodes"),
-            Row("nodes that are as they were before", f"{len(found.untouched)}", "-", None, "no record, no condition, no taint; nothing foreign changed on any node"),
+            Row("nodes that are as they were before", f"{len(found.untouched)}", "-", None, f"no record, no condition, no taint; on {found.ttl} nodes the cluster itself changed how long kubelets may keep Secrets, which follows its size"),
             Row("wrong", f"{len(found.wrong)}", "0", not found.wrong, "each fault in its node's record exactly once; one taint or held; one Event at most; all else as before"),
-            Row("tainted without an Event", f"{len(found.untold)}", "-", None, "a kill came between the taint and the Event; record, condition and log tell it"),
+            Row("tainted without an Event", f"{len(found.untold)}", "0", not found.untold, "also where a kill came between the taint and the Event"),
             Row("fault until its node's quarantine, p50, p99, most", f"{middle:.1f}, {last:.1f}, {waits[-1] if waits else 0:.1f} s", "-", None, "kills, restarts and late lines included"),
             Row("from the last fault until all was written down", f"{took:.0f} s", f"{SETTLE_S:.0f} s", took < SETTLE_S, "then the Nodes were left alone for over a minute and compared"),
             Row("tracebacks in the logs", f"{said['traceback']}", "0", not said["traceback"], "of both controllers"),
@@ -374,13 +191,8 @@ def main() -> int:
     words.add_argument("--nodes", type=int, default=1_000)
     words.add_argument("--seed", type=int, default=8)
     given = words.parse_args()
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
-    mine = not beds.is_up(layout)
-    bed = assemble(layout)
     folder = Path(tempfile.mkdtemp(prefix="soak-health-"))
-    try:
-        if mine:
-            bed.up()
+    with bench_bed() as bed:
         soak = Soak(bed, minutes=given.minutes, count=given.nodes, seed=given.seed, folder=folder)
         # Leases that are renewed seldom: on few cores a thousand heartbeats would be all the API server does.
         with (
@@ -389,23 +201,28 @@ def main() -> int:
             account(bed) as path,
         ):
             found, rows = asyncio.run(soak.run(url, path, fleet.nodes))
-    finally:
-        if mine:
-            beds.down(layout)
-    page = table(rows)
-    print(page)
-    print(dict(found.events), f"logs: {folder}")
-    for each in found.wrong[:50]:
-        print("wrong:", each)
-    (ROOT / "docs/results/soak-health.md").write_text(_page(page, given), encoding="utf-8")
+            # Before the fleet is removed: on a busy machine that takes minutes, and may fail.
+            _tell(found, rows, given=given, folder=folder)
     return 1 if any(row.holds is False for row in rows) else 0
 
 
+def _tell(found: Judgement, rows: list[Row], *, given: argparse.Namespace, folder: Path) -> None:
+    """Print what was found, and write the page."""
+    page = table(rows)
+    print(page)
+    print(dict(found.events), f"logs: {folder}")
+    kinds = Counter(each.partition(": ")[2].partition(" ['")[0] for each in found.wrong)
+    for kind, count in kinds.most_common(20):
+        print(f"wrong, {count} times: {kind}")
+    for each in found.wrong:
+        print("wrong:", each, flush=True)
+    (ROOT / "docs/results/soak-health.md").write_text(_page(page, given), encoding="utf-8")
+
+
 def _page(page: str, given: argparse.Namespace) -> str:
-    told = f"{machine()}; the whole test bed runs on it too; load average at the end {os.getloadavg()[1]:.0f}"
     return (
         "# The controller under a long hard time\n\n"
-        f"Written by `make soak-health` on {dt.datetime.now(tz=dt.UTC).date()} ({told}). Faults came for {given.minutes:g} minutes, about {A_MINUTE} a minute, "
+        f"Written by `make soak-health` on {dt.datetime.now(tz=dt.UTC).date()} ({bed_machine()}). Faults came for {given.minutes:g} minutes, about {A_MINUTE} a minute, "
         f"to {given.nodes:,} fake nodes of KWOK (seed {given.seed}); one node in four got none. API server and Loki are the real ones.\n\n"
         f"{page}\n"
         "\nFaults come as agents' annotations and as lines in Loki. Two controllers run with the rights of their manifests; one of them is killed every 20 to 60 s and "

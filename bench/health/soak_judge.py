@@ -14,6 +14,8 @@ from rankfall.model.health_report import REPORT_ANNOTATION
 Node = Mapping[str, Any]
 #: The cluster's own taints come and go with the heartbeats of a busy machine.
 _CLUSTERS: Final = "node.kubernetes.io/"
+#: The node controller writes here how long kubelets may keep Secrets; it follows the size of the cluster, so a fleet that was just made gets it late.
+_TTL: Final = "node.alpha.kubernetes.io/ttl"
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Judgement:
         untouched: nodes that are as they were.
         events: Events on Nodes by reason.
         untold: nodes with our taint and no Event of it: a kill came between both.
+        ttl: on how many nodes the cluster itself changed how long kubelets may keep Secrets.
         waits_s: from a fault's moment to the record that quarantined its node, for nodes with one fault.
     """
 
@@ -37,6 +40,7 @@ class Judgement:
     events: Counter[str] = field(default_factory=Counter)
     untold: set[str] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
+    ttl: int = 0
 
 
 def judge(
@@ -70,8 +74,11 @@ def judge(
         if now is None:
             found.wrong.append(f"{name}: is gone")
             continue
+        found.ttl += _annotations(was).get(_TTL) != _annotations(now).get(_TTL)
         was_foreign, now_foreign = _foreign(was, key), _foreign(now, key)
-        changed = [part for part, value in was_foreign.items() if now_foreign[part] != value]
+        changed = [
+            _change(part, value, now_foreign[part]) for part, value in was_foreign.items() if now_foreign[part] != value
+        ]
         if changed:
             found.wrong.append(f"{name}: something that is not ours was changed: {', '.join(changed)}")
         _node(found, now, struck.get(name, []), told, key=key)
@@ -149,16 +156,30 @@ def _budget(found: Judgement, after: Mapping[str, Node]) -> None:
 def _foreign(node: Node, key: str) -> dict[str, Any]:
     """All of a Node that neither we, the soak nor heartbeats write."""
     meta, spec, status = node["metadata"], node["spec"], node["status"]
-    notes = meta.get("annotations") or {}
+    notes = _annotations(node)
     return {
         "labels": meta.get("labels"),
-        "annotations": {name: text for name, text in notes.items() if name not in {ANNOTATION, REPORT_ANNOTATION}},
+        "annotations": {
+            name: text for name, text in notes.items() if name not in {ANNOTATION, REPORT_ANNOTATION, _TTL}
+        },
         "uid": meta.get("uid"),
         "spec": {name: value for name, value in spec.items() if name != "taints"},
         "taints": [each for each in _taints(node) if each["key"] != key and not str(each["key"]).startswith(_CLUSTERS)],
         "status": {name: value for name, value in status.items() if name != "conditions"},
         "conditions": sorted(each["type"] for each in status.get("conditions", ()) if each["type"] != CONDITION),
     }
+
+
+def _change(part: str, was: Any, now: Any) -> str:
+    """The part, and of a mapping what differs in it."""
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping):
+        return f"{part} {was!r} -> {now!r}"
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
+    return part + " " + ", ".join(f"{name} {was.get(name)!r} -> {now.get(name)!r}" for name in names)
+
+
+def _annotations(node: Node) -> Mapping[str, Any]:
+    return node["metadata"].get("annotations") or {}
 
 
 def _taints(node: Node) -> list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """``make bench-logs``: everything about logs, side by side in one run, on a bed that is up or on one of its own.
 
 Words choose parts: ``python -m bench.logs loss`` (``make bench-loss``) makes the table of losses alone and puts it into the README too; the
-other parts are ``speed``, ``latency`` and ``fleet``. A part that was not measured keeps what stands on the page.
+others are in ``PARTS``. A part that was not measured keeps what stands on the page.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from bench.bed import bench_bed
 from bench.common import ROOT, Row, machine, table
 from bench.logs import fleet, latency, loss, speed
 from bench.logs.clients import missing
 from bench.logs.page import loss_table, pasted, replaced, section
-from testbed import bed as beds
-from testbed.__main__ import assemble
 from testbed.bed import Bed
-from testbed.layout import Layout
 from testbed.ondemand import kwok
 from testbed.proxy import Proxy, before
 
-PARTS: Final = ("loss", "speed", "latency", "fleet")
+PARTS: Final = ("loss", "replay", "live", "latency", "fleet", "thousand")
 PAGE: Final = ROOT / "docs/results/bench-logs.md"
 README: Final = ROOT / "README.md"
 
@@ -37,18 +35,10 @@ def main(parts: list[str]) -> int:
     if reason or unknown:
         print(reason or f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
-    mine = not beds.is_up(layout)
-    bed = assemble(layout)
     broken = False
-    try:
-        if mine:
-            bed.up()
+    with bench_bed() as bed:
         for part in parts or PARTS:
             broken |= _part(part, bed)
-    finally:
-        if mine:
-            beds.down(layout)
     return int(broken)
 
 
@@ -63,14 +53,7 @@ def _part(part: str, bed: Bed) -> bool:
             if part == "loss":
                 text = _losses(bed, where)
             else:
-                if part == "fleet":
-                    with kwok.fleet(bed, nodes=20, pods=0) as found:
-                        rows = speed.fleet_rows(where, found)
-                        # What is measured by then is seen, whatever becomes of the rest.
-                        print(table(rows), file=sys.stderr, flush=True)
-                        rows += fleet.rows(where, found)
-                else:
-                    rows = (speed if part == "speed" else latency).rows(where)
+                rows = _rows(part, bed, where)
                 text = table(rows) + "\n"
     finally:
         bed.kubectl.run("delete", "namespace", namespace, "--wait=false")
@@ -78,6 +61,14 @@ def _part(part: str, bed: Bed) -> bool:
     told = f"Measured on {dt.datetime.now(tz=dt.UTC).date()} ({machine()}; the whole test bed runs on it too; load average {os.getloadavg()[0]:.0f})."
     PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), part, section(part, text, told)), encoding="utf-8")
     return any(row.holds is False for row in rows)
+
+
+def _rows(part: str, bed: Bed, where: speed.Where) -> list[Row]:
+    """The rows of a part that is measured as figures."""
+    if part in {"fleet", "thousand"}:
+        with kwok.fleet(bed, nodes=20, pods=0) as found:
+            return (speed.fleet_rows if part == "fleet" else fleet.rows)(where, found)
+    return {"replay": speed.replay_rows, "live": speed.live_rows, "latency": latency.rows}[part](where)
 
 
 def _losses(bed: Bed, where: speed.Where) -> str:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,8 @@ NEEDED: Final = (
 _END_S: Final = 10.0
 # A client is at rest when it used at most so much CPU in so many seconds.
 _CALM, _CALM_S = 4, 0.15
+# Work on the last lines counts that is done so soon after they came, seconds.
+AFTER_S: Final = 3.0
 
 
 def missing() -> str | None:
@@ -128,7 +130,8 @@ class Cost:
     """What a client used.
 
     Attributes:
-        wall_s, cpu_s: from its start to the last line.
+        wall_s: from its start to the last line.
+        cpu_s: the same, and ``AFTER_S`` more.
         peak_kib: resident memory at most.
     """
 
@@ -158,28 +161,45 @@ def settled(client: Client, *, limit_s: float) -> float:
     return used[-1]
 
 
-def measured(client: Client, *, until: Callable[[bytes], bool], least: int, limit_s: float) -> Cost:
-    """Watch a client until it has everything.
+def measured(clients: Sequence[Client], *, until: Callable[[bytes], bool], least: int, limit_s: float) -> list[Cost]:
+    """Watch clients that run side by side until each has everything.
 
     Args:
-        client: just started.
-        until: whether all is there, of all its bytes; asked when their number stands still.
+        clients: just started, or following.
+        until: whether all is there, of all bytes of one; asked when their number stands still.
         least: bytes below which it is not asked.
         limit_s: longest time.
 
+    Returns:
+        Of each, in the same order: its CPU until ``AFTER_S`` after its last byte, so that what it does with its lines later counts too.
+
     Raises:
-        RuntimeError: it never had everything.
+        RuntimeError: one never had everything.
     """
     began = time.perf_counter()
-    last, moved = 0, (0.0, 0.0)
-    while True:
-        size, now, cpu = client.size(), time.perf_counter() - began, client.cpu
-        if size != last:
-            last, moved = size, (now, cpu)
-        elif size >= least and now - moved[0] > 1.0 and until(client.text()):
-            return Cost(*moved, client.memory_kib("VmHWM"))
-        if now > limit_s:
-            raise RuntimeError(f"{client.tool} had {size} bytes after {now:.0f} s, and not all lines")
-        if client.process.poll() is not None:
-            raise RuntimeError(f"{client.tool} ended with {client.process.returncode} before it had all lines")
+    sizes = [0] * len(clients)
+    moved = [0.0] * len(clients)
+    costs: dict[int, Cost] = {}
+    whole: set[int] = set()
+    while len(whole) < len(clients):
         time.sleep(0.05)
+        for number, client in enumerate(clients):
+            size, now = client.size(), time.perf_counter() - began
+            if size != sizes[number]:
+                sizes[number], moved[number] = size, now
+                costs.pop(number, None)
+            elif number not in costs and size >= least and now - moved[number] >= AFTER_S:
+                costs[number] = Cost(moved[number], client.cpu, client.memory_kib("VmHWM"))
+            if now > limit_s:
+                raise RuntimeError(f"{client.tool} had {size} bytes after {now:.0f} s, and not all lines")
+            if client.process.poll() is not None:
+                raise RuntimeError(f"{client.tool} ended with {client.process.returncode} before it had all lines")
+        if len(costs) == len(clients):
+            # Looked at only now: that takes a while, in which the others would go on.
+            whole = {number for number, client in enumerate(clients) if until(client.text())}
+            for number in range(len(clients)):
+                if number not in whole:
+                    # It had only paused.
+                    moved[number] = time.perf_counter() - began
+                    del costs[number]
+    return [costs[number] for number in range(len(clients))]

@@ -67,6 +67,13 @@ def rows(where: Where, fleet: Fleet) -> list[Row]:
             f"resident memory of the whole client, {before / 1024:.0f} MiB with the first and {heard / 1024:.0f} MiB with all",
         ),
         Row(
+            f"{PODS} pods: all of the client's memory, divided by {PODS}",
+            f"{heard / PODS:.0f} KiB",
+            f"{STREAM_KIB:.0f} KiB",
+            heard / PODS <= STREAM_KIB,
+            f"the same {heard / 1024:.0f} MiB, Python and all its modules in it",
+        ),
+        Row(
             f"{PODS} pods: CPU while all are silent",
             f"{share:.1%} of a core",
             f"{SILENT_SHARE:.0%}",

@@ -62,8 +62,16 @@ def rows(kubectl: Kubectl, proxy: Proxy, *, config: Path, namespace: str, folder
 def _condition(
     words: str, kubectl: Kubectl, proxy: Proxy, *, cut: bool, config: Path, namespace: str, folder: Path
 ) -> list[Loss]:
-    how = {"paced": LINES, "pause_s": PAUSE_S, "stay": False}
-    with scene(kubectl, config=config, namespace=namespace, folder=folder, pods=PODS, **how) as pods:
+    with scene(
+        kubectl,
+        config=config,
+        namespace=namespace,
+        folder=folder,
+        pods=PODS,
+        paced=LINES,
+        pause_s=PAUSE_S,
+        stay=False,
+    ) as pods:
         since = proxy.counters().requests
         clients = {tool: start(tool, pods, folder / tool) for tool in NAMES}
         until(lambda: _connected(proxy, since=since), "a follow of each pod by each tool", limit_s=_CONNECT_S)

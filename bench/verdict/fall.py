@@ -96,7 +96,7 @@ def pod_object(slot: int, *, ended: bool, at: str) -> dict[str, Any]:
     }
     container = {"name": "main", "restartCount": 0, "containerID": f"containerd://{slot:064x}", "image": "train:1"}
     kinds = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
-    conditions = [{"type": one, "status": "True", "lastTransitionTime": at} for one in kinds]
+    conditions: list[dict[str, object]] = [{"type": one, "status": "True", "lastTransitionTime": at} for one in kinds]
     status = {"phase": "Failed" if ended else "Running", "conditions": conditions, "startTime": at}
     status["containerStatuses"] = [container | (over if ended else running)]
     labels = {COMPLETION_INDEX: str(slot), "rankfall.dev/role": "worker", "rankfall.dev/attempt": "1"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,13 +19,11 @@ from typing import Any
 
 import msgspec
 
+from bench.bed import bench_bed
 from bench.cluster.place import verbs
 from bench.common import ROOT, Row, peak_mib
 from bench.verdict import fall
 from rankfall.store import RunDir
-from testbed import bed as beds
-from testbed.__main__ import assemble
-from testbed.layout import Layout
 from testbed.ondemand import fake, kwok
 from testbed.proxy import Proxy, before
 
@@ -41,21 +38,13 @@ _LINE = 5000
 
 def rows() -> list[Row]:
     """The rows of this part."""
-    layout = Layout(int(os.environ.get("TESTBED", "0")))
-    mine = not beds.is_up(layout)
-    bed = assemble(layout)
-    try:
-        if mine:
-            bed.up()
+    with bench_bed() as bed:
         return _rows(bed)
-    finally:
-        if mine:
-            beds.down(layout)
 
 
 def _labels(index: int) -> dict[str, str]:
-    meta = fall.pod_object(index, ended=False, at="")["metadata"]
-    return APP | meta["labels"]
+    labels: dict[str, str] = fall.pod_object(index, ended=False, at="")["metadata"]["labels"]
+    return APP | labels
 
 
 def _rows(bed: Any) -> list[Row]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.logs import clients
 from bench.logs.numbers import Seen, count, said, total
 from bench.logs.page import PUBLISHED, Loss, between, loss_table, pasted, replaced, section
 
@@ -88,3 +91,46 @@ def test_the_readme_shows_the_table_of_the_page():
     assert len(ours) >= 3
     assert all(row[3] == row[4] and row[5].strip() == row[6].strip() == "0" for row in ours)
     assert PUBLISHED in page
+
+
+WRITES = """
+import sys, time
+out = open(sys.argv[1], "ab", buffering=0)
+while time.process_time() < 0.05:  # the kernel counts in hundredths
+    pass
+for pause in (0.0, 0.6, 0.1):
+    time.sleep(pause)
+    out.write(b"line\\n")
+time.sleep(100)
+"""
+
+
+def test_a_client_is_measured_until_it_has_all_lines_also_when_it_pauses(tmp_path, monkeypatch):
+    monkeypatch.setattr(clients, "AFTER_S", 0.2)
+    asked = []
+
+    def whole(text: bytes) -> bool:
+        asked.append(text)
+        return text.count(b"\n") == 3
+
+    made = []
+    for name in ("a", "b"):
+        path = tmp_path / name
+        path.touch()
+        process = subprocess.Popen([sys.executable, "-c", WRITES, str(path)])
+        made.append(clients.Client(name, process, lambda path=path: path.stat().st_size, path.read_bytes))
+    try:
+        costs = clients.measured(made, until=whole, least=1, limit_s=60.0)
+    finally:
+        for one in made:
+            one.end()
+    assert asked[-1] == b"line\n" * 3
+    assert all(cost.cpu_s > 0 and cost.peak_kib > 0 for cost in costs)
+
+
+def test_a_client_that_ends_before_it_has_all_lines_is_said_to_have(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    process.wait()
+    one = clients.Client("a", process, lambda: 0, lambda: b"")
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        clients.measured([one], until=lambda _: True, least=1, limit_s=60.0)

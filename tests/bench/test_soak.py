@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import random
+import sys
+import threading
 
 import pytest
 
+from bench.health import soak_controllers, soak_inject
+from bench.health.soak import now_and_then
+from bench.health.soak_controllers import Controllers
 from bench.health.soak_faults import KINDS, POOL_LABEL, SECOND, SMALL_BUDGET, Fault, faults
+from bench.health.soak_inject import Injector
 from bench.health.soak_judge import judge, settled
 from rankfall.model.health import ANNOTATION, CONDITION, NodeHealth, OpenCause, encode_health
 
@@ -110,3 +117,63 @@ def test_faults_have_devices_of_their_own_and_leave_one_node_in_four_alone():
     late = next(each for each in found if each.way == "loki_late")
     assert late.late_s >= 20
     assert late.dmesg(at=7_200_500_000_000, begun=0) == f"[ 7200.500000] {late.text}"
+
+
+def test_a_line_that_is_brought_again_has_its_old_stamp(monkeypatch):
+    pushed = []
+
+    def push(url, labels, rows):
+        pushed.append(rows)
+        if len(pushed) == 1:
+            raise OSError("stored, and the answer was lost")
+
+    async def no_wait(seconds):
+        del seconds
+
+    monkeypatch.setattr(soak_inject, "push", push)
+    monkeypatch.setattr(soak_inject.asyncio, "sleep", no_wait)
+    injector = Injector(None, "http://loki", begun=0)
+    asyncio.run(injector.give(GRAVE))
+    assert pushed[0] == pushed[1]
+    assert [fault for fault, _ in injector.given] == [GRAVE]
+
+
+def test_what_disturbs_is_not_cut_off_in_the_middle():
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def work():
+        begun.set()
+        go_on.wait(20)
+
+    async def story():
+        task = asyncio.create_task(now_and_then(work, lambda: done.append(1), random.Random(1), every=(0, 0)))
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(story())
+    assert done == [1]
+
+
+def test_a_controller_that_was_killed_as_the_time_ran_out_is_started_again(tmp_path, monkeypatch):
+    sleeps = []
+
+    async def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 2:  # between the kill and the start
+            raise asyncio.CancelledError
+
+    controllers = Controllers(tmp_path, kubeconfig=tmp_path, url="http://loki")
+    controllers._command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    controllers.start("one")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(soak_controllers.asyncio, "sleep", sleep)
+            with pytest.raises(asyncio.CancelledError):
+                asyncio.run(controllers.trouble(random.Random(1), every=(0, 0)))
+        assert controllers.kills == 1
+    finally:
+        controllers.end()
+    assert controllers.ended == []
