@@ -104,7 +104,8 @@ def _run(given: argparse.Namespace) -> int:
     elif given.command == "prune":
         _prune()
     else:
-        _build([*components.table(), *images.NAMES] if given.all else given.names)
+        usual = [name for name, recipe in images.RECIPES.items() if not recipe.seldom]
+        _build([*components.table(), *usual] if given.all else given.names)
     return 0
 
 

@@ -41,8 +41,8 @@ def create(
     ]
     if cluster_rules:
         objects += _role("Cluster", whole, {"name": whole}, cluster_rules, subject)
-    kubectl.apply(objects[:1])
-    kubectl.apply(objects[1:])
+    # In this order, so that the namespace is there for the rest.
+    kubectl.apply(objects)
     token = kubectl("create", "token", name, "--namespace", namespace, "--duration", _LIFE).strip()
     path = control.layout.kubeconfig(whole)
     return kubeconfig.write(path, server=control.server, authority=control.authority.cert, user=name, token=token)

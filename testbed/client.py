@@ -64,7 +64,14 @@ class Kubectl:
         """Make or change objects."""
         # JSON is YAML, and a definition of half a megabyte is written in a moment instead of seconds.
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [dict(item) for item in objects]})
-        self("apply", "--server-side", "--force-conflicts", "-f", "-", text=text)
+        words = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+        try:
+            self(*words, text=text)
+        except StartError as error:
+            # While it takes up new kinds the server may drop a connection; what was done already is done again.
+            if "Unable to connect to the server" not in str(error):
+                raise
+            self(*words, text=text)
 
     def create_namespace(self, name: str) -> None:
         """Make a namespace and wait for what every one of them gets: no pod can be made before.

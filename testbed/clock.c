@@ -3,6 +3,7 @@
  * libfaketime is not used: its time.sleep hangs or fails in Python 3.11, which sleeps until a time of the monotonic clock.
  *
  * CLOCK_SLOT: only in processes of this slot (RANKFALL_SLOT; under plain torchrun there is none, and the ranks of that group are taken).
+ * CLOCK_NODE: only in processes on this node (RANKFALL_NODE).
  * CLOCK_SPARES: a module whose own process keeps its clock, so that c10d's rendezvous comes about: it drops nodes whose clocks differ by 15 s.
  * Time stamps of files stay true, as those of a shared file server do.
  */
@@ -29,6 +30,8 @@ static int runs(const char *module) {
 
 __attribute__((constructor)) static void read_shift(void) {
     const char *slot = getenv("RANKFALL_SLOT"), *wanted = getenv("CLOCK_SLOT"), *seconds = getenv("CLOCK_SECONDS");
+    const char *node = getenv("CLOCK_NODE"), *here = getenv("RANKFALL_NODE");
+    if (node && (!here || strcmp(node, here))) return;
     if (!slot) slot = getenv("GROUP_RANK");
     if (!wanted) slot = wanted = "";
     if (getenv("CLOCK_SPARES") && runs(getenv("CLOCK_SPARES"))) return;

@@ -6,7 +6,9 @@ What the kubelet and containerd stamp (log lines, pod statuses, leases) is shift
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,10 +92,13 @@ class _Places:
 def shifted(bed: Bed, index: int, *, seconds: float) -> Iterator[WrongClock]:
     """Node ``index``'s clock is off by so many seconds for whoever looks through ``kubectl`` or ``proxy`` of the result."""
     node = bed.layout.node_name(index)
-    folder = bed.layout.folder / "clock"
-    folder.mkdir(exist_ok=True)
+    folders = bed.layout.folder / "clock"
+    folders.mkdir(exist_ok=True)
+    # Of its own: several may be wrong at once, and a library that is loaded is not written anew.
+    folder = Path(tempfile.mkdtemp(dir=folders))
+    folder.chmod(0o755)
     preload.compile_clock(folder)
-    path = folder / f"{node}.kubeconfig"
+    path = folder / "kubeconfig"
     places = _Places(bed.kubectl)
     try:
         with Proxy(before.settings(bed.layout)) as proxy:
@@ -103,4 +108,4 @@ def shifted(bed: Bed, index: int, *, seconds: float) -> Iterator[WrongClock]:
             yield WrongClock(node, seconds, Kubectl(bed.kubectl.program, path), proxy, folder)
     finally:
         places.close()
-        path.unlink(missing_ok=True)
+        shutil.rmtree(folder)

@@ -34,18 +34,22 @@ class Recipe:
         image: its name and what it starts.
         program: of the component ``programs``; the image has this one file.
         suite: of Debian; the image is a small Debian with Python.
+        packages: of that Debian, beside its smallest system.
         seconds: how long it takes, for the progress lines.
+        seldom: few tests need it: it is made when it is asked for by its name.
     """
 
     image: oci.Image
     program: str = ""
     suite: str = ""
+    packages: tuple[str, ...] = _PACKAGES
     seconds: int = 1
+    seldom: bool = False
 
     @property
     def key(self) -> str:
         """Name of its folder in the cache."""
-        made_of = components.table()["programs"].key if self.program else " ".join((self.suite, *_PACKAGES))
+        made_of = components.table()["programs"].key if self.program else " ".join((self.suite, *self.packages))
         digest = hashlib.sha256(f"{_RECIPE}\n{platform.machine()}\n{self.image!r}\n{made_of}".encode()).hexdigest()
         return f"{self.image.name.rpartition('/')[2].replace(':', '-')}-{digest[:12]}"
 
@@ -66,6 +70,14 @@ RECIPES = {
     "python": _python("3.11", "bookworm"),
     "python39": _python("3.9", "bullseye"),
     "python313": _python("3.13", "trixie"),
+    # What an image is built on whose recipe makes a virtual environment.
+    "python-venv": Recipe(
+        image=oci.Image(name="rankfall.test/python-venv:3.11"),
+        suite="bookworm",
+        packages=(*_PACKAGES, "python3-venv"),
+        seconds=90,
+        seldom=True,
+    ),
 }
 # The names to ask for here -> the names that pods use.
 NAMES = {name: recipe.image.name for name, recipe in RECIPES.items()}
@@ -151,7 +163,7 @@ def _fill(name: str, say: Say, scratch: Path) -> None:
         rootfs.bootstrap(
             root,
             suite=recipe.suite,
-            packages=_PACKAGES,
+            packages=recipe.packages,
             log=log,
             what=f"image {name}",
             seconds=recipe.seconds,

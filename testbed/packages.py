@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from testbed import commands
@@ -31,16 +31,18 @@ PACKAGES = {
     "gcc": ("cc",),
     "libc6-dev": ("/usr/include/dlfcn.h",),
 }
+# The same of what few tests need.
+BUILDER = {"buildah": ("buildah",)}
 
 
-def missing() -> list[str]:
-    """Packages of which a program is not on this machine."""
+def missing(packages: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """Those of the packages (default: what every bed needs) of which a program is not on this machine."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *_FOLDERS))
 
     def there(one: str) -> bool:
         return Path(one).exists() if one.startswith("/") else shutil.which(one, path=path) is not None
 
-    return [package for package, programs in PACKAGES.items() if not all(map(there, programs))]
+    return [package for package, programs in (packages or PACKAGES).items() if not all(map(there, programs))]
 
 
 def command(packages: Iterable[str]) -> list[str]:
@@ -48,20 +50,21 @@ def command(packages: Iterable[str]) -> list[str]:
     return ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages]
 
 
-def ensure(*, say: Say) -> None:
-    """Install what is missing.
+def ensure(packages: Mapping[str, Sequence[str]] | None = None, *, say: Say) -> None:
+    """Install what is missing of them.
 
     No service is started: the commands run in a mount namespace of their own, in which there is no running systemd to talk to.
     A bed starts containerd by itself, once a node.
 
     Args:
+        packages: each with its programs; default: what every bed needs.
         say: takes lines of progress.
 
     Raises:
         UnsupportedError: something is missing, and it cannot be installed from here: not root, or no apt.
         BuildError: apt failed.
     """
-    wanted = missing()
+    wanted = missing(packages)
     if not wanted:
         return
     line = " ".join(command(wanted))
@@ -82,7 +85,7 @@ def ensure(*, say: Say) -> None:
             commands.run(_without_services(step), log=log, what="packages", seconds=_SECONDS, say=say, env=env)
         except commands.CommandError as error:
             raise error.explain(f"could not install {', '.join(wanted)}") from error
-    left = missing()
+    left = missing(packages)
     if left:
         raise UnsupportedError(
             f"apt installed {', '.join(wanted)}, yet programs of {', '.join(left)} are still not found",

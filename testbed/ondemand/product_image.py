@@ -1,111 +1,113 @@
-"""The product's own image, as deploy/Dockerfile has it: Python, the dependencies, Rankfall; given to the nodes of a bed that runs, by digest.
+"""The product's own image: deploy/Dockerfile built by buildah, and given to the nodes of a bed that runs, by digest.
 
-The base is the bed's image with Python; the dependencies are copied from the virtual environment, which has the same version of Python.
+Its base is an image of the bed, because no registry of images is asked; pip in it asks the index that this machine's own pip asks. What was built is kept
+in the cache as long as the recipe and the sources are the same.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import hashlib
 import json
-import re
+import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from testbed import images, oci, process
+from testbed import commands, images, packages, process, store
 from testbed.bed import Bed
-from testbed.errors import BuildError
-from testbed.layout import MAX_NODES
+from testbed.layout import MAX_NODES, cache_folder
 
 NAME = "rankfall.test/rankfall"
-_SITE = "opt/rankfall"
-_PROGRAM = """#!/usr/bin/python3
-import sys
-sys.path.insert(0, "/opt/rankfall")
-from rankfall.cli import main
-sys.exit(main())
-"""
-_SOURCES = Path(__file__).resolve().parents[2] / "src"
+_ROOT = Path(__file__).resolve().parents[2]
+_RECIPE = _ROOT / "deploy" / "Dockerfile"
+# What the recipe copies.
+_COPIED = ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "src")
+_SECONDS = 120
+# Of this machine's pip, that which says where packages come from.
+_PIP = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "DEFAULT_TIMEOUT")
+_CERTIFICATES = Path("/etc/ssl/certs")
 
 
 def give(bed: Bed) -> str:
     """Build it, have it on all running nodes, and name it by digest.
 
     Raises:
-        BuildError: the base or a dependency is missing.
+        BuildError: the base or the image could not be built.
+        UnsupportedError: there is no buildah, and it cannot be installed from here.
     """
-    base = images.ensure(["python"], say=bed.say)["python"]
-    with tempfile.TemporaryDirectory(prefix="product-image-") as scratch:
-        root, archive = Path(scratch) / "root", Path(scratch) / "image.tar"
-        root.mkdir(mode=0o755)
-        _unpack(base, root)
-        _install(root)
-        oci.pack(oci.Image(name=f"{NAME}:test", entrypoint=("rankfall",)), root, archive)
-        with tarfile.open(archive) as file:
-            digest = json.loads(_content(file, "index.json"))["manifests"][0]["digest"]
-        named = f"{NAME}@{digest}"
-        for index in range(1, MAX_NODES + 1):
-            node = bed.node(index)
-            if process.find(bed.layout, f"{node.name}-init"):
-                node.import_image(archive)
-                ctr = node.enter("ctr", "--address", str(node.socket), "--namespace", "k8s.io")
-                words = [*ctr, "images", "tag", "--force", f"{NAME}:test", named]
-                subprocess.run(words, check=True, capture_output=True, timeout=60)
+    base = images.ensure(["python-venv"], say=bed.say)["python-venv"]
+    folder = cache_folder() / "product" / _key(base)
+    entry = store.make(folder, lambda scratch: _build(bed, base, scratch), what="the product's image", say=bed.say)
+    store.prune(folder.parent, {folder.name})
+    archive = entry / "image.tar"
+    named = f"{NAME}@{(entry / 'digest').read_text()}"
+    for index in range(1, MAX_NODES + 1):
+        node = bed.node(index)
+        if process.find(bed.layout, f"{node.name}-init"):
+            node.import_image(archive)
+            ctr = node.enter("ctr", "--address", str(node.socket), "--namespace", "k8s.io")
+            words = [*ctr, "images", "tag", "--force", f"{NAME}:test", named]
+            subprocess.run(words, check=True, capture_output=True, timeout=60)
     return named
 
 
-def _unpack(archive: Path, root: Path) -> None:
-    with tarfile.open(archive) as file:
-        (entry,) = json.loads(_content(file, "index.json"))["manifests"]
-        manifest = json.loads(_content(file, _blob(entry["digest"])))
-        for layer in manifest["layers"]:
-            inner = file.extractfile(_blob(layer["digest"]))
-            if inner is None:
-                raise BuildError(
-                    f"{archive} lacks the layer {layer['digest']}", hint="python -m testbed prune, then up"
-                )
-            with tarfile.open(fileobj=inner) as files:
-                files.extractall(root, filter="fully_trusted")  # noqa: S202 - of an image that the bed made itself
+def _build(bed: Bed, base: Path, scratch: Path) -> None:
+    packages.ensure(packages.BUILDER, say=bed.say)
+    log = cache_folder() / "logs" / "product-image.log"
+    log.unlink(missing_ok=True)
+    work = scratch / "work"
+    pip = scratch / "pip.conf"
+    pip.write_text("[global]\n" + "".join(f"{key.lower()} = {value}\n" for key, value in _pip()))
+    buildah = ["buildah", "--root", str(work / "root"), "--runroot", str(work / "run"), "--storage-driver", "vfs"]
+    # chroot: no container of its own is needed for one command of pip, and this works inside of containers too.
+    build = [*buildah, "bud", "--isolation", "chroot", "--network", "host", "--pull=false", "--file", str(_RECIPE)]
+    build += ["--build-arg", f"BASE={images.NAMES['python-venv']}", "--tag", f"{NAME}:test"]
+    build += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro", "--volume", f"{pip}:/etc/pip.conf:ro", str(_ROOT)]
+    layout = scratch / "layout"
+    steps = (
+        [*buildah, "pull", f"oci-archive:{base}"],
+        build,
+        [*buildah, "push", f"{NAME}:test", f"oci:{layout}:{NAME}:test"],
+    )
+    try:
+        for step in steps:
+            commands.run(step, log=log, what="the product's image", seconds=_SECONDS, say=bed.say)
+    except commands.CommandError as error:
+        raise error.explain("the product's image could not be built") from error
+    index = json.loads((layout / "index.json").read_text())
+    (manifest,) = index["manifests"]
+    # The name under which containerd keeps it.
+    manifest["annotations"] = manifest.get("annotations", {}) | {"io.containerd.image.name": f"{NAME}:test"}
+    (layout / "index.json").write_text(json.dumps(index))
+    with tarfile.open(scratch / "image.tar", "w") as archive:
+        for path in sorted(layout.iterdir()):
+            archive.add(path, arcname=path.name)
+    (scratch / "digest").write_text(manifest["digest"])
+    for path in (work, layout):
+        shutil.rmtree(path)
+    pip.unlink()
 
 
-def _install(root: Path) -> None:
-    site = root / _SITE
-    for name in sorted(_needed("rankfall") - {"rankfall"}):
-        for file in importlib.metadata.files(name) or ():
-            target = site / file
-            if ".." in file.parts or file.suffix == ".pyc":
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(str(file.locate()), target)
-    for package in ("rankfall", "rankfall_inside"):
-        shutil.copytree(_SOURCES / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
-    program = root / "usr/bin/rankfall"
-    program.write_text(_PROGRAM)
-    program.chmod(0o755)
+def _pip() -> Iterator[tuple[str, str]]:
+    for name in _PIP:
+        value = os.environ.get(f"PIP_{name}")
+        if value:
+            yield name.replace("_", "-").removeprefix("DEFAULT-"), value
+    yield "cert", str(_CERTIFICATES / "ca-certificates.crt")
 
 
-def _needed(name: str) -> set[str]:
-    """A distribution and all that it needs, without extras."""
-    found, todo = set(), [name]
-    while todo:
-        one = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if one in found:
-            continue
-        try:
-            requires = importlib.metadata.requires(one) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue  # of another platform or version of Python
-        found.add(one)
-        todo += [re.split(r"[ ;<>=!~\[(]", each)[0] for each in requires if "extra ==" not in each]
-    return found
+def _key(base: Path) -> str:
+    """Of the recipe, its base and all that it copies."""
+    found = hashlib.sha256(base.parent.name.encode())
+    for path in [_RECIPE, *_sources()]:
+        found.update(f"{path.relative_to(_ROOT)}\n".encode() + path.read_bytes())
+    return f"rankfall-{found.hexdigest()[:12]}"
 
 
-def _content(file: tarfile.TarFile, name: str) -> bytes:
-    found = file.extractfile(name)
-    return b"" if found is None else found.read()
-
-
-def _blob(digest: str) -> str:
-    return f"blobs/{digest.replace(':', '/')}"
+def _sources() -> Iterator[Path]:
+    for name in _COPIED:
+        path = _ROOT / name
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (each for each in inside if each.is_file() and "__pycache__" not in each.parts)

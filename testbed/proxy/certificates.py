@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 from testbed.pki import Authority, Pair
 
@@ -22,18 +23,20 @@ class Certificates:
 
     def __init__(self, authority: Authority, folder: Path, hosts: Sequence[str]) -> None:
         self._authority, self._folder, self._hosts = authority, folder, tuple(hosts)
+        # Several proxies of one bed may start at once: none may write over the other's key.
+        self._own = f"fault-proxy-{uuid4().hex[:12]}"
         self._count = 0
 
     def good(self) -> Pair:
         """New key, same authority; another one at each call, so that it can be rotated to."""
         self._count += 1
-        return self._authority.issue(f"fault-proxy-{self._count}", user="fault-proxy", hosts=self._hosts)
+        return self._authority.issue(f"{self._own}-{self._count}", user="fault-proxy", hosts=self._hosts)
 
     def expired(self) -> Pair:
         """Ran out an hour ago."""
-        return self._authority.issue("fault-proxy-expired", user="fault-proxy", hosts=self._hosts, valid=_RUN_OUT)
+        return self._authority.issue(f"{self._own}-expired", user="fault-proxy", hosts=self._hosts, valid=_RUN_OUT)
 
     def foreign(self) -> Pair:
         """Of an authority of its own."""
-        other = Authority(self._folder, "foreign")
-        return other.issue("fault-proxy-foreign", user="fault-proxy", hosts=self._hosts)
+        other = Authority(self._folder, f"{self._own}-foreign")
+        return other.issue(f"{self._own}-of-foreign", user="fault-proxy", hosts=self._hosts)

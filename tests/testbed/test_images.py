@@ -300,6 +300,7 @@ def test_a_venv_on_the_systems_own_python_needs_the_images_version(monkeypatch):
 
 @root_only
 @pytest.mark.torch
+@pytest.mark.full
 def test_with_the_lent_folders_and_a_bare_system_torch_runs(tmp_path):
     # Nothing of the host is there but the system's own folders and what is lent.
     system = [path for name in ("usr", "bin", "lib", "lib64", "dev") if (path := Path("/", name)).exists()]

@@ -67,3 +67,12 @@ def test_files_that_are_no_certificate_are_refused_and_the_old_one_stays(world, 
     with pytest.raises(TestbedError, match="are not a certificate and its key"):
         world.proxy.present(Pair(tmp_path / "none", tmp_path / "none"))
     assert shown(world) == before
+
+
+def test_proxies_of_one_bed_that_start_at_once_have_keys_of_their_own(world, tmp_path):
+    both = [Certificates(world.cluster, tmp_path / "foreign", ("127.0.0.1",)) for _ in range(2)]
+    pairs = [pair for one in both for pair in (one.good(), one.good(), one.expired(), one.foreign())]
+    assert len({path for pair in pairs for path in (pair.cert, pair.key)}) == 16
+    for pair in pairs:
+        # Refuses a certificate with the key of another.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(pair.cert, pair.key)
