@@ -1,6 +1,10 @@
 # Everything a person or CI types. Each target sets up what it needs (scripts/setup); nothing else is installed by hand.
 # PYTHON=/path/to/python3.11 chooses the interpreter for .venv.
 
+# Some machines switch Python's bytecode cache off. Then each process of each test compiles torch, aiohttp and ourselves anew, which is most of
+# what it does; nobody's job runs so.
+unexport PYTHONDONTWRITEBYTECODE
+
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz lint lock clean

@@ -57,7 +57,16 @@ LINT = Stage(
         tool("ruff", "check", "."),
         tool("ruff", "format", "--check", "."),
         tool("mypy"),
-        tool("mypy", "--explicit-package-bases", "tests/faults", "tests/conformance", "testbed", "scripts", "examples"),
+        tool(
+            "mypy",
+            "--explicit-package-bases",
+            "tests/faults",
+            "tests/conformance",
+            "testbed",
+            "scripts",
+            "examples",
+            "bench",
+        ),
         tool("lint-imports"),
         tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
@@ -72,11 +81,20 @@ UNIT = measured(
     "unit tests", "-n", "2", "-m", PLAIN, *(f"--ignore={folder}" for folder in PROCESSES), "tests", data="unit"
 )
 REAL = measured("tests with processes", "-n", "2", "-m", PLAIN, *PROCESSES, data="processes")
-TORCH = plain("torchrun tests", "-m", "torch and not faults and not cluster", "tests")
+# Only files with such tests are read (tests/conftest.py sees to it that they show it): all of them together take half a minute.
+TORCHRUN = tuple(
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    if "mark.torch" in path.read_text()
+)
+TORCH = plain("torchrun tests", "-m", "torch and not faults and not cluster and not full", *TORCHRUN)
+TORCH_ALL = plain("torchrun tests, all", "-m", "torch and not faults and not cluster", *TORCHRUN)
 # The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and the first tests run.
-# Two workers with a bed each: most of a test there is waiting.
-CLUSTER = plain("test bed, covering part", "-n", "2", "--dist", "loadgroup", "-m", "cluster and not full", "tests")
-CLUSTER_ALL = plain("test bed, all", "-n", "2", "--dist", "loadgroup", "-m", "cluster", "tests")
+# Two workers with a bed each: most of a test there is waiting. Only the folders of these tests are read (tests/conftest.py keeps them there):
+# reading all of them takes each worker half a minute.
+BEDS = ("-n", "2", "--dist", "loadgroup", "tests/cluster", "tests/backends/cluster")
+CLUSTER = plain("test bed, covering part", "-m", "cluster and not full", *BEDS)
+CLUSTER_ALL = plain("test bed, all", "-m", "cluster", *BEDS)
 BUILD = (sys.executable, "-m", "testbed", "build", "--all")
 FAULTS = plain("faults, covering part", "-m", "faults and not full", "tests/faults")
 FAULTS_ALL = plain(
@@ -111,7 +129,7 @@ COVERAGE = Stage(
 PLANS = {
     "lint": (LINT,),
     "test": (LINT, UNIT, REAL, TORCH, FAULTS, CLUSTER, COVERAGE),
-    "test-all": (LINT, UNIT, REAL, TORCH, FAULTS_ALL, CLUSTER_ALL, COVERAGE),
+    "test-all": (LINT, UNIT, REAL, TORCH_ALL, FAULTS_ALL, CLUSTER_ALL, COVERAGE),
 }
 
 
@@ -185,7 +203,7 @@ def main(plan: str) -> int:
     builds = Builds() if can and plan != "lint" else None
     try:
         for stage in PLANS[plan]:
-            if builds is not None and stage is TORCH:
+            if builds is not None and stage in (TORCH, TORCH_ALL):
                 rows.append(timed(builds.name, builds.finish))
             rows.append(timed(stage.name, functools.partial(run, stage)))
     finally:

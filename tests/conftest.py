@@ -6,11 +6,15 @@ import functools
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+# Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A busy machine may take any time for one example: time is measured by the benchmarks, never asserted here. Everything else stays as
 # hypothesis chose it (in CI: the same examples in every run).
 settings.register_profile("rankfall", settings(), deadline=None)
@@ -23,6 +27,30 @@ def _children_are_measured_when_they_import_the_package() -> None:
     settings = os.environ.pop("COVERAGE_PROCESS_CONFIG", "")
     if settings:
         os.environ["COVERAGE_OF_RANKFALL"] = settings
+
+
+# Where tests of the test bed lie, and what stands in a file with tests of torch: CI reads only these for them (scripts/check.py).
+BED_FOLDERS = ("cluster", "backends/cluster")
+TORCH_WORDS = "mark.torch"
+
+
+@functools.cache
+def _speaks_of_torch(path: Path) -> bool:
+    return TORCH_WORDS in path.read_text()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = [Path(__file__).parent / name for name in BED_FOLDERS]
+    for item in items:
+        if item.get_closest_marker("cluster") and not any(map(item.path.is_relative_to, folders)):
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked cluster and lies in none of {BED_FOLDERS}: CI would not run it"
+            )
+        if item.get_closest_marker("torch") and not _speaks_of_torch(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked torch and its file has no {TORCH_WORDS}: CI would not run it"
+            )
 
 
 # Of each property coverage sees so many examples; the rest hardly ever takes a branch that these have not.

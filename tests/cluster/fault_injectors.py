@@ -9,18 +9,22 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from cluster.fault_stage import LABEL, PYTHON, Stage
-from testbed import faults, process
+from testbed import clock, faults, process
 from testbed.client import Object
 from testbed.preload import compile_clock
+from testbed.proxy import before
 
 RESOURCE: Final = "rankfall.test/seat"
 MEMORY: Final = {False: "160Mi", True: "900Mi"}
 SCRATCH: Final = "/scratch"
 PORT: Final = 29999
+# Proxies of one bed share its certificates, which the first one makes.
+_ONE_PROXY: Final = threading.Lock()
 # Long enough for the kubelet to see that it is alive before; then never.
 PROBE: Final = {"exec": {"command": ["test", "!", "-e", "/tmp/sick"]}, "periodSeconds": 1, "failureThreshold": 1}
 
@@ -83,6 +87,27 @@ def _busy_port(stage: Stage) -> None:
 def _clock(stage: Stage) -> None:
     stage.job["env"]["LD_PRELOAD"] = str(compile_clock(stage.folder))
     stage.job["env"] |= {f"CLOCK_{name.upper()}": str(value) for name, value in stage.arguments.items()}
+
+
+def _node_clock(stage: Stage) -> None:
+    """All that a client sees of one node is stamped by a wrong clock: programs, lines, statuses; then something else befalls the job."""
+    arguments = stage.arguments
+    index = int(arguments["node"])
+    with _ONE_PROXY:
+        wrong = stage.stack.enter_context(clock.shifted(stage.bed, index, seconds=float(arguments["seconds"])))
+    stage.kubeconfig = before.through(wrong.proxy.url, stage.kubeconfig, stage.folder / "clock.kubeconfig")
+    stage.mount(str(wrong.folder), hostPath={"path": str(wrong.folder), "type": "Directory"})
+    stage.job["env"] |= {
+        "LD_PRELOAD": str(wrong.folder / "clock.so"),
+        "CLOCK_SECONDS": str(arguments["seconds"]),
+        "CLOCK_NODE": wrong.node,
+    }
+    # The first pod is made first, so it comes to this node, and the other one elsewhere.
+    first = {"key": "kubernetes.io/hostname", "operator": "In", "values": [stage.bed.layout.node_name(1)]}
+    wish = [{"weight": 100, "preference": {"matchExpressions": [first]}}]
+    stage.add(pod={"spec": {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}}})
+    if arguments["then"] is not None:
+        INJECTORS[arguments["then"]](stage)
 
 
 # -- a pod is taken away
@@ -381,6 +406,7 @@ INJECTORS: Final[dict[str, Callable[[Stage], None]]] = {
     "missing_config": _missing_config,
     "missing_folder": _missing_folder,
     "no_such_claim": _no_such_claim,
+    "node_clock": _node_clock,
     "node_down": _node_down,
     "oom": _oom,
     "preempt": _preempt,

@@ -157,6 +157,7 @@ class Runs:
         self._keep = keep
         self._nodes = Nodes(kubectl, namespace)
         self._gate = Gate()
+        self._reading = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._seen: dict[str, Future[Seen]] = {}
 
@@ -207,8 +208,10 @@ class Runs:
         left = wait_until(
             lambda: ("none",) if not still_running(plan) else (), timeout=60, what=f"the end of {cell.id}"
         )
-        runs = list_runs(stage.home)
-        ours = read(runs[0], done, ()) if runs else None
+        # msgspec makes its reader of a type at first use, and two threads that do so at once have crashed it.
+        with self._reading:
+            runs = list_runs(stage.home)
+            ours = read(runs[0], done, ()) if runs else None
         # That of the newest verdict, which is the one that is judged.
         told = [number for number, one in enumerate(ours.verdicts, 1) if one is not None] if ours else []
         self._kubectl.run("delete", cell.backend, "-n", self._namespace, "-l", f"{LABEL}={stage.case}", "--wait=false")

@@ -43,6 +43,7 @@ class Stage:
 
     Attributes:
         job: the job file; injectors add to it.
+        kubeconfig: of the product's account; injectors may lead it another way.
         stack: what is undone at the end.
         errors: of threads.
     """
@@ -65,7 +66,7 @@ class Stage:
         self.bed = bed
         self.kubectl = kubectl
         self.namespace = namespace
-        self._kubeconfig = kubeconfig
+        self.kubeconfig = kubeconfig
         self.case = case
         self.stack = ExitStack()
         self.stop = threading.Event()
@@ -145,7 +146,7 @@ class Stage:
 
     def cli(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run it, by the account of the job's owner."""
-        env = {"RANKFALL_HOME": str(self.home), "KUBECONFIG": str(self._kubeconfig), "NO_COLOR": "1"}
+        env = {"RANKFALL_HOME": str(self.home), "KUBECONFIG": str(self.kubeconfig), "NO_COLOR": "1"}
         return subprocess.run(
             (sys.executable, "-m", "rankfall", *words),
             env=os.environ | env,

@@ -6,6 +6,7 @@ what was said, and nothing but the numbers tells the test what is missing.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import yaml
 from cluster import recorder
 from cluster.programs import pod
 from helpers import wait_until
+from rankfall.backends.bundle import build_zip
 from rankfall.kube.labels import COMPLETION_INDEX
 from rankfall.model import JobSpec, Record
 from rankfall.observe.cluster.journal import JournalReader, journal_path
@@ -61,6 +63,65 @@ def counting(
     """A pod of two ranks that count."""
     words = ("python3", "-u", "-c", program, str(slot), str(lines), str(rate), str(code))
     return marked(slot, pod(f"numbers-{slot}", namespace, *words, **spec))
+
+
+# The same, which goes on after these numbers until it is told to end; how many it said then is its container's last word.
+COUNT_ON = """
+import os, sys, time
+
+slot, lines, rate = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+began, number, over = time.monotonic(), 0, False
+while not over:
+    if number >= lines - 1 and os.path.exists("/tmp/over"):
+        over = True
+        time.sleep(1.0)
+    for rank in (2 * slot, 2 * slot + 1):
+        os.write(1, b"[rank %d] number %06d\\n" % (rank, number))
+    number += 1
+    time.sleep(max(0.0, began + number / rate - time.monotonic()))
+open("/dev/termination-log", "w").write(str(number))
+time.sleep(0.05)
+"""
+
+
+# One rank of them, as the command of a wrapper: who it is it hears from that.
+COUNT_ALONE = """
+import os, sys, time
+
+lines, rate = int(sys.argv[1]), float(sys.argv[2])
+began = time.monotonic()
+for number in range(lines):
+    os.write(1, b"number %06d\\n" % number)
+    time.sleep(max(0.0, began + number / rate - time.monotonic()))
+"""
+
+
+def wrapped(slot: int, namespace: str, run: str, *, slots: int, lines: int, rate: float, **spec: Any) -> list[Object]:
+    """The same pod under Rankfall's own wrapper, as a run has it, and what that is mounted from."""
+    words = ("wrap", "--console", "--launcher", "plain", "--nproc", "2", "--")
+    program = ("python3", "-u", "-c", COUNT_ALONE, str(lines), str(rate))
+    bundle = {"name": "bundle", "configMap": {"name": "bundle"}}
+    made = counting(slot, namespace, lines=lines, volumes=[bundle, {"name": "slot", "emptyDir": {}}], **spec)
+    values = {
+        "RANKFALL_RUN": run,
+        "RANKFALL_ATTEMPT": "1",
+        "RANKFALL_ROLE": "worker",
+        "RANKFALL_SLOT": str(slot),
+        "RANKFALL_SLOT_DIR": "/rankfall-run",
+        "RANKFALL_RECORD_DIR": "/rankfall-run/records",
+        "RANKFALL_TOKEN": recorder.CHANNEL,
+        "RANKFALL_PLAIN_NNODES": str(slots),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    made["spec"]["containers"][0] |= {
+        "command": ["python3", "-I", "-S", "/rankfall/inside.pyz", *words, *program],
+        "env": [{"name": name, "value": value} for name, value in values.items()],
+        "volumeMounts": [{"name": "bundle", "mountPath": "/rankfall"}, {"name": "slot", "mountPath": "/rankfall-run"}],
+    }
+    zipped = {"inside.pyz": base64.b64encode(build_zip()).decode()}
+    meta = {"name": "bundle", "namespace": namespace}
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": zipped}, made]
 
 
 def marked(slot: int, made: Object) -> Object:
@@ -177,9 +238,19 @@ class Recording:
 
         return wait_until(over, timeout=timeout, what=f"the end of slot {slot}'s log")
 
+    def tell(self, slot: int) -> None:
+        """Tell a pod that goes on until then to end."""
+        name = f"numbers-{slot}"
+        words = ("exec", "--namespace", self.namespace, name, "--", "touch", "/tmp/over")
+        wait_until(lambda: not self.kubectl.run(*words).returncode, timeout=60, what=f"that {name} can be told to end")
+
     def gaps(self) -> list[Record]:
         """Its records of lines that could not be had."""
-        found = self.run.records_dir.glob("gap-*.json")
+        return self.records("gap")
+
+    def records(self, kind: str) -> list[Record]:
+        """Its records of this kind."""
+        found = sorted(self.run.records_dir.glob(f"{kind}-*.json"))
         return [msgspec.json.decode(path.read_bytes(), type=Record) for path in found]
 
     def whole(self, slot: int, *, lines: int, instance: int = 0) -> None:

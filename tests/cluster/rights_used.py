@@ -9,7 +9,9 @@ from typing import Any
 Triple = tuple[str, str, str]
 
 # Of no Role in a namespace: Nodes, and what kubelets say of them.
-OF_NODES = re.compile(r"/api/v1/(nodes(/.*)?|namespaces/default/events)")
+OF_NODES = re.compile(
+    r"/api/v1/(nodes(/.*)?|namespaces/default/events)|/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/.*"
+)
 _PATH = re.compile(
     r"^/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)/namespaces/[^/]+/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>.+))?)?$"
 )

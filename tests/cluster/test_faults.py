@@ -11,6 +11,7 @@ from testbed import faults, process
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+FULL = pytest.mark.full
 SLEEPS = ("python3", "-c", "import time; time.sleep(600)")
 
 
@@ -34,7 +35,8 @@ def says(kubectl: Kubectl, namespace: str, name: str, word: str) -> bool:
     return any(word in f"{item['reason']} {item['message']}" for item in events)
 
 
-@pytest.mark.parametrize("part", ["etcd", "kube-apiserver"])
+# The tests of logs and of chaos kill the API server as well, those of jobs the rest of the controllers by what they do.
+@pytest.mark.parametrize("part", ["etcd", pytest.param("kube-apiserver", marks=FULL)])
 def test_the_api_is_away_and_back_and_pods_live_on(bed, kubectl, namespace, part):
     running(kubectl, namespace, pod("lives", namespace, *SLEEPS))
     before = state_of(kubectl, namespace, "lives")["containerStatuses"]
@@ -44,7 +46,10 @@ def test_the_api_is_away_and_back_and_pods_live_on(bed, kubectl, namespace, part
     assert state_of(kubectl, namespace, "lives")["containerStatuses"] == before
 
 
-@pytest.mark.parametrize("part", ["kube-controller-manager", "kube-scheduler", "jobset", "trainer"])
+@pytest.mark.parametrize(
+    "part",
+    [*(pytest.param(one, marks=FULL) for one in ("kube-controller-manager", "kube-scheduler", "trainer")), "jobset"],
+)
 def test_a_controller_is_away_and_back(bed, part):
     with faults.part_down(bed, part, how=signal.SIGTERM):
         assert process.find(bed.layout, part) is None
@@ -84,6 +89,7 @@ def test_a_power_cut_takes_the_node_and_its_pods_and_it_comes_back_empty(bed, ku
     running(kubectl, namespace, pod("fresh", namespace, *SLEEPS, nodeName="n2"))
 
 
+@pytest.mark.full
 def test_a_pulled_cable_cuts_a_node_off_and_kills_nothing(bed, kubectl, namespace):
     running(kubectl, namespace, pod("lives", namespace, *SLEEPS, nodeName="n2"))
     before = state_of(kubectl, namespace, "lives")["containerStatuses"]

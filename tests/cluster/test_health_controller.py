@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from cluster.loki_push import push
-from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
+from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES, POD_RULES
+from rankfall.model.health import ANNOTATION, decode_health
 from testbed import accounts
 from testbed.client import Kubectl
 from testbed.ondemand import kwok, loki
@@ -95,7 +96,12 @@ def cluster(bed, kubectl, tmp_path_factory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("controller")
     with kwok.fleet(bed, nodes=24, pods=0), loki.run(bed) as url:
         config = accounts.create(
-            bed.control, kubectl, "controller", namespace=SPACE, rules=OWN_RULES, cluster_rules=CLUSTER_RULES
+            bed.control,
+            kubectl,
+            "controller",
+            namespace=SPACE,
+            rules=OWN_RULES,
+            cluster_rules=[*CLUSTER_RULES, *POD_RULES],
         )
         group = "rbac.authorization.k8s.io"
         meta = {"name": "rankfall-controller", "namespace": "default"}
@@ -284,3 +290,79 @@ def test_health_s13_s17_a_storm_and_a_late_line(fresh):
         assert one not in fresh.tainted()
         rows_read = [json.loads(each) for each in (fresh.folder / "one.audit").read_text().splitlines()]
         assert sum(row["what"] == "happened" and row["reason"] == "Quarantined" for row in rows_read) == 2
+
+
+def state(fresh: Cluster, name: str) -> str:
+    text = (fresh.node(name)["metadata"].get("annotations") or {}).get(ANNOTATION)
+    return "none" if text is None else decode_health(text).state
+
+
+def test_health_s10_s43_reboots_are_proven_by_boot_ids_one_node_at_a_time_also_when_the_leader_is_killed(fresh):
+    """Both hooks say that they worked. The first changed no boot id, so the ladder goes on; the second does, after the lead has changed."""
+    one, two = sorted(fresh.nodes[:2])
+    said = fresh.folder / "said"
+    said.write_text("")
+    hook = f"""command = ["sh", "-c", "echo $RANKFALL_NODE $RANKFALL_STEP $RANKFALL_ATTEMPT >> {said}"]\n"""
+    policy = "budget = { nodes = 9, percent = 100 }\n"
+    policy += f"[[hook]]\nstep = 'reboot'\nprove_s = 3\n{hook}[[hook]]\nstep = 'power_cycle'\nprove_s = 600\n{hook}"
+    with fresh.controller(policy=policy, name="one") as first, fresh.controller(policy=policy, name="two") as second:
+        until(lambda: "this controller leads" in fresh.log("one") + fresh.log("two"))
+        fresh.say(one, dmesg())
+        fresh.say(two, dmesg())
+        called = [f"{one} reboot 1", f"{two} reboot 1", f"{one} power_cycle 1"]
+        until(lambda: said.read_text().splitlines() == called, limit_s=120)
+        assert fresh.tainted() == {one, two}
+        leads = "this controller leads" in fresh.log("one")
+        (first if leads else second).send_signal(signal.SIGKILL)
+        other = "two" if leads else "one"
+        until(lambda: "this controller leads" in fresh.log(other), limit_s=90)
+        looks = time.monotonic() + 12
+        until(lambda: time.monotonic() > looks)
+        # It has looked at both nodes since: the step on the first goes on, so nothing is begun on the second.
+        assert said.read_text().splitlines() == called
+        assert (state(fresh, one), state(fresh, two)) == ("remediating", "quarantined")
+        boot = json.dumps({"status": {"nodeInfo": {"bootID": f"again-{one}"}}})
+        fresh.kubectl("patch", "node", one, "--subresource=status", "--type=merge", "-p", boot)
+        until(lambda: state(fresh, one) == "validating")
+        until(lambda: said.read_text().splitlines() == [*called, f"{two} power_cycle 1"])
+        assert fresh.tainted() == {one, two}
+
+
+def test_health_s30_a_fault_that_waits_for_the_jobs_end_takes_the_node_out_after_it(fresh):
+    one = fresh.nodes[0]
+    said = fresh.folder / "said"
+    hook = f"""command = ["sh", "-c", "echo $RANKFALL_NODE $RANKFALL_STEP $RANKFALL_CAUSE >> {said}"]\n"""
+    job = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "train-0", "namespace": SPACE + "-jobs"},
+        "spec": {
+            "nodeName": one,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {"name": "main", "image": "none", "resources": {"limits": {"rankfall.test/gpu": "1"}}},
+            ],
+        },
+    }
+    fresh.kubectl.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE + "-jobs"}}])
+    try:
+        until(lambda: fresh.kubectl.run("get", "serviceaccount", "default", "-n", SPACE + "-jobs").returncode == 0)
+        fresh.kubectl.apply([job])
+        with fresh.controller(policy=f"after_job = true\n[[hook]]\nstep = 'reset_gpu'\n{hook}"):
+            until(lambda: "leads" in fresh.log())
+            fresh.say(
+                one,
+                dmesg(
+                    "NVRM: Xid (PCI:0000:0f:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping"
+                ),
+            )
+            until(lambda: "goes on waiting" in fresh.log())
+            assert fresh.tainted() == set()
+            assert not said.exists()
+            fresh.kubectl("delete", "pod", "train-0", "-n", SPACE + "-jobs", "--grace-period=0", "--force")
+            until(lambda: fresh.tainted() == {one})
+            until(lambda: said.exists() and said.read_text() == f"{one} reset_gpu xid/63\n")
+            until(lambda: state(fresh, one) == "validating")
+            assert fresh.tainted() == {one}
+    finally:
+        fresh.kubectl.run("delete", "namespace", SPACE + "-jobs", "--wait=false")

@@ -94,7 +94,7 @@ class User:
 
 
 @pytest.mark.parametrize("when", [When(), pytest.param(When(answered=True), marks=FULL)], ids=["before", "after"])
-@pytest.mark.parametrize("backend", ["job", *(pytest.param(other, marks=FULL) for other in ("jobset", "trainjob"))])
+@pytest.mark.parametrize("backend", [pytest.param(one, marks=FULL) for one in ("job", "jobset", "trainjob")])
 def test_launch_s12_submit_killed_at_each_request_and_attached_again(chaos, kubectl, tmp_path, backend, when):
     spec = chaos.file(counting(backend=backend, namespace=chaos.namespace, lines=LINES, nnodes=1))
     untouched = User(chaos, tmp_path / "home-0", spec)

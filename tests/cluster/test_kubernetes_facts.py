@@ -252,6 +252,15 @@ def test_errors_k15_a_probe_that_kills_is_told_from_a_kill_without_a_sender(worl
     assert "liveness probe" in found["decisive"]["line"].lower()
 
 
+def test_errors_k11_a_pods_own_deadline_is_named_with_its_node(world):
+    run, pods = begun(world, job(world.namespace))
+    patch = '{"spec": {"activeDeadlineSeconds": 1}}'
+    world.kubectl("patch", "pod", "-n", world.namespace, pods[1]["metadata"]["name"], "--patch", patch)
+    found = ended(world, run)
+    assert said(found) == ("deadline_exceeded", 1, pods[1]["spec"]["nodeName"], "no", "none"), found
+    assert found["decisive"]["line"].startswith("DeadlineExceeded"), found
+
+
 def test_errors_k12_s40_a_job_deleted_by_hand_and_one_that_is_suspended_are_no_failures(world, kubectl):
     run, _ = begun(world, job(world.namespace))
     kubectl("patch", "job", f"{run}-a1", "-n", world.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import awkward_text
-from cluster.logs_world import COUNT, Recording, counting, marked, recording, stamps
+from cluster.logs_world import COUNT, COUNT_ON, Recording, counting, marked, recording, stamps, wrapped
 from cluster.programs import pod
 from helpers import wait_until
 from rankfall.observe.cluster.clocks import read_clocks
@@ -35,13 +35,19 @@ def record(bed: Bed, kubectl: Kubectl, proxy: Proxy, namespace: str, tmp_path: P
 @pytest.mark.parametrize("seconds", [25, pytest.param(300, marks=[FULL, pytest.mark.timeout(600)])])
 def test_logs_s20_s32_every_number_once_while_all_breaks(bed, record, seconds):
     """Connections are cut at random and some die without a word; credentials change; API server, kubelet and recorder are killed in between."""
-    lines = 200 * seconds
+    # Seldom enough that the kubelet does not rotate at 10 MiB, however long a slow machine takes: that is another scenario.
+    rate = 200 if seconds < 100 else 100
+    lines = rate * seconds
     proxy, space = record.proxy, record.namespace
     proxy.add("cut", Cut(at=When(mean_life_s=1.0 if seconds < 100 else 3.0)), Match(follow=True))
     torn = EndStream(at=When(random_bytes=(1000, 60000)), place=Place.INSIDE)
     proxy.add("torn", torn, Match(follow=True, probability=0.2))
-    proxy.add("dead", HalfOpen(at=When(after_bytes=2000)), Match(follow=True, path="/numbers-3/log", nth=4))
-    record.kubectl.apply([counting(slot, space, lines=lines, nodeName=f"n{slot % 2 + 1}") for slot in range(4)])
+    record.kubectl.apply(
+        [
+            counting(slot, space, lines=lines, rate=rate, program=COUNT_ON, nodeName=f"n{slot % 2 + 1}")
+            for slot in range(4)
+        ]
+    )
     record.start()
     for slot in range(4):
         record.hears(slot, 20)
@@ -53,14 +59,29 @@ def test_logs_s20_s32_every_number_once_while_all_breaks(bed, record, seconds):
     with faults.kubelet_down(bed, 1):
         record.kill()
         record.start()
+
+    # Both strike each follow of one pod until one was hit: a certain one may be refused by a server that is just coming back.
+    soon = EndStream(at=When(random_bytes=(200, 2000)), place=Place.INSIDE)
+    proxy.add("torn soon", soon, Match(follow=True, path="/numbers-2/log"))
+    proxy.add("dead", HalfOpen(at=When(after_bytes=2000)), Match(follow=True, path="/numbers-3/log"))
+    # On a slow machine the ranks speak for longer.
+    for rule, times in (("torn soon", 1), ("dead", 1), ("cut", seconds // 3)):
+        wait_until(
+            lambda rule=rule, times=times: proxy.counters().by_rule.get(rule, 0) >= times,
+            timeout=seconds + 60,
+            what=f"strokes of {rule}",
+        )
+        if rule != "cut":
+            proxy.remove(rule)
     for slot in range(4):
-        assert record.closed(slot, timeout=seconds + 90).log == "complete"
-        record.whole(slot, lines=lines)
+        record.tell(slot)
+    for slot in range(4):
+        fact = record.closed(slot, timeout=seconds + 90)
+        assert (fact.log, fact.main is not None) == ("complete", True)
+        said = int(fact.main.message)
+        assert said >= lines
+        record.whole(slot, lines=said)
     assert record.gaps() == []
-    struck = proxy.counters().by_rule
-    assert {"cut", "torn", "dead"} <= struck.keys()
-    # A machine that takes long to start an API server leaves less time for them.
-    assert struck["cut"] >= seconds / 3
 
 
 # Fails once, and counts to the end again when it is started anew in place.
@@ -164,7 +185,9 @@ def test_logs_s28_s29_a_late_pod_and_one_that_never_starts_disturb_nobody(record
 
 
 @pytest.mark.parametrize(
-    ("size", "rate", "lines"), [("100Ki", 800, 8_000), pytest.param("10Mi", 20_000, 800_000, marks=FULL)]
+    ("size", "rate", "lines"),
+    # Not in CI: at a rotation a kubelet that is short of CPU leaves out lines of a log that is open, too.
+    [pytest.param("100Ki", 800, 16_000, marks=FULL), pytest.param("10Mi", 20_000, 800_000, marks=FULL)],
 )
 def test_logs_s24_what_is_rotated_away_during_a_cut_is_a_gap_with_its_exact_bounds(bed, record, size, rate, lines):
     """The log that is open all the time loses nothing of the same rotations."""
@@ -175,16 +198,19 @@ def test_logs_s24_what_is_rotated_away_during_a_cut_is_a_gap_with_its_exact_boun
         return len(list(logs.glob(f"{space}_numbers-0_*/main/0.log.*")))
 
     with faults.kubelet_config(bed, 1, containerLogMaxSize=size, containerLogMonitorInterval="3s"):
-        record.kubectl.apply([counting(slot, space, lines=lines, rate=rate, nodeName="n1") for slot in (0, 1)])
         proxy.add("cut", Cut(at=When(called=True)), Match(path="/numbers-0/log"))
         record.start()
+        # The first file is gone after some seconds: the recorder is to be there before it.
+        wait_until(lambda: any("watch=" in one.query for one in proxy.log()), timeout=60, what="a watch of the pods")
+        record.kubectl.apply([counting(slot, space, lines=lines, rate=rate, nodeName="n1") for slot in (0, 1)])
         record.hears(0, 200)
         control = record.run.path / "control"
         command = record.kubectl.command("logs", "-f", "--timestamps", "-n", space, "numbers-0")
         with control.open("wb") as file, subprocess.Popen(command, stdout=file) as follow:
             proxy.add("away", Answer(status=503), Match(path="/numbers-0/log"))
             proxy.fire("cut")
-            wait_until(lambda: rotated() >= 2, timeout=60, what="two rotations")
+            before = rotated()
+            wait_until(lambda: rotated() >= before + 2, timeout=60, what="two rotations")
             proxy.remove("away")
             proxy.remove("cut")
             for slot in (0, 1):
@@ -206,6 +232,43 @@ def test_logs_s24_what_is_rotated_away_during_a_cut_is_a_gap_with_its_exact_boun
     beside = (said[first - 1], said[last + 1])
     one, other = (when[f"[rank {rank}] number {number:06d}"] for rank, number in beside)
     assert gap.notes == (f"lines of slot 0 may be missing: between {one} and {other} of its log",)
+
+
+@FULL
+def test_logs_s24_what_is_stored_and_what_the_gaps_count_is_all_that_was_printed(bed, record):
+    """Whatever the kubelet leaves out, also of the log that is open all the time: the wrappers counted what they printed."""
+    space, run, lines = record.namespace, record.run.id, 8_000
+    logs = bed.node(1).folder / "pod-logs"
+
+    def rotated() -> int:
+        return len(list(logs.glob(f"{space}_numbers-0_*/main/0.log.*")))
+
+    with faults.kubelet_config(bed, 1, containerLogMaxSize="100Ki", containerLogMonitorInterval="3s"):
+        pods = [wrapped(slot, space, run, slots=2, lines=lines, rate=800, nodeName="n1") for slot in (0, 1)]
+        record.proxy.add("cut", Cut(at=When(called=True)), Match(path="/numbers-0/log"))
+        record.start()
+        record.kubectl.apply([pods[0][0], *(made for _, made in pods)])
+        record.hears(0, 200)
+        record.proxy.add("away", Answer(status=503), Match(path="/numbers-0/log"))
+        record.proxy.fire("cut")
+        wait_until(lambda: rotated() >= 2, timeout=60, what="two rotations")
+        record.proxy.remove("away")
+        record.proxy.remove("cut")
+        for slot in (0, 1):
+            assert record.closed(slot, timeout=200).log == "complete"
+    printed = {one.slot: one.printed for one in record.records("slot_end")}
+    counted = {(gap.slot, gap.lost.stream): gap.lost for gap in record.gaps() if gap.lost and gap.lost.stream}
+    width = len(b"number 000000\n")
+    missing = {}
+    for slot in (0, 1):
+        assert printed[slot] == {f"r{rank}": (lines, lines * width) for rank in (2 * slot, 2 * slot + 1)}
+        for rank in (2 * slot, 2 * slot + 1):
+            found = record.numbers(slot, rank)
+            assert found == sorted(set(found))
+            lost = counted.get((slot, f"r{rank}"))
+            missing[slot, rank] = (lost.lines, lost.bytes) if lost is not None else (0, 0)
+            assert (lines - len(found), (lines - len(found)) * width) == missing[slot, rank]
+    assert missing[0, 0] > (0, 0) < missing[0, 1]
 
 
 @pytest.mark.parametrize("seconds", [90.0, pytest.param(-90.0, marks=FULL)])

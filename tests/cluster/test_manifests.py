@@ -296,8 +296,8 @@ def test_unattended_a_permanent_code_ends_the_job_by_the_native_rule(kubectl, na
     ("backend", "fields"),
     [
         ("job", {}),
-        ("job", {"nnodes_max": 3}),
-        ("jobset", {"rdzv": "c10d", "launcher": "torchrun"}),
+        pytest.param("job", {"nnodes_max": 3}, marks=pytest.mark.full),
+        pytest.param("jobset", {"rdzv": "c10d", "launcher": "torchrun"}, marks=pytest.mark.full),
         ("trainjob", {}),
     ],
     ids=["job", "job-elastic", "jobset-c10d", "trainjob"],

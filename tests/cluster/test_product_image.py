@@ -74,6 +74,36 @@ def test_health_s08_the_controller_runs_from_its_image_and_its_manifests_and_tai
 
 @pytest.mark.cluster
 @pytest.mark.full
+@pytest.mark.timeout(600)
+def test_health_what_the_dockerfile_builds_runs_controller_and_agents_by_digest(
+    bed: Bed, kubectl: Kubectl, nodes: list[str]
+) -> None:
+    """deploy/Dockerfile by a real builder, the manifests as they are made for anybody; the agents' liveness probe answers."""
+    namespace = f"guard-{uuid.uuid4().hex[:6]}"
+    image = product_image.give(bed)
+    assert re.fullmatch(r"rankfall\.test/rankfall@sha256:[0-9a-f]{64}", image)
+    objects = cluster_objects(namespace=namespace, image=image, admission=True)
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    try:
+        kubectl("apply", "--server-side", "-f", "-", text=text)
+        for each in ("deployment/rankfall-controller", "daemonset/rankfall-agent"):
+            done = kubectl.run("rollout", "status", each, "-n", namespace, "--timeout=200s", timeout_s=220)
+            assert done.returncode == 0, kubectl.run("get", "pods", "-n", namespace, "-o", "yaml").stdout
+        pods = kubectl.get("pods", "-n", namespace)["items"]
+        assert {container["image"] for pod in pods for container in pod["spec"]["containers"]} == {image}
+        agents = [pod for pod in pods if pod["metadata"]["labels"]["app.kubernetes.io/name"] == "rankfall-agent"]
+        assert {pod["spec"]["nodeName"] for pod in agents} >= set(nodes)
+        for pod in agents:
+            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8081/proxy/healthz"
+            assert kubectl("get", "--raw", path) == "ok\n"
+        reading = "jsonpath={.status.conditions[?(@.reason=='Reading')].type}"
+        assert all(kubectl.wait_until("get", "node", each, "-o", reading, limit_s=60) for each in nodes)
+    finally:
+        kubectl.run("delete", "-f", "-", "--ignore-not-found", "--timeout=60s", text=text)
+
+
+@pytest.mark.cluster
+@pytest.mark.full
 @pytest.mark.timeout(500)
 def test_every_command_of_the_ten_minutes_works(bed: Bed, kubectl: Kubectl, nodes: list[str], tmp_path: Path) -> None:
     """The page's commands as they stand there, but for the image, which is the bed's."""

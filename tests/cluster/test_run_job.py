@@ -83,9 +83,9 @@ def test_a_verdict_is_shown_by_kubectl_describe(world, backend):
 
 
 # With torchrun; the conformance suite compares all backends case by case without it.
-@pytest.mark.parametrize(
-    "backend", ["job", *(pytest.param(one, marks=pytest.mark.full) for one in BACKENDS if one != "job")]
-)
+# The conformance suite compares the same on every change.
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_jobapi_s28_the_same_job_file_gives_the_same_verdict_and_status(world, backend):
     done = world.run(job(backend=backend, namespace=world.namespace, fall="SIGKILL:2:1"))
     run = world.only_run().name
@@ -224,7 +224,7 @@ def test_a_dry_run_shows_manifests_that_the_server_takes_and_creates_nothing(wor
     assert not (world.home / "runs").exists()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=FULL), "trainjob"])
 def test_a_field_that_the_server_would_drop_is_refused_before_anything_is_created(world, backend):
     spec = job(backend=backend, namespace=world.namespace)
     spec["kubernetes"]["pod"]["spec"]["terminationGracePeriodSecond"] = 5
@@ -235,7 +235,7 @@ def test_a_field_that_the_server_would_drop_is_refused_before_anything_is_create
     assert world.objects("jobs,services,configmaps,pods,jobsets,trainjobs,trainingruntimes") == []
 
 
-@pytest.mark.parametrize("backend", ["job", "trainjob"])
+@pytest.mark.parametrize("backend", ["job", pytest.param("trainjob", marks=FULL)])
 def test_errors_s40_a_job_that_somebody_deleted_is_not_started_again(world, backend):
     spec = job(backend=backend, namespace=world.namespace)
     spec["env"]["SLOW"] = "30"

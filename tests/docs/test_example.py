@@ -33,6 +33,7 @@ def losses(text: str) -> dict[str, str]:
 
 @pytest.mark.torch
 @pytest.mark.timeout(240)
+@pytest.mark.full
 def test_a_resumed_run_computes_what_an_undisturbed_one_does(tmp_path: Path) -> None:
     whole = train("--steps", "6", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
