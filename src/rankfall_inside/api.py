@@ -9,6 +9,8 @@ import os
 import time
 
 from rankfall_inside import hook
+from rankfall_inside.progress_file import store
+from rankfall_inside.rank_state import state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,18 +18,15 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-if not hook.state.installed and "RANKFALL_WRAPPER" in os.environ and "RANKFALL_SLOT_DIR" in os.environ:
+if not state.installed and "RANKFALL_WRAPPER" in os.environ and "RANKFALL_SLOT_DIR" in os.environ:
     # Python was told to load no sitecustomize (-I, -S), but the script asks for us itself.
     try:
         hook.install()
     except Exception:
-        hook.state.silent = True
+        state.silent = True
 
-_state = hook.state
 _monotonic = time.monotonic
 _time_ns = time.time_ns
-# Between two writes of the progress file.
-_EVERY_S = 1.0
 
 
 class _Marked(Exception):  # noqa: N818 - a base for two words of the product
@@ -58,36 +57,11 @@ def progress(step: int, phase: str | None = None) -> None:
         step: number of the step, counted by the caller.
         phase: ``import``, ``rendezvous``, ``init``, ``step``, ``checkpoint``, ``teardown``; ``step`` when left out.
     """
-    _state.step = step
-    _state.step_ns = _time_ns()
-    _state.phase = phase or "step"
-    if _monotonic() >= _state.progress_due:
-        _store()
-
-
-def flush() -> None:
-    """Store the last progress now, when there is some that is not stored."""
-    if _state.step is not None:
-        _store()
-
-
-def _store() -> None:
-    _state.progress_due = _monotonic() + _EVERY_S
-    if not hook.claim_quietly() or os.getpid() != _state.pid:
-        return
-    from rankfall_inside import tinyjson
-
-    path = os.path.join(_state.slot_dir, "progress", f"{_state.ordinal}.json")
-    try:
-        data = {"step": int(_state.step or 0), "phase": _state.phase, "at_ns": _state.step_ns, "pid": _state.pid}
-        fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, tinyjson.dumps(data).encode("ascii"))
-        finally:
-            os.close(fd)
-        os.rename(path + ".tmp", path)
-    except (OSError, TypeError, ValueError):
-        return
+    state.step = step
+    state.step_ns = _time_ns()
+    state.phase = phase or "step"
+    if _monotonic() >= state.progress_due:
+        store()
 
 
 def record(function: F) -> F:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 
+from rankfall_inside.rank_state import is_spawn_child
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 _GUARD = """\
 def guard(function, saw):
@@ -29,29 +31,31 @@ class _Anchor:
 
 
 _anchor = _Anchor()
-_installed = False
+_saw: Callable[[BaseException], None] | None = None
 
 
-def watch() -> None:
-    """Arm this process, once: its multiprocessing children-to-be, and itself when it is one that has not begun."""
-    global _installed
-    if _installed:
+def watch(saw: Callable[[BaseException], None]) -> None:
+    """Arm this process, once: its multiprocessing children-to-be, and itself when it is one that has not begun.
+
+    Args:
+        saw: is given each exception that ends such a child; never raises.
+    """
+    global _saw
+    if _saw is not None:
         return
-    _installed = True
+    _saw = saw
     from multiprocessing import util
 
-    from rankfall_inside import hook
-
     if sys.version_info >= (3, 13):
-        _guard()
+        _guard(saw)
         return
     util.register_after_fork(_anchor, _arm)
-    if hook.is_spawn_child():
+    if is_spawn_child():
         # Newer Pythons call nothing when a spawned child begins, and keep the finalizers that are there.
         _arm(None)
 
 
-def _guard() -> None:
+def _guard(saw: Callable[[BaseException], None]) -> None:
     from multiprocessing.process import BaseProcess
 
     before = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - the one place between begin and run
@@ -60,7 +64,7 @@ def _guard() -> None:
     exec(compile(_GUARD, "<rankfall>", "exec"), names)  # noqa: S102 - a constant
 
     def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.run = names["guard"](self.run, _saw)
+        self.run = names["guard"](self.run, saw)
         return before(self, *args, **kwargs)
 
     BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - as above
@@ -75,13 +79,5 @@ def _arm(_: object) -> None:
 
 def _look() -> None:
     error = sys.exc_info()[1]
-    if error is not None:
+    if error is not None and _saw is not None:
         _saw(error)
-
-
-def _saw(error: BaseException) -> None:
-    from rankfall_inside import hook
-    from rankfall_inside import watch as watcher
-
-    if hook.claim_quietly():
-        watcher.saw(error)

@@ -1,7 +1,7 @@
 """The hook: makes a process that is a rank say so, and say why it ended.
 
-``install`` runs in every Python of a job, so it is cheap where there is no rank. In a rank it claims an ordinal, moves fd 1 and 2 onto
-the wrapper's pipes, writes the start record and stays to see exceptions. Everything it does may fail; then the job goes on without it.
+``install`` runs in every Python of a job, so it is cheap where there is no rank. Where there is one, or comes to be one later, the process
+becomes it (becoming.py) and stays to see exceptions (watch.py). Everything it does may fail; then the job goes on without it.
 """
 
 from __future__ import annotations
@@ -10,46 +10,21 @@ import os
 import sys
 
 from rankfall_inside import identity
+from rankfall_inside.becoming import claim, claim_quietly, may_claim_late
+from rankfall_inside.rank_state import is_spawn_child, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _NAMES = frozenset(source[0] for source in identity.SOURCES) | {"TF_CONFIG"}
-# How long an ending rank waits for a busy wrapper to take its record, when no disk did.
-_SEND_S = 2.0
-
-
-class State:
-    """What this process knows of itself. One process has at most one rank."""
-
-    def __init__(self) -> None:
-        self.installed = False
-        self.pid = os.getpid()
-        self.slot_dir = ""
-        self.claimed = False
-        # A child of a rank, or a process whose claim was refused: it stays silent.
-        self.silent = False
-        # RANK was set in this process after it started; it is claimed at the next sign of life.
-        self.pending = False
-        self.fields: dict[str, Any] = {}
-        self.ordinal: int | None = None
-        self.notes: list[str] = []
-        self.step: int | None = None
-        self.step_ns: int | None = None
-        self.phase: str | None = None
-        self.progress_due = 0.0
-        # An error of the main thread is recorded.
-        self.told = False
-
-
-state = State()
 
 
 def install() -> None:
     """Start the hook in this process. Called by sitecustomize, at most once."""
     environ = os.environ
     state.installed = True
+    state.then = _stay
     state.slot_dir = environ["RANKFALL_SLOT_DIR"]
     holder = environ.get("RANKFALL_CLAIMED", "").partition(":")[0]
     if holder and holder != str(os.getpid()):
@@ -63,23 +38,25 @@ def install() -> None:
     _watch_environment()
     os.register_at_fork(after_in_child=_forked)
     if is_spawn_child():
-        from rankfall_inside import children
-
-        children.watch()
+        _watch_children()
 
 
-def _orig_argv() -> list[str]:
-    found = getattr(sys, "orig_argv", None)  # from 3.10
-    if found is not None:
-        return list(found)
-    from rankfall_inside import procfs
+def _stay() -> None:
+    from rankfall_inside import watch
 
-    return list(procfs.cmdline(os.getpid()))
+    watch.install()
 
 
-def is_spawn_child() -> bool:
-    """Whether this Python was started by multiprocessing (spawn, forkserver)."""
-    return any("multiprocessing" in word for word in _orig_argv())
+def _watch_children() -> None:
+    from rankfall_inside import children
+
+    children.watch(_saw)
+
+
+def _saw(error: BaseException) -> None:
+    from rankfall_inside import watch
+
+    watch.saw(error)
 
 
 def _watch_environment() -> None:
@@ -89,19 +66,12 @@ def _watch_environment() -> None:
         if event == "os.putenv":
             if not state.claimed and not state.silent and os.fsdecode(args[0]) in _NAMES:
                 state.pending = True
-        elif state.pending and not state.claimed and not state.silent and _may_claim_late():
+        elif state.pending and not state.claimed and not state.silent and may_claim_late():
             # The first thing that happens after the launcher has set its variables, all of them by now.
             state.pending = False
             claim_quietly()
 
     sys.addaudithook(audit)
-
-
-def _may_claim_late() -> bool:
-    """Only a multiprocessing child becomes a rank as soon as it has RANK; another process may set it for children that it starts."""
-    process = sys.modules.get("multiprocessing.process")
-    parent = getattr(process, "parent_process", None)
-    return parent is not None and parent() is not None
 
 
 def _forked() -> None:
@@ -111,166 +81,4 @@ def _forked() -> None:
         return
     state.pid = os.getpid()
     if "multiprocessing.util" in sys.modules:
-        from rankfall_inside import children
-
-        children.watch()
-
-
-def claim_quietly() -> bool:
-    """Claim when this process has a rank and has not claimed yet; whether it is a rank. Never raises."""
-    if not state.claimed and not state.silent and state.slot_dir and identity.has_rank(os.environ):
-        try:
-            claim(late=True)
-        except Exception:
-            state.silent = True
-    return state.claimed and not state.silent
-
-
-def claim(*, late: bool = False) -> None:
-    """Become a rank, or find that an ancestor is the rank already.
-
-    Args:
-        late: RANK came after the start of this process, which may have set it for a child.
-    """
-    from rankfall_inside import claims, procfs, records
-
-    environ = os.environ
-    found = identity.read(environ)
-    if found is None:
-        return
-    argv = tuple(_orig_argv())
-    if found["local_rank"] is None and identity.is_launcher(argv):
-        return
-    pid = os.getpid()
-    own = procfs.stat(pid)
-    start = own.start if own else 0
-    holder, _, before = environ.get("RANKFALL_CLAIMED", "").partition(":")
-    again = holder == str(pid)
-    given = records.whole(environ, "RANKFALL_ORDINAL")
-    ordinal: int | None = None
-    if again:
-        # The rank has replaced itself with exec: same process, same streams, its start is recorded already.
-        ordinal = int(before) if before.isdigit() else None
-    else:
-        folder = os.path.join(state.slot_dir, "claims")
-        if late and not _may_claim_late() and claims.has_rank(folder, found["rank"]):
-            # This process set RANK for a child, which has claimed it.
-            state.silent = True
-            return
-        root = claims.find_root(pid, environ, records.whole(environ, "RANKFALL_WRAPPER") or 0)
-        text = claims.text_of(pid=pid, start=start, root=root, found=found)
-        try:
-            ordinal = claims.claim(folder, text=text, root=root, ordinal=given)
-            if ordinal is None:
-                state.silent = True
-                return
-        except OSError:
-            # No room or no folder: without streams and stacks, but errors still have the log channel.
-            state.notes.append("no claim: the slot directory cannot be written")
-    state.claimed = True
-    state.pid = pid
-    state.ordinal = ordinal
-    state.fields = records.place(environ)
-    state.fields.update(found, ordinal=ordinal, pid=pid, ppid=os.getppid(), start_ticks=start, boot_id=procfs.boot_id())
-    if not again:
-        environ["RANKFALL_CLAIMED"] = f"{pid}:{'' if ordinal is None else ordinal}"
-        moved = ordinal is not None and given is not None
-        if ordinal is not None:
-            _notify(ordinal)
-            moved = moved or _move_streams(ordinal)
-        started = dict(state.fields, argv=records.safe_argv(argv), python=sys.version.split()[0], streams=moved)
-        write("start", dict(started, notes=state.notes), sync=False)
-    from rankfall_inside import watch
-
-    watch.install()
-
-
-def _notify(ordinal: int) -> None:
-    """Wake the wrapper: it opens a pidfd of this process and new pipes for the next ones."""
-    if not _tell([b"claim %d\n" % ordinal], patience_s=0.0):
-        state.notes.append("the wrapper was not reached")
-
-
-def _tell(lines: list[bytes], *, patience_s: float) -> bool:
-    """Write lines of at most 4,096 bytes into the wrapper's pipe; False when it did not take them within ``patience_s``."""
-    import time
-
-    due = time.monotonic() + patience_s
-    try:
-        fd = os.open(os.path.join(state.slot_dir, "notify"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        for line in lines:
-            while True:
-                try:
-                    os.write(fd, line)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= due:
-                        return False
-                    time.sleep(0.005)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-def _move_streams(ordinal: int) -> bool:
-    """Put fd 1 and 2 onto the wrapper's pipes, where they still are the slot's own; a redirect of the user stays."""
-    slot = os.environ.get("RANKFALL_PIPES", "").split(":")
-    out, err = _inode(1), _inode(2)
-    moved = 0
-    for fd, inode, kind in ((1, out, "out"), (2, err, "out" if err == out else "err")):
-        if inode not in slot:
-            state.notes.append(f"fd {fd} was redirected before and stays")
-            continue
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except Exception:
-                continue
-        pipe = _open_pipe(os.path.join(state.slot_dir, "pipes", f"{ordinal}.{kind}"))
-        if pipe is None:
-            state.notes.append(f"no pipe for fd {fd}")
-            continue
-        os.set_blocking(pipe, True)
-        os.dup2(pipe, fd)
-        os.close(pipe)
-        moved += 1
-    return moved == 2  # noqa: PLR2004 - both
-
-
-def _inode(fd: int) -> str:
-    try:
-        return str(os.fstat(fd).st_ino)
-    except OSError:
-        return "closed"
-
-
-def _open_pipe(path: str) -> int | None:
-    import time
-
-    for _ in range(20):
-        try:
-            return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # Many ranks began at once; the wrapper makes more pipes as soon as it is told.
-            time.sleep(0.005)
-        except OSError:
-            return None
-    return None
-
-
-def write(kind: str, fields: dict[str, Any], *, sync: bool) -> bool:
-    """Write one record of this rank; what no disk takes goes to the wrapper, which has the log channel."""
-    from rankfall_inside import records
-
-    environ = os.environ
-    record = records.new(kind, writer="hook", fields=fields)
-    if records.write(record, environ.get("RANKFALL_RECORD_DIR") or os.path.join(state.slot_dir, "records"), sync=sync):
-        if "RANKFALL_CHANNEL" in environ:
-            _tell([b"record\n"], patience_s=0.0)
-        return True
-    return _tell(records.pieces(record), patience_s=_SEND_S)
+        _watch_children()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from rankfall_inside import hook
-from rankfall_inside.hook import state, write
+from rankfall_inside.becoming import claim_quietly
+from rankfall_inside.rank_records import write
+from rankfall_inside.rank_state import is_spawn_child, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ def install() -> None:
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=_silence)
     _faulthandler()
-    if "multiprocessing.util" in sys.modules or hook.is_spawn_child():
+    if "multiprocessing.util" in sys.modules or is_spawn_child():
         from rankfall_inside import children
 
-        children.watch()
+        children.watch(saw)
 
 
 def _silence() -> None:
@@ -142,7 +143,7 @@ def exit_code(status: Any) -> int:
 def saw(error: BaseException, *, thread: str | None = None) -> None:
     """Record ``error`` as this rank's, once. Never raises."""
     try:
-        if not hook.claim_quietly() or os.getpid() != state.pid or getattr(error, _SEEN, False):
+        if not claim_quietly() or os.getpid() != state.pid or getattr(error, _SEEN, False):
             return
         code = None
         shown = error
@@ -165,9 +166,9 @@ def saw(error: BaseException, *, thread: str | None = None) -> None:
 
 def put(error: BaseException, *, thread: str | None, code: int | None, handled: bool) -> None:
     """Write the error record of ``error``."""
-    from rankfall_inside import api, errors
+    from rankfall_inside import errors, progress_file
 
-    api.flush()
+    progress_file.flush()
     state.told = state.told or thread is None
     info, flags = errors.describe(error, thread=thread, exit_code=code, handled=handled)
     fields = dict(state.fields, step=state.step, step_ns=state.step_ns, phase=state.phase, error=info, **flags)
@@ -175,11 +176,11 @@ def put(error: BaseException, *, thread: str | None, code: int | None, handled: 
 
 
 def _at_exit() -> None:
-    from rankfall_inside import api
+    from rankfall_inside import progress_file
 
     if state.silent or os.getpid() != state.pid:
         return
-    api.flush()
+    progress_file.flush()
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(last, BaseException):
         # A hook that the user set later did not call ours.
