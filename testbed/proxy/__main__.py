@@ -12,8 +12,9 @@ import click
 from testbed.errors import TestbedError
 from testbed.pki import Pair
 from testbed.proxy.hub import Settings
-from testbed.proxy.proxy import Server, allow_many_files
+from testbed.proxy.proxy import allow_many_files
 from testbed.proxy.remote import Listener
+from testbed.proxy.server import Server
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from testbed.pki import Pair
 from testbed.proxy.records import Counters, Record
 from testbed.proxy.rules import Action, Match, Rule
-
-if TYPE_CHECKING:
-    from testbed.proxy.proxy import Server
+from testbed.proxy.server import Server
 
 
 class _Command(msgspec.Struct, frozen=True, tag=True, tag_field="do", forbid_unknown_fields=True):

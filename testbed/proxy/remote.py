@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from testbed.errors import TestbedError
 from testbed.proxy.face import Command, Face, carry_out
-
-if TYPE_CHECKING:
-    from testbed.proxy.proxy import Server
+from testbed.proxy.server import Server
 
 # A map of a thousand pods is a long line.
 _MAX_LINE = 16 * 1024 * 1024
