@@ -48,8 +48,8 @@ bench-foreign: setup ## Let a job fall that Rankfall did not start; writes what 
 bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of the logs
 	@$(PY) -m bench.verdict $(if $(CORPUS),--corpus $(CORPUS))
 
-bench-health: setup ## Measure how soon an agent tells of a kernel line, and what it costs beside a plain tail; as bench-cluster (root)
-	@$(PY) -m bench.health
+bench-health: setup ## Measure how soon a kernel line is a taint, by agent and by Loki, and what agent and controller cost; ONLY="agent rest kmsg loki controller"; as bench-cluster (root)
+	@$(PY) -m bench.health $(if $(ONLY),--only $(ONLY))
 
 soak-health: setup ## Faults, kills and restarts for the controller over MINUTES (30) on 1,000 fake nodes; as bench-cluster (root)
 	@$(PY) -m bench.health.soak $(if $(MINUTES),--minutes $(MINUTES))

@@ -1,1 +1,1 @@
-"""What an agent of node health costs and how soon it tells."""
+"""What node health costs, how soon it acts, and whether it does after a long hard time."""

@@ -21,14 +21,22 @@ def boot(node: str) -> str:
     return f"boot-{node}"
 
 
-def shaped(index: int, node: dict[str, Any]) -> None:
-    """A boot id and a pool for a fake node; some are cordoned by a person, some bear a taint of others."""
-    meta, spec = node["metadata"], node["spec"]
-    # The cluster itself copies the second of these from the first.
-    meta["labels"] |= {POOL_LABEL: pool(index), "beta.kubernetes.io/os": "linux"}
+def booted(index: int, node: dict[str, Any]) -> None:
+    """A boot id of its own for a fake node."""
+    del index
+    meta = node["metadata"]
+    # The cluster itself copies it from the one without "beta".
+    meta["labels"]["beta.kubernetes.io/os"] = "linux"
     # With both addresses: KWOK takes away what it finds there where one is missing and the cluster has called the node lost for a moment.
     addresses = [{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": meta["name"]}]
     node["status"] = {"nodeInfo": {"bootID": boot(meta["name"])}, "addresses": addresses}
+
+
+def shaped(index: int, node: dict[str, Any]) -> None:
+    """A boot id and a pool for a fake node; some are cordoned by a person, some bear a taint of others."""
+    booted(index, node)
+    node["metadata"]["labels"][POOL_LABEL] = pool(index)
+    spec = node["spec"]
     if index % 7 == 0:
         spec["taints"].append({"key": "theirs", "value": "1", "effect": "NoSchedule"})
     if index % 11 == 0:
@@ -64,24 +72,31 @@ def events_of(bed: Bed, names: Sequence[str], *, since: dt.datetime) -> list[Any
 
 
 @contextlib.contextmanager
-def account(bed: Bed) -> Iterator[Path]:
-    """A kubeconfig with the rights of the controller's manifests alone."""
+def account(bed: Bed, space: str = SPACE) -> Iterator[Path]:
+    """A kubeconfig with the rights of the controller's manifests alone.
+
+    Args:
+        bed: that is up.
+        space: namespace of the controller's own objects; gone afterwards.
+    """
     from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
 
+    # What an earlier one left would be gone in the middle of this one.
+    bed.kubectl.run("delete", "namespace", space, "--ignore-not-found", "--timeout=60s")
     path = accounts.create(
-        bed.control, bed.kubectl, "controller", namespace=SPACE, rules=OWN_RULES, cluster_rules=CLUSTER_RULES
+        bed.control, bed.kubectl, "controller", namespace=space, rules=OWN_RULES, cluster_rules=CLUSTER_RULES
     )
     group = "rbac.authorization.k8s.io"
-    meta = {"name": SPACE, "namespace": "default"}
-    subject = {"kind": "ServiceAccount", "name": "controller", "namespace": SPACE}
+    meta = {"name": space, "namespace": "default"}
+    subject = {"kind": "ServiceAccount", "name": "controller", "namespace": space}
     bed.kubectl.apply([
         {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": meta, "rules": [dict(each) for each in EVENT_RULES]},
         {
             "apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": meta,
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": SPACE}, "subjects": [subject],
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": space}, "subjects": [subject],
         },
     ])  # fmt: skip
     try:
         yield path
     finally:
-        bed.kubectl.run("delete", "namespace", SPACE, "--wait=false")
+        bed.kubectl.run("delete", "namespace", space, "--wait=false")

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from bench.health.__main__ import memory
+from bench.health.processes import memory
 from bench.health.soak_cluster import SPACE
 from bench.health.soak_faults import SMALL_BUDGET
 

@@ -55,7 +55,7 @@ class Injector:
         await self._kube.patch(NODES, fault.node, body, kind="merge")
 
     def _say(self, fault: Fault, at: int) -> None:
-        labels = {"k8s_namespace_name": "dmesg-logging", "k8s_daemonset_name": "dmesg", "k8s_node_name": fault.node}
+        labels = kernel_labels(fault.node)
         if fault.way == "pod":
             labels = {"k8s_namespace_name": "team", "k8s_pod_name": "train-0", "k8s_node_name": fault.node}
         text = fault.text if fault.way == "pod" else fault.dmesg(at=at, begun=self._begun)
@@ -65,10 +65,29 @@ class Injector:
         push(self._url, labels, rows)
 
 
+def kernel_labels(node: str) -> dict[str, str]:
+    """What a collector says of a line of the DaemonSet that prints the kernel's log of this node."""
+    return {"k8s_namespace_name": "dmesg-logging", "k8s_daemonset_name": "dmesg", "k8s_node_name": node}
+
+
 def push(url: str, labels: dict[str, str], rows: Sequence[tuple[int, str]]) -> None:
-    """Lines to Loki, as a collector brings them."""
+    """Lines of one stream to Loki, as a collector brings them.
+
+    Raises:
+        OSError: it does not take them.
+    """
+    push_all(url, [(labels, rows)])
+
+
+def push_all(url: str, streams: Sequence[tuple[dict[str, str], Sequence[tuple[int, str]]]]) -> None:
+    """Lines of many streams in one request.
+
+    Raises:
+        OSError: as above.
+    """
     place = urlsplit(url)
-    body = json.dumps({"streams": [{"stream": labels, "values": [[str(at), text] for at, text in rows]}]})
+    told = [{"stream": labels, "values": [[str(at), text] for at, text in rows]} for labels, rows in streams]
+    body = json.dumps({"streams": told})
     with contextlib.closing(http.client.HTTPConnection(str(place.hostname), place.port, timeout=20)) as connection:
         connection.request("POST", "/loki/api/v1/push", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.flood import flood, loud_kernel
+from cluster.flood import flood
 from cluster.kmsg_world import agent, devices, report, xid
 from helpers import wait_until
 from rankfall.health.manifests import agent as agents
@@ -24,6 +24,7 @@ from rankfall.model.health_report import REPORT_ANNOTATION, KernelLine, decode_l
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
+from testbed.kernel_log import loud
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
 #: All nodes of a bed share one ring; this one is named as its owner.
@@ -92,7 +93,7 @@ def test_health_s39_in_a_flood_of_the_real_ring_an_xid_is_acted_on_and_an_overru
         wait_until(lambda: report(kubectl, NODE) is not None, timeout=LIMIT_S, what="the agent's first report")
         before = report(kubectl, NODE)
         assert before is not None
-        stack.enter_context(loud_kernel())
+        stack.enter_context(loud())
 
         seen = flood(2 * RATE, rate=RATE, middle=xid(79, first))
         assert seen.arrived >= 2 * RATE  # more: others write too
