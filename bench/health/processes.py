@@ -54,11 +54,17 @@ def process(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def unheard(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The same where nobody reads what it prints: in a pipe that is full it would wait for ever."""
+    """The same where nobody reads what it prints: in a pipe that is full it would wait for ever.
+
+    Raises:
+        RuntimeError: it ended by itself, so what was measured is not what it was meant to be.
+    """
     nothing = subprocess.DEVNULL
     made = subprocess.Popen([sys.executable, *words], stdin=nothing, stdout=nothing, env=environ(), cwd=ROOT)
     try:
         yield made
+        if made.poll() is not None:
+            raise RuntimeError(f"{' '.join(words[:3])} ended with {made.returncode}: its reason is above")
     finally:
         made.kill()
         made.wait()
