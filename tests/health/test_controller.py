@@ -12,6 +12,7 @@ from health.api_world import LABELS, SECOND, XID, MemoryLoki, running, tried
 from rankfall.health.checks.rounds import Round
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.desk import LeaseGone
+from rankfall.health.controller.from_loki import rest_s
 from rankfall.health.controller.lines import PodLines
 from rankfall.health.controller.settings import Settings
 from rankfall.health.controller.switches import Switches, read_switches
@@ -642,3 +643,8 @@ def test_health_s09_checks_give_a_node_back_and_a_failing_one_keeps_it(tmp_path,
                 task.cancel()
 
     tried(story())
+
+
+@pytest.mark.parametrize(("took", "rest"), [(0.0, 2.0), (0.5, 1.5), (1.5, 0.5), (9.0, 0.5)])
+def test_looks_at_loki_begin_at_the_pace_that_was_asked_for_and_never_at_once(took, rest):
+    assert rest_s(2.0, took_s=took) == rest

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0.2, max=300),
     default=5.0,
     show_default=True,
-    help="Seconds between two looks at Loki.",
+    help="Seconds between the beginnings of two looks at Loki.",
 )
 @click.option(
     "--look-back",

@@ -26,10 +26,17 @@ AHEAD_NS: Final = 600 * SECOND
 #: Behind the mark at every look, and at the thorough ones, nanoseconds.
 QUICK_NS: Final = 15 * SECOND
 THOROUGH_S: Final = 60.0
+#: Between the end of a look and the next one at least, of ``poll_s``.
+LEAST_REST: Final = 0.25
 #: After an answer that waiting may not heal (a bad query, no right), seconds.
 REFUSED_S: Final = 30.0
 #: The mark of a query without lines is kept so often, seconds; a kill costs no more than to read that again.
 _KEEP_S: Final = 60.0
+
+
+def rest_s(poll_s: float, *, took_s: float) -> float:
+    """Seconds between the end of a look and the next one."""
+    return max(poll_s - took_s, poll_s * LEAST_REST)
 
 
 class Reads(Protocol):
@@ -54,7 +61,7 @@ class LokiSource:
         state: keeps the mark.
         give: takes what was seen and returns once it is acted on.
         metrics: counts.
-        poll_s: between two looks.
+        poll_s: between the beginnings of two looks.
         look_back_s: how far back the very first look goes.
         clock: nanoseconds since the epoch.
     """
@@ -86,15 +93,16 @@ class LokiSource:
         self._thorough_at: float | None = None
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look for ever. A look that takes long is followed the sooner by the next one, but never at once: Loki has others to serve."""
         while True:
+            begun = time.monotonic()
             try:
                 await self.look()
             except LokiError as error:
                 self._trouble(error)
                 await asyncio.sleep(max(REFUSED_S, error.retry_after or 0))
                 continue
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(rest_s(self._poll_s, took_s=time.monotonic() - begun))
 
     async def look(self) -> None:
         """One look: all that is new, acted on before the mark moves.

@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         log_type: how the collector names things; ``labels`` are its names.
         watched: namespaces whose pods' own output is looked at; nobody believes it without more.
         streams: whose kernel lines are believed.
-        poll_s: seconds between two looks at Loki.
+        poll_s: seconds between the beginnings of two looks at Loki.
         look_back_s: how far back the very first look goes.
         shared_kernel_node: whose ring it is where several Nodes tell one boot id; None = then nothing of that kernel is acted on.
         web: address and port of metrics and probes; None = none.
