@@ -228,6 +228,6 @@ def _remove(bed: Bed, found: Fleet) -> None:
     process.stop(bed.layout, "kwok")
     limits.restore(bed.layout)
     # After KWOK, which would make them again. Nothing keeps a lease, so there is nothing to wait for: of a thousand that alone takes minutes.
-    words = ("delete", "leases", "-n", "kube-node-lease", "--ignore-not-found", "--wait=false", *found.nodes)
-    bed.kubectl.run(*words, timeout_s=_RUNNING_S)
+    leases = ("delete", "leases", "-n", "kube-node-lease", "--ignore-not-found", "--wait=false", *found.nodes)
+    bed.kubectl.run(*leases, timeout_s=_RUNNING_S)
     shutil.rmtree(found.folder, ignore_errors=True)
