@@ -17,8 +17,9 @@ import pytest
 from flyte_errors import document
 from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec
-from rankfall.observe.attempt import AttemptObserver, lock_is_free
+from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.kernel import read_kernel
+from rankfall.observe.lost import lock_is_free
 from rankfall.signatures.catalogue import default_catalogue
 from rankfall.store import RunDir
 

@@ -150,7 +150,7 @@ def test_a_slot_that_ends_on_a_full_disk_is_known_by_its_exit_code(
 
     real = RecordFolder.poll
     monkeypatch.setattr(RecordFolder, "poll", lambda self: no_end(real(self)))
-    monkeypatch.setattr("rankfall.observe.attempt.read_end", lambda folder: None)
+    monkeypatch.setattr("rankfall.observe.lost.read_end", lambda folder: None)
     run, outcome = bench.run("sys.exit(6 if rank == 1 else 0)", policies={"max_restarts": 0})
     assert (outcome.state, outcome.code) == ("failed", 6)
     with run.reader() as reader:
