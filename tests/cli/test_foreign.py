@@ -12,7 +12,7 @@ from helpers import wait_until
 from observe.cluster.feeding import quicken
 from rankfall.cli import guard
 from rankfall.store import RunDir
-from rankfall.supervise import gang, unattended
+from rankfall.supervise import gang, native_look, native_pods, unattended
 
 RUN = f"job-plain-{UID[:6]}"
 TRACE = (
@@ -26,7 +26,8 @@ TRACE = (
 def _quick(monkeypatch):
     quicken(monkeypatch)
     monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(gang, "LOOK_S", 0.02)
+    monkeypatch.setattr(native_look, "LOOK_S", 0.02)
+    monkeypatch.setattr(native_pods, "LOOK_S", 0.02)
     monkeypatch.setattr(unattended, "LOOK_S", 0.02)
 
 

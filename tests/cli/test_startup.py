@@ -96,6 +96,12 @@ def test_a_run_on_this_machine_loads_nothing_of_clusters(tmp_path: Path) -> None
     assert not of_elsewhere(reading)
 
 
+def test_recording_loads_no_client_before_it_asks_the_cluster() -> None:
+    modules = shown("import sys, rankfall.supervise.unattended; print(chr(0), *sys.modules, file=sys.stderr)")
+    assert "rankfall.supervise.gang" in modules
+    assert not modules & {*ELSEWHERE, "rankfall.kube.client", "rankfall.backends.cluster"}
+
+
 def test_the_wrapper_of_a_slot_loads_little() -> None:
     """It is started for each slot of each attempt, and once more for each start of a slot alone."""
     # As it is started: without the site's own additions.

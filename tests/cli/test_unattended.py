@@ -18,14 +18,15 @@ from rankfall.client import Client, Run
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.observe.cluster.open import Feed
 from rankfall.store import RunDir
-from rankfall.supervise import followed, gang, loop, steering, unattended
+from rankfall.supervise import followed, gang, loop, native_look, native_pods, steering, unattended
 from supervise.native_stories import AWAY, DONE, FELL, GOING, HELD, Bench
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(gang, "LOOK_S", 0.004)
+    monkeypatch.setattr(native_look, "LOOK_S", 0.004)
+    monkeypatch.setattr(native_pods, "LOOK_S", 0.004)
     monkeypatch.setattr(unattended, "LOOK_S", 0.004)
     monkeypatch.setattr(steering, "_STEP_S", 0.002)
 

@@ -11,7 +11,18 @@ from flyte_errors import document
 from rankfall.model import FINAL_STATES, InfrastructureError, Refused
 from rankfall.observe.attempt import Delta
 from rankfall.observe.cluster.stops import read_stop
-from rankfall.supervise import followed, gang, native_starts, request_cancel, request_hold, steering, unattended
+from rankfall.supervise import (
+    calm,
+    followed,
+    gang,
+    native_look,
+    native_pods,
+    native_starts,
+    request_cancel,
+    request_hold,
+    steering,
+    unattended,
+)
 from rankfall.supervise.control import Control
 from supervise.native_stories import AGAIN, AT, AWAY, DONE, FELL, GOING, HELD, Bench
 
@@ -22,9 +33,10 @@ T0 = 1_795_287_600 * 10**9
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(gang, "LOOK_S", 0.004)
-    monkeypatch.setattr(gang, "_AGAIN_S", 0.004)
-    monkeypatch.setattr(gang, "_STORE_S", 0.05)
+    monkeypatch.setattr(native_look, "LOOK_S", 0.004)
+    monkeypatch.setattr(native_look, "_AGAIN_S", 0.004)
+    monkeypatch.setattr(native_pods, "LOOK_S", 0.004)
+    monkeypatch.setattr(native_pods, "_STORE_S", 0.05)
     monkeypatch.setattr(unattended, "LOOK_S", 0.004)
     monkeypatch.setattr(steering, "_STEP_S", 0.002)
     # Nobody records while these tests steer.
@@ -582,16 +594,15 @@ def test_a_run_that_begins_suspended_says_so(home):
 
 def test_looks_are_seldom_only_while_nothing_but_lines_comes(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(gang.time, "monotonic", lambda: now[0])
-    watch = object.__new__(gang.GangWatch)
-    watch._moved = now[0]
+    monkeypatch.setattr(calm.time, "monotonic", lambda: now[0])
+    watch = calm.Calm()
     lines = Delta(records=(), evidence=(), failures=0, changed=False, bytes=1000, new_streams=0)
-    assert watch._calm(lines, took=0.001) == gang._CALM_S
-    now[0] += gang._QUIET_S
-    assert watch._calm(lines, took=0.001) == gang._SELDOM_S
-    for more in ({"changed": True}, {"new_streams": 1}, {"bytes": gang._MANY}):
-        now[0] += gang._QUIET_S
-        assert watch._calm(msgspec.structs.replace(lines, **more), took=0.001) == gang._CALM_S
+    assert watch.pause(lines, took=0.001) == calm.CALM_S
+    now[0] += calm.QUIET_S
+    assert watch.pause(lines, took=0.001) == calm.SELDOM_S
+    for more in ({"changed": True}, {"new_streams": 1}, {"bytes": calm.MANY}):
+        now[0] += calm.QUIET_S
+        assert watch.pause(msgspec.structs.replace(lines, **more), took=0.001) == calm.CALM_S
     # What takes long is done seldom at once.
-    assert watch._calm(lines, took=0.02) == 0.02 * gang._PAUSES
-    assert watch._calm(lines, took=60.0) == gang._SELDOM_S
+    assert watch.pause(lines, took=0.02) == 0.02 * calm.PAUSES
+    assert watch.pause(lines, took=60.0) == calm.SELDOM_S

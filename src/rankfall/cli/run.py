@@ -109,7 +109,7 @@ def _start_alone(directory: RunDir, output: Output, *, quiet: bool) -> None:
     """With a supervisor in the background, or, where Kubernetes needs none, launched and left."""
     shown: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
     if directory.spec.unattended:
-        from rankfall.supervise.unattended import launch  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervise.unattended import launch  # noqa: PLC0415 - a supervised run needs none of it
 
         launch(directory)
         emit.say(

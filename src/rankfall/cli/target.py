@@ -123,7 +123,7 @@ def as_it_is(directory: RunDir) -> RunDir:
         with directory.reader() as reader:
             if reader.run().state in FINAL_STATES:
                 return directory
-        from rankfall.supervise.unattended import take_in  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervise.unattended import take_in  # noqa: PLC0415 - a supervised run needs none of it
 
         # Of a job of another tool nobody may ever record anything: what is there now is taken.
         foreign = directory.foreign is not None

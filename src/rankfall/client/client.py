@@ -148,7 +148,7 @@ class Client:
             # An earlier request with the same token made it.
             return run
         if detach and spec.unattended:
-            from rankfall.supervise.unattended import launch  # noqa: PLC0415 - loads the client of Kubernetes
+            from rankfall.supervise.unattended import launch  # noqa: PLC0415 - a supervised run needs none of it
 
             launch(directory)
         elif detach:

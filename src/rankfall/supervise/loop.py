@@ -116,7 +116,7 @@ def _of(
             on_lease=on_lease,
             standby=standby,
         )
-    from rankfall.supervise.unattended import Unattended  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.supervise.unattended import Unattended  # noqa: PLC0415 - a supervised run needs none of it
 
     # Nobody decides about such a run, so any number of machines may record it.
     if on_lease is not None:

@@ -6,7 +6,7 @@ The API's words never name the first rank: of all pods that fell a Job names any
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -16,9 +16,10 @@ from rankfall.model import Case, Diagnosis, Evidence, SlotFacts
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall.model.foreign import FOREIGN
 from rankfall.observe.cluster.native_state import NativeState
-from rankfall.observe.cluster.podfacts import stamp_ns
+from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
 from rankfall.observe.strategies import diagnose_by
 from rankfall.observe.text import digest
+from rankfall.store import RunDir
 from rankfall.supervise.deadlines import Passed, deadline_diagnosis
 
 _DEADLINE: Final = "DeadlineExceeded"
@@ -40,6 +41,8 @@ _SAID: Final = MappingProxyType(
         CAUSE_CODES["startup"]: "command_not_found",
     }
 )
+# The wrapper's own code after a SIGTERM from outside (rankfall_inside.causes).
+_STOPPED: Final = CAUSE_CODES["control"]
 _NAMES: Final[dict[int | None, str]] = {code: name for name, code in CAUSE_CODES.items()}
 
 
@@ -77,13 +80,44 @@ def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, 
     )
 
 
-def without_pods(slots: Sequence[int], *, shown: str) -> str | None:
-    """What is missing of slots of a foreign job of which no pod was there; None where there are none.
+def nobody_saw(run_dir: RunDir, slots: Iterable[SlotFacts], pods: Collection[PodFact], *, attempt: int) -> str | None:
+    """Why nothing is known of pods that nobody followed while they were there; None where there are none such.
 
     Args:
-        slots: their numbers.
-        shown: the job, as ``trainjob/train``.
+        run_dir: the run.
+        slots: of the start.
+        pods: of the start that somebody saw.
+        attempt: which start it is.
     """
+    run, foreign = run_dir.id, run_dir.foreign
+    if pods:
+        seen = {fact.slot for fact in pods}
+        unseen = [facts.slot for facts in slots if facts.slot not in seen]
+        return _without_pods(unseen, shown=foreign.target.shown) if foreign is not None else None
+    how = (
+        f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
+        if foreign is None
+        else f"rankfall logs -f {foreign.target.shown} running while the job runs"
+    )
+    return f"lines and records of attempt {attempt}: nobody was attached when it fell, and its pods are gone; next time leave {how}"
+
+
+def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
+    """A slot of an ended start. Of one whose pod was gone before anybody looked nothing is known: neither that it was lost nor that it never came.
+
+    Args:
+        facts: of the slot.
+        ours: the start was stopped while it ran, and a wrapper gave the exit code: that for a signal from outside is the stop's then.
+    """
+    if facts.state == "expected":
+        return msgspec.structs.replace(facts, state="unknown")
+    if not ours or facts.exit_code != _STOPPED:
+        return facts
+    return msgspec.structs.replace(facts, killed_by=facts.killed_by or "wrapper")
+
+
+def _without_pods(slots: Sequence[int], *, shown: str) -> str | None:
+    """What is missing of slots of a foreign job of which no pod was there; None where there are none."""
     if not slots:
         return None
     numbers = ", ".join(map(str, slots[:_SHOWN])) + (f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else "")

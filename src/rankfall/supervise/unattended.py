@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from rankfall.backends.cluster.workload import Workload
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend, NativeBackend
 from rankfall.backends.registry import backend_for, native_of
@@ -35,16 +34,21 @@ from rankfall.supervise.blame import Blame
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.events import Event, EventLog
 from rankfall.supervise.followed import mark_followed
-from rankfall.supervise.gang import LOOK_S, Ended, GangWatch
+from rankfall.supervise.gang import Ended, GangWatch
 from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.left_over import begin, done, left_over, write_files
 from rankfall.supervise.native_end import fallen
+from rankfall.supervise.native_pods import LOOK_S
 from rankfall.supervise.native_starts import first_start, next_start
 from rankfall.supervise.outcome import outcome_of, released
 from rankfall.supervise.showing import show_verdict
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.suspension import read_suspension
+
+if TYPE_CHECKING:
+    # It brings the client along.
+    from rankfall.backends.cluster.workload import Workload
 
 _RULE: Final = "native"
 
