@@ -34,7 +34,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(silence, "SILENCE_S", 0.3)
     for name in ("AGAIN_S", "KEEP_S"):
         monkeypatch.setattr(session, name, 0.01)
-    monkeypatch.setattr("rankfall.observe.cluster.feed.AGAIN_S", 0.01)
+    for module in ("feed", "log_tasks"):
+        monkeypatch.setattr(f"rankfall.observe.cluster.{module}.AGAIN_S", 0.01)
 
 
 def record_line(

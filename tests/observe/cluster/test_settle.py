@@ -19,7 +19,7 @@ from rankfall.observe.cluster import settle
 from rankfall.observe.cluster.apilines import stamp_text
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.instances import Instances
-from rankfall.observe.cluster.session import Session
+from rankfall.observe.cluster.log_tasks import LogTasks
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_feed_that_is_stopped_while_counts_are_compared_closes_the_log_after_i
         close(log)
 
     tasks: list[asyncio.Task[Any]] = []
-    settling = Session._settled
+    settling = LogTasks._settled
 
     async def noted(*args: Any, **how: Any) -> Any:
         task = asyncio.current_task()
@@ -115,7 +115,7 @@ def test_a_feed_that_is_stopped_while_counts_are_compared_closes_the_log_after_i
         tasks.append(task)
         return await settling(*args, **how)
 
-    monkeypatch.setattr(Session, "_settled", noted)
+    monkeypatch.setattr(LogTasks, "_settled", noted)
     monkeypatch.setattr(Instances, "settle", settled)
     monkeypatch.setattr(InstanceLog, "close", closed)
 

@@ -14,7 +14,8 @@ from typing import Final
 
 from rankfall.kube.client import Kube
 from rankfall.observe.cluster.follower import GATHER_S
-from rankfall.observe.cluster.session import AGAIN_S, Session
+from rankfall.observe.cluster.log_tasks import AGAIN_S
+from rankfall.observe.cluster.session import Session
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import Troubles, in_words
 from rankfall.observe.endable import Endable

@@ -41,6 +41,10 @@ class Troubles:
             del self._told[next(iter(self._told))]
         self._tell(text)
 
+    def full(self, error: OSError) -> None:
+        """What came could not be stored."""
+        self.say("disk", f"what comes from the cluster cannot be stored: {in_words(error)}; it is tried again")
+
     def over(self, name: str) -> None:
         """It is no longer so."""
         told = self._told.get(name)
