@@ -20,8 +20,9 @@ from rankfall.cli import app
 from rankfall.cli.controller import _first, controller
 from rankfall.health.address import address_of
 from rankfall.health.controller import leading as leadings
+from rankfall.health.controller.access import find_access
 from rankfall.health.controller.lines import KernelLines, kernel_texts
-from rankfall.health.controller.main import Controller, _when_complete, find_access
+from rankfall.health.controller.main import Controller, _when_complete
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.nodebook import NodeBook
 from rankfall.health.controller.settings import (
@@ -35,10 +36,12 @@ from rankfall.health.controller.settings import (
     stream_of,
     watched_of,
 )
+from rankfall.health.policy import Policy
 from rankfall.kube.access import Access, Endpoint
 from rankfall.kube.errors import Forbidden, KubeConfigError
 from rankfall.kube.lease_record import stamp
 from rankfall.kube.resources import CONFIG_MAPS, NODES
+from rankfall.kube.watch_run import Event
 from rankfall.model import SpecError, UsageError
 from rankfall.model.health_report import KernelLine
 from rankfall.model.times import nanoseconds
@@ -206,7 +209,7 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 def test_a_controller_from_start_to_end(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("rankfall.health.controller.main.RELOAD_S", 0.01)
-    monkeypatch.setattr("rankfall.health.controller.main._AGAIN_S", 0.01)
+    monkeypatch.setattr("rankfall.health.controller.main._NUMBERS_S", 0.01)
     path = tmp_path / "health.toml"
     path.write_text("[policy]\nkill_switch = true\n")
 
@@ -291,7 +294,7 @@ def test_health_s16_no_line_is_read_before_all_nodes_are_seen_for_the_next_contr
         await asyncio.sleep(0.2)
         assert seen == []
         book.nodes["n1"] = None
-        book.complete = True
+        book.take(Event("bookmark", {}), policy=Policy())
         await task
 
     tried(story())
@@ -441,7 +444,7 @@ def test_health_s45_a_loki_that_gives_fewer_lines_at_once_than_its_own_default_i
 
 
 def test_a_server_that_starts_and_denies_what_it_has_not_read_yet_is_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr("rankfall.health.controller.main._AGAIN_S", 0.01)
+    monkeypatch.setattr("rankfall.health.controller.patience._AGAIN_S", 0.01)
 
     async def story():
         async with cluster("n1") as (api, _):
@@ -466,7 +469,7 @@ def test_a_server_that_starts_and_denies_what_it_has_not_read_yet_is_waited_for(
 
 
 def test_what_the_cluster_refuses_ends_it_with_one_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.health.controller.main.DENIED_S", 0.0)
+    monkeypatch.setattr("rankfall.health.controller.patience.DENIED_S", 0.0)
 
     async def story():
         async with cluster("n1") as (api, _):
@@ -495,7 +498,7 @@ def test_the_command_says_what_it_uses(tmp_path, monkeypatch):
         ran.append(self._settings)
 
     monkeypatch.setattr("rankfall.health.controller.main.Controller.run", run)
-    monkeypatch.setattr("rankfall.health.controller.main.find_access", lambda **_: None)
+    monkeypatch.setattr("rankfall.health.controller.access.find_access", lambda **_: None)
     environ = {"LOG_ENDPOINT": "http://localhost:3100", "WATCHED_NAMESPACES": "default", "POD_LOG_TYPE": "skypilot"}
     result = CliRunner().invoke(controller, ["--dry-run", "--stream", "a/b", "--metrics-address", ":0"], env=environ)
     assert result.exception is None, result.output

@@ -98,7 +98,8 @@ def controller(
     from rankfall.health.address import address_of  # noqa: PLC0415 - as below
     from rankfall.health.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client with its package
     from rankfall.health.controller import settings as given  # noqa: PLC0415 - as above
-    from rankfall.health.controller.main import Controller, find_access  # noqa: PLC0415 - as above
+    from rankfall.health.controller.access import find_access  # noqa: PLC0415 - as above
+    from rankfall.health.controller.main import Controller  # noqa: PLC0415 - as above
     from rankfall.model.health_answer import NAMESPACE  # noqa: PLC0415 - as above
 
     environ = os.environ

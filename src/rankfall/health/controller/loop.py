@@ -100,12 +100,11 @@ class Loop:
 
     def node_event(self, event: Event) -> None:
         """Take one event of the watch of Nodes."""
-        complete = self._book.complete
         news: News = self._book.take(event, policy=self.policy)
         if news.problem is not None:
             LOG.warning("node `%s`: %s", event.object["metadata"]["name"], news.problem)
         self._again += news.faults
-        if news.relevant or news.faults or complete != self._book.complete:
+        if news.relevant or news.faults:
             self._awake.set()
 
     def switch(self, switches: Switches) -> None:
@@ -152,7 +151,9 @@ class Loop:
         Raises:
             LeaseGone: this process may not act any more.
         """
-        await self._complete()
+        await self._book.until_complete()
+        # All that has woken it so far is in the turn that follows.
+        self._awake.clear()
         while True:
             self.turning_since = time.monotonic()
             finished = await self._guarded()
@@ -162,11 +163,6 @@ class Loop:
                 async with asyncio.timeout(limit):
                     await self._awake.wait()
                     await asyncio.sleep(_GATHER_S)
-            self._awake.clear()
-
-    async def _complete(self) -> None:
-        while not self._book.complete:
-            await self._awake.wait()
             self._awake.clear()
 
     async def _guarded(self) -> bool:

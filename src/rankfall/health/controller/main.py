@@ -1,4 +1,4 @@
-"""A controller from its start to its end: finds the cluster, waits for the lease, runs sources and loop, and lets go of the lease.
+"""A controller from its start to its end: waits for the lease, runs sources and loop, and lets go of the lease.
 
 When the lease is lost everything stops at once and it waits for the lease again; what it had not written is decided anew by whoever leads, from the Nodes.
 """
@@ -8,74 +8,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from rankfall.health.config import ConfigFile, load_config
-from rankfall.health.controller import switches, web
+from rankfall.health.controller import web
 from rankfall.health.controller.care import Care
 from rankfall.health.controller.desk import Desk, LeaseGone
 from rankfall.health.controller.from_exporters import ExporterSource
 from rankfall.health.controller.from_loki import LokiSource
 from rankfall.health.controller.leading import Leading
-from rankfall.health.controller.lines import POD_TEXTS, KernelLines, PodLines, kernel_texts
+from rankfall.health.controller.loki_sources import open_sources
 from rankfall.health.controller.loop import Loop
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.nodebook import NodeBook
 from rankfall.health.controller.occupied import Occupied
-from rankfall.health.controller.settings import Settings, kernel_query, pod_query
+from rankfall.health.controller.patience import until_done
+from rankfall.health.controller.settings import Settings
 from rankfall.health.controller.state import StateMap
 from rankfall.health.controller.telling import LOG, Teller
 from rankfall.health.controller.validating import Validator
-from rankfall.kube import incluster
+from rankfall.health.controller.watches import watch_nodes, watch_switches
 from rankfall.kube.access import Access
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import ApiError, Forbidden, KubeError, ServerError, TooManyRequests, Unauthorized
-from rankfall.kube.kubeconfig import load_access
-from rankfall.kube.resources import CONFIG_MAPS, NODES
-from rankfall.kube.watch import Pace, watch
-from rankfall.observe.loki.client import Loki
 
 #: Between two looks at the file of settings, seconds.
 RELOAD_S: Final = 2.0
 #: A turn that lasts longer is one that hangs, seconds.
 HANGS_S: Final = 300.0
-#: Longest wait for one answer of Loki, seconds.
-LOKI_S: Final = 30.0
-#: A server that starts denies what it has not read yet ("not yet ready to handle request", or simply 403): so long a denial is doubted, seconds.
-DENIED_S: Final = 60.0
-_AGAIN_S: Final = 2.0
-_FILLED_S: Final = 0.05
-#: Nodes that are taken in before others have their turn.
-_TOGETHER: Final = 20
-
-
-def find_access(
-    *, kubeconfig: str | None, context: str | None, environ: Mapping[str, str], folder: str | None = None
-) -> Access:
-    """The cluster: this pod's own, else that of the kubeconfig. Which one it is stands in the log.
-
-    Args:
-        kubeconfig: a file; the pod's own cluster is not tried then.
-        context: of the kubeconfig; as above.
-        environ: the environment.
-        folder: of the service account, for tests.
-
-    Raises:
-        KubeConfigError: there is none.
-    """
-    if kubeconfig is None and context is None:
-        if incluster.possible(environ, folder=folder):
-            access = incluster.load(namespace=None, environ=environ, folder=folder)
-            LOG.info("in-cluster config loaded: %s", access.server)
-            return access
-        LOG.warning("incluster config failed to load, attempting to use kubeconfig.")
-    access = load_access(kubeconfig=kubeconfig, context=context, environ=environ)
-    LOG.info("KUBECONFIG loaded: context %s, %s", access.context, access.server)
-    return access
+#: Between two looks at what only others count, seconds.
+_NUMBERS_S: Final = 2.0
 
 
 class Controller:
@@ -153,7 +118,7 @@ class Controller:
     async def _lead(self, kube: Kube, *, writes: Kube | None, leading: Leading | None) -> None:
         settings = self._settings
         state = StateMap(writes, namespace=settings.namespace, holder=settings.identity)
-        await _until_done(state.load, doubt_s=DENIED_S)
+        await until_done(state.load)
         self._book = book = NodeBook()
         teller = Teller(writes, audit=self._audit)
         sure = _always if leading is None else leading.sure
@@ -168,10 +133,11 @@ class Controller:
             metrics=self.metrics,
         )
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            for source in await self._loki_sources(stack, book=book, state=state, loop=loop):
+            self._sources = await open_sources(stack, settings, book=book, state=state, loop=loop, metrics=self.metrics)
+            for source in self._sources:
                 group.create_task(_when_complete(book, source.run))
-            group.create_task(self._nodes(kube, loop))
-            group.create_task(self._switches(kube, loop))
+            group.create_task(watch_nodes(kube, loop))
+            group.create_task(watch_switches(kube, loop, namespace=settings.namespace))
             group.create_task(self._reload(loop))
             group.create_task(self._numbers(kube))
             exporters = ExporterSource(
@@ -197,75 +163,6 @@ class Controller:
                 await leading.keep()
                 raise LeaseGone
 
-    async def _loki_sources(
-        self, stack: contextlib.AsyncExitStack, *, book: NodeBook, state: StateMap, loop: Loop
-    ) -> list[LokiSource]:
-        settings = self._settings
-        self._sources = []
-        if settings.loki is None:
-            return []
-        labels = settings.labels
-        keys = (labels.node, labels.namespace, labels.pod)
-        loki = await stack.enter_async_context(Loki(settings.loki, keys=keys, total_s=LOKI_S))
-
-        def boot_of(name: str) -> str | None:
-            node = book.nodes.get(name)
-            return None if node is None else node.view.boot
-
-        def source(name: str, query: str, lines: KernelLines | PodLines) -> LokiSource:
-            return LokiSource(
-                name,
-                loki=loki,
-                query=query,
-                lines=lines,
-                begun=lines.begun if isinstance(lines, KernelLines) else None,
-                state=state,
-                give=loop.give,
-                metrics=self.metrics,
-                poll_s=settings.poll_s,
-                look_back_s=settings.look_back_s,
-            )
-
-        texts = kernel_texts()
-        self._sources = [
-            source(
-                f"{each.namespace}.{each.daemon_set}",
-                kernel_query(each, labels, texts=texts),
-                KernelLines(labels, boot_of=boot_of),
-            )
-            for each in settings.streams
-        ]
-        if settings.watched:
-            query = pod_query(settings.watched, labels, texts=POD_TEXTS)
-            self._sources.append(source("pods", query, PodLines(labels)))
-        return self._sources
-
-    async def _nodes(self, kube: Kube, loop: Loop) -> None:
-        async with contextlib.aclosing(watch(kube, NODES, keep=_name_of, trouble=_say_trouble, pace=_pace())) as events:
-            number = 0
-            async for event in events:
-                loop.node_event(event)
-                number += 1
-                if number % _TOGETHER == 0:
-                    # A list of a thousand comes at once, and the lease is to be renewed meanwhile.
-                    await asyncio.sleep(0)
-
-    async def _switches(self, kube: Kube, loop: Loop) -> None:
-        name = f"metadata.name={switches.NAME}"
-        following = watch(
-            kube,
-            CONFIG_MAPS,
-            namespace=self._settings.namespace,
-            fields=name,
-            keep=_name_of,
-            trouble=_say_trouble,
-            pace=_pace(),
-        )
-        async with contextlib.aclosing(following) as events:
-            async for event in events:
-                if event.type != "bookmark":
-                    loop.switch(switches.read_switches(None if event.type == "deleted" else event.object))
-
     async def _reload(self, loop: Loop) -> None:
         while True:
             await asyncio.sleep(RELOAD_S)
@@ -288,7 +185,7 @@ class Controller:
             for source in self._sources:
                 self.metrics.set("health_source_blind_seconds", source.blind_s, source=source.name)
             self.metrics.set("health_requests_total", kube.counters.requests)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_NUMBERS_S)
 
     def _alive(self) -> bool:
         since = None if self._loop is None else self._loop.turning_since
@@ -298,42 +195,11 @@ class Controller:
         return self._loop is None or (self._book is not None and self._book.complete)
 
 
-async def _until_done(call: Callable[[], Awaitable[None]], *, doubt_s: float) -> None:
-    """Call until it is answered; a refusal that lasts is raised. A denial is doubted for ``doubt_s`` seconds."""
-    until = time.monotonic() + doubt_s
-    while True:
-        try:
-            return await call()
-        except ApiError as error:
-            doubted = isinstance(error, Forbidden | Unauthorized) and time.monotonic() < until
-            if not doubted and not isinstance(error, ServerError | TooManyRequests):
-                raise
-            LOG.warning("%s", error.message)
-        except KubeError as error:
-            LOG.warning("%s", error.message)
-        await asyncio.sleep(_AGAIN_S)
-
-
 async def _when_complete(book: NodeBook, run: Callable[[], Awaitable[None]]) -> None:
     """Begin once all Nodes are seen: a line is known by the boot that its Node shows, and without it the same line would be another one."""
-    while not book.complete:  # noqa: ASYNC110 - the watch fills it
-        await asyncio.sleep(_FILLED_S)
+    await book.until_complete()
     await run()
 
 
 async def _always() -> bool:
     return True
-
-
-def _pace() -> Pace:
-    return Pace(denied=DENIED_S, doubting=True)
-
-
-def _name_of(item: dict[str, Any]) -> dict[str, Any]:
-    meta = item["metadata"]
-    return {"metadata": {"name": meta["name"], "uid": meta.get("uid", "")}}
-
-
-def _say_trouble(error: KubeError | None) -> None:
-    if error is not None:
-        LOG.warning("%s", error.message)

@@ -6,6 +6,7 @@ come to that version or passed it; so a step does not decide on what it changed 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -42,18 +43,26 @@ class NodeBook:
 
     Attributes:
         nodes: as they are now.
-        complete: all Nodes that there were at the beginning are in it.
         idle: when a look found no job on a Node, nanoseconds since the epoch.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeObject] = {}
-        self.complete = False
         self.idle: dict[str, int] = {}
+        self._filled = asyncio.Event()
         self._awaited: dict[str, str] = {}
         self._reports: dict[str, str] = {}
         self._conditions: dict[str, frozenset[str]] = {}
         self._verdicts: dict[str, str] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all Nodes that there were at the beginning are in it."""
+        return self._filled.is_set()
+
+    async def until_complete(self) -> None:
+        """Wait until the watch has told all Nodes that there were at the beginning."""
+        await self._filled.wait()
 
     def take(self, event: Event, *, policy: Policy) -> News:
         """One event of the watch.
@@ -63,7 +72,7 @@ class NodeBook:
             policy: names the label of pools.
         """
         if event.type == "bookmark":
-            self.complete = True
+            self._filled.set()
             return News()
         name = str(event.object["metadata"]["name"])
         if event.type == "deleted":
