@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from rankfall_inside.say import say
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn, Sequence
@@ -56,10 +58,10 @@ def main(argv: Sequence[str]) -> int:
             os.makedirs(options.stream_dir, exist_ok=True)
         files = _open_slot(options, token, notes)
     except SlotBusyError as error:
-        _say(f"another wrapper holds the slot directory {error}; this one does nothing")
+        say(f"another wrapper holds the slot directory {error}; this one does nothing")
         return _BUSY_CODE
     except (OSError, KeyError) as error:
-        _say(f"the slot directory cannot be used ({error!r}); the command runs without records")
+        say(f"the slot directory cannot be used ({error!r}); the command runs without records")
         _plainly(options)
     from rankfall_inside import home
     from rankfall_inside.wrapper import Wrapper
@@ -111,7 +113,7 @@ def _enter_code(options: Options) -> bool:
         if options.chdir:
             os.chdir(options.chdir)
     except Exception as error:
-        _say(f"the job's code cannot be had, so nothing is started: {error}")
+        say(f"the job's code cannot be had, so nothing is started: {error}")
         return False
     return True
 
@@ -131,13 +133,6 @@ def _plainly(options: Options) -> NoReturn:
     os.environ.pop(launch.VARIABLE, None)
     signals.reset_in_child()
     spawn.replace(options.command, os.environ)
-
-
-def _say(text: str) -> None:
-    try:
-        os.write(2, f"rankfall: {text}\n".encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 
+# At once from a pipe that everybody in the job may fill.
+MAX_READ = 1 << 16
+
+
 class Loop:
     """Calls a handler whenever its descriptor is readable or at its end; owns the descriptors that it reads."""
 
@@ -67,3 +71,11 @@ class Loop:
             # Paused by a handler of the same turn.
             if handler is not None and fd not in self._paused:
                 handler()
+
+
+def swallow(fd: int) -> bytes:
+    """What a pipe holds, at most :data:`MAX_READ` bytes; nothing where it cannot be read."""
+    try:
+        return os.read(fd, MAX_READ)
+    except OSError:
+        return b""

@@ -93,6 +93,20 @@ class Orders:
         due = time.monotonic() + grace
         self.deadline = due if self.deadline is None else min(self.deadline, due)
 
+    def time_is_over(self) -> bool:
+        """Whether somebody asked for the end and the time for it is over; with it goes the time to wait for whoever reads stdout."""
+        if not self.ending:
+            return False
+        if self.deadline is None:
+            self.hurry(self._options.grace)
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def time_left(self, most: float) -> float:
+        """What is left of the time to end, seconds, at most ``most`` and at least one; ``most`` where there is no such time."""
+        if self.deadline is None:
+            return most
+        return max(1.0, min(most, self.deadline - time.monotonic()))
+
     def lines(self, data: bytes) -> None:
         """Bytes of ``ctl``."""
         self._buffer = (self._buffer + data)[-_MAX_BUFFER:]

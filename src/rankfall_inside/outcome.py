@@ -9,11 +9,14 @@ from rankfall_inside import causes, ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Sequence
 
     from rankfall_inside.commands import Commands
     from rankfall_inside.falls import Falls
     from rankfall_inside.orders import Orders
+    from rankfall_inside.procfs import Stat
+
+_MAX_NOTES = 20
 
 
 def exit_info(commands: Commands, orders: Orders, *, refused: str) -> dict[str, Any]:
@@ -55,3 +58,36 @@ def exit_code(commands: Commands, orders: Orders, *, refused: str, falls: Falls 
     if status is not None:
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     return (falls.code() or code) if code and falls is not None else code
+
+
+def notes(
+    gaps: list[str],
+    *,
+    left: Sequence[Stat],
+    started: bool,
+    refused: str,
+    trouble: str,
+    unwritten: int,
+    unsent: int,
+) -> list[str]:
+    """What is to be said of the end beside the exit.
+
+    Args:
+        gaps: what streams and copies of records have less than there was.
+        left: processes that did not die.
+        started: whether the command was.
+        refused: why nothing could be started; "" otherwise.
+        trouble: what the wrapper itself met; "" for nothing.
+        unwritten: records that could not be written.
+        unsent: records that found no room on the log channel.
+    """
+    found = gaps[:_MAX_NOTES] + [f"process {one.pid} ({one.comm}) did not die" for one in left[:_MAX_NOTES]]
+    if not started:
+        found.append(refused or "the command was not started: the slot was told to end before")
+    if trouble:
+        found.append(trouble)
+    if unwritten:
+        found.append(f"{unwritten} records could not be written")
+    if unsent:
+        found.append(f"{unsent} records found no room on the log channel")
+    return found

@@ -163,6 +163,20 @@ def test_a_store_that_is_not_there_is_said_and_the_job_runs(pod):
     assert any("6 bytes after offset 0 not stored" in note for one in gaps for note in one.notes)
 
 
+def test_a_store_that_can_take_nothing_leaves_the_lines_on_stdout_and_the_slot_its_directory(pod):
+    """Without keys no bucket takes anything."""
+    script = pod.script("print('hello')")
+    done = pod.run(
+        "python3", script, options=("--launcher", "plain", "--nproc", "1", "--log-store", "s3://bucket/logs")
+    )
+    assert done.returncode == 0
+    (start,) = [one for one in channel(done.stdout) if one.kind == "slot_start"]
+    assert start.log_store is None
+    assert any("lines of ranks stay on stdout" in note for note in start.notes)
+    assert b"hello" in done.stdout
+    assert (pod.dir / "end.json").exists()
+
+
 def test_a_store_and_a_stream_directory_contradict_each_other(slot):
     done = slot.run("true", options=("--log-store", "/x"))
     assert (done.returncode, b"--log-store is for a slot without" in done.stderr) == (2, True)
