@@ -14,7 +14,8 @@ from rankfall.kube.bodies import Object, pairs
 from rankfall.kube.counters import Counters
 from rankfall.kube.flow import Flow
 from rankfall.kube.limiter import Limiter
-from rankfall.kube.objects import ALL_NAMESPACES, MANAGER, Listing, Objects, Propagation
+from rankfall.kube.listing import Listing
+from rankfall.kube.objects import ALL_NAMESPACES, MANAGER, Objects, Propagation
 from rankfall.kube.request import Params, Request
 from rankfall.kube.retry import Retry, Risk
 from rankfall.kube.sessions import Limits

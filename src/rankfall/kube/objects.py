@@ -13,7 +13,8 @@ import msgspec
 from rankfall.kube import answers
 from rankfall.kube.access import Access
 from rankfall.kube.bodies import Object, at_version, delete_options, labelled, pairs, selectors
-from rankfall.kube.errors import ApiError, Expired, KubeError
+from rankfall.kube.errors import ApiError, KubeError
+from rankfall.kube.listing import Listing, RawListing, read_list
 from rankfall.kube.request import Params, Request
 from rankfall.kube.resources import Resource
 from rankfall.kube.retry import Risk
@@ -34,40 +35,6 @@ _PATCHES: Final = {
     "strategic": "application/strategic-merge-patch+json",
 }
 _APPLY: Final = "application/apply-patch+yaml"
-# A page may expire while the next one is asked for; twice is a server that forgets faster than we read.
-_PAGED_TRIES: Final = 2
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """All objects of a list at one moment.
-
-    Attributes:
-        items: whole objects, ``kind`` and ``apiVersion`` filled in.
-        resource_version: from which a watch goes on.
-    """
-
-    items: list[Object]
-    resource_version: str
-
-
-class RawListing(msgspec.Struct, frozen=True):
-    """A list whose objects are still bytes: a thousand pods are six MiB so, and a hundred as Python's objects.
-
-    Attributes:
-        items: JSON of each, as the server wrote it: without ``kind`` and ``apiVersion``.
-        resource_version: from which a watch goes on.
-    """
-
-    items: list[msgspec.Raw]
-    resource_version: str
-
-
-class _Page(msgspec.Struct, frozen=True):
-    metadata: dict[str, Any]
-    items: list[msgspec.Raw] | None = None
-
-
-_PAGE: Final = decoding.decoder(_Page)
 
 
 class Objects:
@@ -131,14 +98,8 @@ class Objects:
         page: int = 500,
     ) -> RawListing:
         """As :meth:`list`, for who wants few of the objects at a time."""
-        base = selectors(labels, fields)
-        for _ in range(_PAGED_TRIES):
-            try:
-                return await self._pages(resource, namespace, [*base, ("limit", str(page))])
-            except Expired:
-                continue
-        # In one piece nothing can expire in between.
-        return await self._pages(resource, namespace, base)
+        space = self._space(resource, namespace) or None
+        return await read_list(self._transport, resource, space=space, params=selectors(labels, fields), page=page)
 
     async def create(
         self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None, dry_run: bool = False
@@ -330,31 +291,6 @@ class Objects:
         return await self._json(
             Request("GET", path, verb="get", what=what or path, risk=Risk.READ, params=pairs(params))
         )
-
-    async def _pages(self, resource: Resource, namespace: str | None, params: Params) -> RawListing:
-        space = self._space(resource, namespace) or None
-        items: list[msgspec.Raw] = []
-        following: Params = ()
-        while True:
-            request = Request(
-                "GET",
-                resource.path(space),
-                verb="list",
-                what=resource.shown(None, space),
-                risk=Risk.READ,
-                params=[*params, *following],
-            )
-            body = await self._transport.call(request)
-            try:
-                found = _PAGE.decode(body)
-            except msgspec.ValidationError:
-                raise answers.unreadable(200, b"an object that is no list", what=request.what) from None
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                raise answers.unreadable(200, body, what=request.what, secrets=self._transport.secrets) from None
-            items += found.items or ()
-            if not found.metadata.get("continue"):
-                return RawListing(items, str(found.metadata.get("resourceVersion", "")))
-            following = [("continue", str(found.metadata["continue"]))]
 
     async def _object(
         self,
