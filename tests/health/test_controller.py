@@ -592,7 +592,7 @@ def test_a_node_that_goes_is_forgotten_with_all_it_told():
             await world.api.wake()
             await world.until(lambda: set(world.book.nodes) == {"n1"})
             # What a write of ours answers about a Node that is gone makes it no Node.
-            world.book.written(item, policy=world.loop.policy)
+            world.book.written(item, policy=world.loop.in_force.policy)
             assert set(world.book.nodes) == {"n1"}
 
     tried(story())

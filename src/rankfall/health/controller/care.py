@@ -72,7 +72,7 @@ class Care:
             await asyncio.sleep(self._look_s)
 
     async def _node(self, name: str) -> None:
-        node, policy = self._book.nodes.get(name), self._loop.policy
+        node, policy = self._book.nodes.get(name), self._loop.in_force.policy
         health = None if node is None else node.view.record
         if node is None or health is None or not health.tainted or policy.kill_switch or node.view.opted_out:
             return

@@ -18,6 +18,7 @@ import msgspec
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller import shared_kernel
 from rankfall.health.controller.desk import Desk, Written, sole_writer
+from rankfall.health.controller.in_force import InForce
 from rankfall.health.controller.metrics import Metrics
 from rankfall.health.controller.nodebook import News, NodeBook, with_memory
 from rankfall.health.controller.settings import Settings
@@ -26,7 +27,6 @@ from rankfall.health.controller.switches import Switches
 from rankfall.health.controller.telling import LOG, Teller
 from rankfall.health.machine import Input, Plan, step
 from rankfall.health.policy import Policy
-from rankfall.health.rules import Rules
 from rankfall.kube.errors import KubeError
 from rankfall.kube.watch_run import Event
 from rankfall.model.health import NodeFault, NodeHealth
@@ -60,6 +60,7 @@ class Loop:
         clock: nanoseconds since the epoch.
 
     Attributes:
+        in_force: policy and rules.
         turning_since: when the turn began that is being made, seconds of ``time.monotonic``; None = none is. For the probe.
     """
 
@@ -75,16 +76,15 @@ class Loop:
         metrics: Metrics,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._book, self._desk, self._state, self._config = book, desk, state, config
+        self._book, self._desk, self._state = book, desk, state
         self._settings, self._teller, self._metrics, self._clock = settings, teller, metrics, clock
-        self._switches = Switches()
+        self.in_force = InForce(config, settings)
         self._batches: list[_Batch] = []
         self._again: list[Input] = list(state.stored.waiting)
         self._memory: dict[str, NodeHealth] = {}
         self._awake = asyncio.Event()
         self._now = 0
         self._shared: dict[str, tuple[str, ...]] = {}
-        self._policies: tuple[Policy, Policy] | None = None
         self.turning_since: float | None = None
 
     # -- what comes in
@@ -100,7 +100,7 @@ class Loop:
 
     def node_event(self, event: Event) -> None:
         """Take one event of the watch of Nodes."""
-        news: News = self._book.take(event, policy=self.policy)
+        news: News = self._book.take(event, policy=self.in_force.policy)
         if news.problem is not None:
             LOG.warning("node `%s`: %s", event.object["metadata"]["name"], news.problem)
         self._again += news.faults
@@ -109,39 +109,13 @@ class Loop:
 
     def switch(self, switches: Switches) -> None:
         """Take what a person set."""
-        if switches == self._switches:
-            return
-        if switches.problem is not None:
-            LOG.warning("%s", switches.problem)
-        if switches.kill != self._switches.kill:
-            LOG.warning("the kill switch is %s", "on: no taint changes" if switches.kill else "off")
-        self._switches = switches
-        self._awake.set()
+        if self.in_force.switch(switches):
+            self._awake.set()
 
     def settings_changed(self) -> None:
         """The file of settings says something else now."""
-        self._book.sort_anew(policy=self.policy)
+        self._book.sort_anew(policy=self.in_force.policy)
         self._awake.set()
-
-    @property
-    def rules(self) -> Rules:
-        """The rules in force."""
-        return self._config.config.rules
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in force: of the file, flags and switches. The same object as long as nothing of it changes."""
-        base = self._config.config.policy
-        changed = msgspec.structs.replace(
-            base,
-            # A file that asks for a dry run while this one writes: the most that can be done is to change no taint any more.
-            kill_switch=base.kill_switch or self._switches.kill or (base.dry_run and not self._settings.dry_run),
-            dry_run=self._settings.dry_run,
-            accept_injected=base.accept_injected or self._settings.accept_injected,
-        )
-        if self._policies is None or self._policies[1] != changed:
-            self._policies = (base, changed)
-        return self._policies[1]
 
     # -- turns
 
@@ -186,7 +160,7 @@ class Loop:
             KubeError: what must outlive us cannot be kept; all that came in is still there.
             LeaseGone: as :meth:`run`.
         """
-        policy, rules = self.policy, self._config.config.rules
+        policy, rules = self.in_force.policy, self.in_force.rules
         self._now = now = max(self._now, self._clock())
         batches = list(self._batches)
         inputs = [*self._again, *(each for batch in batches for each in batch.inputs)]
@@ -234,7 +208,7 @@ class Loop:
 
     async def _close_breaker(self, now: int) -> None:
         stored = self._state.stored
-        word = self._switches.reset_word
+        word = self.in_force.reset_word
         if not word or word == stored.reset_word:
             return
         safety = msgspec.structs.replace(stored.safety, trip=None, reset_at=now)

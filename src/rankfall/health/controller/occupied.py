@@ -58,11 +58,11 @@ class Occupied:
 
     async def look(self) -> None:
         """One look at each node with a fault that waits for the end of its job."""
-        if not self._loop.policy.after_job:
+        if not self._loop.in_force.policy.after_job:
             return
         for name, node in list(self._book.nodes.items()):
             record = node.view.record
-            if record is not None and nodes.awaits_idle(record, self._loop.rules):
+            if record is not None and nodes.awaits_idle(record, self._loop.in_force.rules):
                 begun = self._clock()
                 if await self.idle(name):
                     self._book.idle[name] = begun

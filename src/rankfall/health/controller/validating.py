@@ -70,7 +70,7 @@ class Validator:
 
     def whose_turn(self, *, now: int) -> tuple[NodeObject, NodeHealth] | None:
         """The node that waited longest for its next round; None = none, or nothing may be given back now."""
-        policy = self._loop.policy
+        policy = self._loop.in_force.policy
         if not self._config.config.checks or policy.kill_switch:
             return None
         # So many rounds must cover that time; more often would prove no more.
@@ -94,7 +94,7 @@ class Validator:
                 node=node.name,
                 peer=self._peer(node.name),
                 namespace=self._namespace,
-                policy=self._loop.policy,
+                policy=self._loop.in_force.policy,
                 round_=word,
             )
         except KubeError as error:
@@ -108,7 +108,7 @@ class Validator:
         await self._loop.give(rounds)
 
     def _peer(self, name: str) -> str | None:
-        policy = self._loop.policy
+        policy = self._loop.in_force.policy
         good = (
             each.name
             for each in self._book.nodes.values()
