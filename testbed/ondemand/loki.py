@@ -70,12 +70,13 @@ def _start(bed: Bed, binary: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path, *, say: Callable[[str], None], **limits: Any) -> Iterator[str]:
+def alone(folder: Path, *, say: Callable[[str], None], tenants: bool = False, **limits: Any) -> Iterator[str]:
     """The URL of a Loki of this machine, which needs no bed.
 
     Args:
         folder: for its files; made when missing.
         say: takes lines of progress.
+        tenants: each request must name one (``X-Scope-OrgID``), and sees nothing of the others.
         limits: of its ``limits_config``.
 
     Raises:
@@ -86,7 +87,7 @@ def alone(folder: Path, *, say: Callable[[str], None], **limits: Any) -> Iterato
     with _free_port() as port, _free_port() as inner:
         ports = (port, inner)
     config = folder / "loki.yaml"
-    config.write_text(yaml.safe_dump(_config(folder, "127.0.0.1", ports=ports, limits=limits)))
+    config.write_text(yaml.safe_dump(_config(folder, "127.0.0.1", ports=ports, limits=limits, tenants=tenants)))
     with (folder / "log").open("wb") as log:
         daemon = subprocess.Popen([str(binary), f"-config.file={config}", "-target=all"], stdout=log, stderr=log)
         try:
@@ -114,9 +115,10 @@ def _config(
     *,
     ports: tuple[int, int] = (_PORT, _INNER_PORT),
     limits: dict[str, Any] | None = None,
+    tenants: bool = False,
 ) -> dict[str, Any]:
     return {
-        "auth_enabled": False,
+        "auth_enabled": tenants,
         "server": {
             "http_listen_address": address,
             "http_listen_port": ports[0],

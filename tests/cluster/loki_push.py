@@ -7,12 +7,13 @@ import json
 from urllib.parse import urlsplit
 
 
-def push(url: str, labels: dict[str, str], rows: list[tuple[int, str]]) -> None:
+def push(url: str, labels: dict[str, str], rows: list[tuple[int, str]], *, tenant: str | None = None) -> None:
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
     values = [[str(at), text] for at, text in rows]
     body = json.dumps({"streams": [{"stream": labels, "values": values}]})
-    connection.request("POST", "/loki/api/v1/push", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"} | ({} if tenant is None else {"X-Scope-OrgID": tenant})
+    connection.request("POST", "/loki/api/v1/push", body, headers)
     answer = connection.getresponse()
     assert answer.status == http.HTTPStatus.NO_CONTENT, answer.read()
     connection.close()

@@ -78,7 +78,9 @@ def echo(device: str) -> None:
         file.write(xid(79, device) + "\n")
 
 
-def test_health_agent_daemonset_shows_only_in_the_test_mode_what_a_process_wrote(bed, kubectl, namespace):
+def test_health_s35_agent_daemonset_comes_back_on_a_tainted_node_and_shows_what_a_process_wrote_in_the_test_mode_only(
+    bed, kubectl, namespace
+):
     """Seed 13, S35: a DaemonSet with its own account and policy, the real /dev/kmsg, a tainted node, a restart in between."""
     first, second = (f"dead:{uuid.uuid4().hex[:2]}:0{n}" for n in (1, 2))
     kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")

@@ -16,7 +16,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/seeds.md", "docs/kubernetes.md", "docs/node-health.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/seeds.md",
+    "docs/kubernetes.md",
+    "docs/node-health.md",
+)
 ON_A_CLUSTER = "On Kubernetes"
 
 # What a reader would have in front of him when he types the README's commands.
@@ -118,14 +125,31 @@ def test_every_acceptance_scenario_has_a_row_that_names_a_test() -> None:
     for heading, numbers in (
         ("Acceptance scenarios: errors", [str(number) for number in range(1, 42)]),
         ("Acceptance scenarios: job model", [str(number) for number in range(1, 31)]),
-        ("Acceptance scenarios: launch and logs", [f"{'A' if n < 13 else 'F'} {n}" for n in (*range(1, 13), *range(49, 57))]),
-        ("Logs: scenarios B-E", [f"{'B' if n < 20 else 'C' if n < 33 else 'D' if n < 40 else 'E'} {n}" for n in range(13, 49)]),
+        (
+            "Acceptance scenarios: launch and logs",
+            [f"{'A' if n < 13 else 'F'} {n}" for n in (*range(1, 13), *range(49, 57))],
+        ),
+        (
+            "Logs: scenarios B-E",
+            [f"{'B' if n < 20 else 'C' if n < 33 else 'D' if n < 40 else 'E'} {n}" for n in range(13, 49)],
+        ),
     ):
         section = text.partition(f"\n## {heading}")[2].partition("\n## ")[0]
         rows = re.findall(r"^\| ((?:[A-F] )?\d+) \|(.*)$", section, re.MULTILINE)
         assert [number for number, _ in rows] == numbers
         for number, row in rows:
             assert "`test_" in row, f"{heading} {number} names no test"
+
+
+def test_every_scenario_of_node_health_has_a_test_on_the_bed_with_its_number() -> None:
+    bed = "\n".join(path.read_text() for path in (ROOT / "tests" / "cluster").glob("test_*.py"))
+    names = re.findall(r"def (test_health_\w+)\(", bed)
+    text = (ROOT / "docs" / "seeds.md").read_text()
+    section = text.partition("\n## Scenarios: node health")[2].partition("\n## ")[0]
+    for number in range(1, 46):
+        found = [name for name in names if f"_s{number:02}_" in name]
+        assert found, f"S{number:02} has no test on the bed"
+        assert any(f"`{name}`" in section for name in found), f"S{number:02}: none of {found} is named"
 
 
 def test_no_document_names_a_place_of_one_machine() -> None:

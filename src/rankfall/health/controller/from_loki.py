@@ -17,7 +17,7 @@ from rankfall.health.controller.state import Place, StateMap
 from rankfall.health.controller.telling import LOG
 from rankfall.kube.errors import KubeError
 from rankfall.model.health import NodeFault
-from rankfall.observe.loki.cursor import SECOND, Cursor, Entry, State
+from rankfall.observe.loki.cursor import OVERLAP_NS, SECOND, Cursor, Entry, State
 from rankfall.observe.loki.errors import LokiError
 from rankfall.observe.loki.reader import Asks, Reader
 
@@ -91,6 +91,7 @@ class LokiSource:
         self._blind_since: float | None = None
         self._kept_at: float | None = None
         self._thorough_at: float | None = None
+        self._told_lost: set[int] = set()
 
     async def run(self) -> None:
         """Look for ever. A look that takes long is followed the sooner by the next one, but never at once: Loki has others to serve."""
@@ -156,5 +157,11 @@ class LokiSource:
         return 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
 
     def _stuck(self, at: int) -> None:
+        # Every look that begins before it meets it again, and it is the same loss.
+        horizon = self._reader.cursor.mark - OVERLAP_NS
+        self._told_lost = {each for each in self._told_lost if each > horizon}
+        if at in self._told_lost:
+            return
+        self._told_lost.add(at)
         self._metrics.add("health_lines_lost_total", source=self.name)
         LOG.error("%s: nanosecond %d holds more lines than Loki gives at once; the rest of them is lost", self.name, at)
