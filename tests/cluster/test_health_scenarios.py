@@ -37,6 +37,13 @@ POOL = "three"
 # What is no answer of a Loki: nobody behind a proxy, and a proxy's own page.
 AWAY = (503, b"no healthy upstream")
 PAGE = (200, b"<html>please log in</html>")
+# What a Loki says that has too much to do, has lost its ring, does not take the query; and one that says nothing at all.
+OTHER_ANSWERS = {
+    "429": (429, b"too many outstanding requests"),
+    "500": (500, b"empty ring"),
+    "400": (400, b"parse error at line 1"),
+    "hangs": (0, b""),
+}
 NOISE = "cni0: port 1(veth9a15e765) entered forwarding state"
 
 
@@ -264,6 +271,32 @@ def test_health_s15_s21_a_loki_that_does_not_answer_is_never_no_lines_on_a_real_
     finally:
         gateway.fault = None
     fleet.acts(node)
+    wait_until(lambda: blind() == 0, timeout=LIMIT_S, what="an answer")
+    assert fleet.causes(node) == [("xid/79", "gpu 0000:4e:00", 1)]
+    assert fleet.happened(node, "Quarantined") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", list(OTHER_ANSWERS.values()), ids=list(OTHER_ANSWERS))
+def test_health_s21_whatever_loki_answers_instead_of_lines_they_come_once_when_it_answers_again(guarded, fault):
+    """After a refusal that waiting may not heal the next look is half a minute later, and so long is a silence waited for."""
+    fleet, gateway = guarded.fleet, guarded.gateway
+    node = fleet.fresh()
+
+    def blind() -> float:
+        return fleet.number("health_source_blind_seconds", source=DMESG)
+
+    wait_until(lambda: blind() == 0, timeout=LIMIT_S, what="an answer")
+    gateway.fault, before = fault, gateway.struck
+    try:
+        # Before the line is there: a question that was let through just before may still bring it.
+        wait_until(lambda: gateway.struck >= before + 3, timeout=LIMIT_S, what="all to have asked")
+        fleet.say(node, stamped(LOST))
+        wait_until(blind, timeout=LIMIT_S, what="the number")
+        assert not fleet.tainted(node)
+    finally:
+        gateway.fault = None
+    wait_until(lambda: fleet.tainted(node), timeout=LIMIT_S, what="the taint")
     wait_until(lambda: blind() == 0, timeout=LIMIT_S, what="an answer")
     assert fleet.causes(node) == [("xid/79", "gpu 0000:4e:00", 1)]
     assert fleet.happened(node, "Quarantined") == 1
