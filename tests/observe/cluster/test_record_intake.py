@@ -17,7 +17,7 @@ from observe.cluster.feeding import CHANNEL, record_line
 from rankfall.model import JobSpec, Record
 from rankfall.observe.cluster import channel
 from rankfall.observe.cluster.channel import MAX_LINE, RecordIntake
-from rankfall.observe.cluster.gaps import gap_record
+from rankfall.observe.cluster.gaps import LogOf, gap_record
 from rankfall.observe.cluster.instances import Instances, write_progress
 from rankfall.observe.progress import read_steps
 from rankfall.observe.records import RecordFolder
@@ -175,9 +175,9 @@ def test_a_message_holds_an_error_and_an_end_and_no_more(scene):
 
 
 def test_the_same_gap_is_one_record():
-    place: dict[str, Any] = {"run": "job-1", "attempt": 1, "role": "worker", "slot": 4, "uid": "u", "number": 2}
-    one, again = (gap_record(**place, after=AT, before=None) for _ in range(2))
-    other = gap_record(**place, after=AT, before=AT + 1)
+    log = LogOf(run="job-1", attempt=1, role="worker", slot=4, uid="u", number=2)
+    one, again = (gap_record(log, after=AT, before=None) for _ in range(2))
+    other = gap_record(log, after=AT, before=AT + 1)
     assert one == again
     assert one.id != other.id
     assert one.notes == (

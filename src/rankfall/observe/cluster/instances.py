@@ -12,7 +12,7 @@ import msgspec
 from rankfall.model import Record
 from rankfall.observe.cluster import settle
 from rankfall.observe.cluster.channel import RecordIntake
-from rankfall.observe.cluster.gaps import gap_record, short_record
+from rankfall.observe.cluster.gaps import LogOf, gap_record, short_record
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.log_owner import OWNER_NAME, Identity, identity_of
 from rankfall.observe.cluster.told import Told, ToldRank, read_told, write_told
@@ -75,17 +75,7 @@ class Instances:
         intake = self._intake(slot, uid=uid, instance=int(folder.name), on_printed=on_printed)
 
         def on_gap(after: int | None, before: int | None) -> None:
-            record = gap_record(
-                run=self._run_dir.id,
-                attempt=self._attempt,
-                role=self._role_of(slot),
-                slot=slot,
-                uid=uid,
-                number=number,
-                after=after,
-                before=before,
-            )
-            intake.keep(record, after)
+            intake.keep(gap_record(self._log_of(slot, uid, number), after=after, before=before), after)
 
         log = self._open[key] = InstanceLog(
             folder,
@@ -149,24 +139,14 @@ class Instances:
         found = settle.compare(
             cursor.printed, held, returns=None if changed else lambda: settle.returns_of(folder, held)
         )
-        role = self._role_of(slot)
+        of = self._log_of(slot, uid, number)
         settle.write_down(
             found,
             folder=self._run_dir.records_dir,
-            head=f"gap-a{self._attempt}-{role}-{slot}-",
+            head=of.head,
             uid=uid,
             number=number,
-            record_of=lambda short: short_record(
-                run=self._run_dir.id,
-                attempt=self._attempt,
-                role=role,
-                slot=slot,
-                uid=uid,
-                number=number,
-                stream=short.stream,
-                lines=short.lines,
-                size=short.size,
-            ),
+            record_of=lambda short: short_record(of, stream=short.stream, lines=short.lines, size=short.size),
         )
         if found.whole:
             cursor.gaps = 0
@@ -221,6 +201,9 @@ class Instances:
         if self._stores is not None:
             parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
             self._stores.add(parent / str(instance), name)
+
+    def _log_of(self, slot: int, uid: str, number: int) -> LogOf:
+        return LogOf(self._run_dir.id, self._attempt, self._role_of(slot), slot, uid, number)
 
     def _folder(self, slot: int, identity: Identity) -> Path:
         parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent

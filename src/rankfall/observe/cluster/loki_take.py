@@ -16,7 +16,7 @@ import msgspec
 
 from rankfall.model import Record, decoding
 from rankfall.observe.cluster import settle
-from rankfall.observe.cluster.gaps import gap_record
+from rankfall.observe.cluster.gaps import LogOf, gap_record
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.loki_labels import TELLING
@@ -207,18 +207,10 @@ class LokiTake:
     def _filled(self, pod: LostPod, number: int, after: int | None) -> None:
         """The gap that was said when the pod vanished is none any more."""
         role = self._source.role_of(pod.slot)
-        record = gap_record(
-            run=self._run_dir.id,
-            attempt=self._attempt,
-            role=role,
-            slot=pod.slot,
-            uid=pod.uid,
-            number=number,
-            after=after,
-            before=None,
-        )
+        log = LogOf(self._run_dir.id, self._attempt, role, pod.slot, pod.uid, number)
+        record = gap_record(log, after=after, before=None)
         with contextlib.suppress(FileNotFoundError):
-            (self._run_dir.records_dir / f"gap-a{self._attempt}-{role}-{pod.slot}-{record.id}.json").unlink()
+            (self._run_dir.records_dir / f"{log.head}{record.id}.json").unlink()
 
     def _last_word(self, pod: LostPod, take: PodTake, number: int) -> bool:
         """Whether the slot's end came from this pod, whichever process took it; of a container that never was restarted."""
