@@ -21,10 +21,9 @@ from bench.common import ROOT, Row, table
 from bench.health import flat, taint, taint_loki, told
 from bench.health.figures import PARTS, failed, page
 from bench.health.rest import at_rest
-from bench.health.soak_cluster import account, booted, initialised, nodes_of
-from testbed import accounts, process
+from bench.health.soak_cluster import account, await_initialised, booted
+from testbed import accounts
 from testbed.bed import Bed
-from testbed.errors import StartError
 from testbed.ondemand import kwok, loki
 
 SPACE: Final = "bench-health"
@@ -93,7 +92,7 @@ class Bench:
         finally:
             taint.untouched(self._bed)
         with kwok.fleet(self._bed, nodes=1, pods=0, change=booted, lease_s=60) as fleet:
-            self._await_fakes(fleet.nodes)
+            await_initialised(self._bed, fleet.nodes, limit_s=_READY_S)
             (node,) = fleet.nodes
             rows += asyncio.run(
                 taint.by_socket(
@@ -122,7 +121,7 @@ class Bench:
             kwok.fleet(self._bed, nodes=taint_loki.COUNT + 1, pods=0, change=booted, lease_s=60) as fleet,
             loki.run(self._bed) as url,
         ):
-            self._await_fakes(fleet.nodes)
+            await_initialised(self._bed, fleet.nodes, limit_s=_READY_S)
             rows += asyncio.run(
                 taint_loki.by_loki(
                     self._bed,
@@ -136,10 +135,6 @@ class Bench:
 
     def _flat(self, rows: list[Row]) -> None:
         flat.loads(self._bed, rows, account=self._controller, namespace=SPACE, folder=self._folder)
-
-    def _await_fakes(self, names: tuple[str, ...]) -> None:
-        if not process.poll(lambda: initialised(nodes_of(self._bed, names)), _READY_S):
-            raise StartError("the fake nodes do not become ready", hint="python -m testbed logs kwok tells why")
 
 
 def main() -> int:

@@ -17,9 +17,8 @@ from bench.common import Row
 from bench.health.controlling import Controlling, controlling
 from bench.health.figures import Load, load_rows
 from bench.health.processes import cpu, memory
-from bench.health.soak_cluster import booted, initialised, nodes_of
+from bench.health.soak_cluster import await_initialised, booted
 from bench.health.watching import Watching
-from testbed import process
 from testbed.bed import Bed
 from testbed.errors import StartError
 from testbed.ondemand import kwok
@@ -57,8 +56,7 @@ def loads(bed: Bed, rows: list[Row], *, account: Path, namespace: str, folder: P
     """
     # Leases are renewed seldom, as in the soak: no controller sees them.
     with kwok.fleet(bed, nodes=max(COUNTS), pods=0, change=tiered, lease_s=60) as fleet:
-        if not process.poll(lambda: initialised(nodes_of(bed, fleet.nodes)), _READY_S):
-            raise StartError("the fake nodes do not become ready", hint="python -m testbed logs kwok tells why")
+        await_initialised(bed, fleet.nodes, limit_s=_READY_S)
         with controlling(folder, account=account, namespace=namespace) as controller:
             rows += load_rows(asyncio.run(_all(bed, controller, fleet.nodes)))
 

@@ -20,7 +20,8 @@ from typing import Final
 
 from bench.bed import bed_machine, bench_bed
 from bench.common import ROOT, Row, table
-from bench.health.soak_cluster import account, events_of, initialised, nodes_of, shaped
+from bench.health.controlling import KEY
+from bench.health.soak_cluster import account, await_initialised, events_of, nodes_of, shaped
 from bench.health.soak_controllers import Controllers
 from bench.health.soak_faults import KINDS, SECOND, SMALL_BUDGET, UPTIME_S, faults
 from bench.health.soak_inject import Injector
@@ -31,7 +32,6 @@ from testbed.bed import Bed
 from testbed.errors import StartError
 from testbed.ondemand import kwok, loki
 
-KEY: Final = "rankfall.dev/faulty"
 A_MINUTE: Final = 50
 READY_S: Final = 300.0
 SETTLE_S: Final = 240.0
@@ -76,8 +76,7 @@ class Soak:
 
         admin = load_access(kubeconfig=str(self.bed.layout.kubeconfig("admin")))
         async with Kube(admin) as kube:
-            if not process.poll(lambda: initialised(nodes_of(self.bed, names)), READY_S):
-                raise SystemExit("the fake nodes do not become ready")
+            await_initialised(self.bed, names, limit_s=READY_S)
             before = nodes_of(self.bed, names)
             since = dt.datetime.now(tz=dt.UTC).replace(microsecond=0)
             controllers = Controllers(self.folder, kubeconfig=kubeconfig, url=url)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.health.soak_faults import POOL_LABEL, pool
-from testbed import accounts
+from testbed import accounts, process
 from testbed.bed import Bed
+from testbed.errors import StartError
 from testbed.ondemand import kwok
 
 SPACE: Final = "soak-health"
@@ -50,6 +51,16 @@ def initialised(nodes: dict[str, Any]) -> bool:
         and any((each["type"], each["status"]) == ("Ready", "True") for each in node["status"].get("conditions", ()))
         for name, node in nodes.items()
     )
+
+
+def await_initialised(bed: Bed, names: Sequence[str], *, limit_s: float) -> None:
+    """Wait until the fake nodes are so.
+
+    Raises:
+        StartError: they do not become ready.
+    """
+    if not process.poll(lambda: initialised(nodes_of(bed, names)), limit_s):
+        raise StartError("the fake nodes do not become ready", hint="python -m testbed logs kwok tells why")
 
 
 def nodes_of(bed: Bed, names: Sequence[str]) -> dict[str, Any]:
