@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -52,9 +53,16 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def kinds(slot: LoneSlot) -> list[str] | None:
-    found = slot.poll()
-    return None if found is None else [item.record.kind for item in found]
+def kinds(slot: LoneSlot) -> list[str]:
+    return [item.record.kind for item in slot.poll()]
+
+
+def over(slot: LoneSlot) -> list[str]:
+    """What is told with the word that the records must be read; nothing is after it."""
+    found = kinds(slot)
+    assert slot.over
+    assert kinds(slot) == []
+    return found
 
 
 def test_start_and_good_end_come_once_each(scene: Scene) -> None:
@@ -63,12 +71,12 @@ def test_start_and_good_end_come_once_each(scene: Scene) -> None:
     scene.claim()
     assert kinds(slot) == []
     scene.hook(pid="77")
-    (start,) = slot.poll() or []
+    (start,) = slot.poll()
     assert (start.record.kind, start.record.rank, start.record.pid, start.record.writer) == ("start", 0, 77, "hook")
     assert start.name == "../slots/attempt-1/worker-0/claims/o0"
     assert kinds(slot) == []
     scene.end(code=0)
-    rank, end = slot.poll() or []
+    rank, end = slot.poll()
     assert (rank.record.kind, rank.record.pid, end.name) == ("end", 77, "slot_end-a1-worker-0-f00.json")
     assert rank.record.exit is not None
     assert rank.record.exit.code == 0
@@ -88,19 +96,19 @@ def test_a_bad_end_is_read_from_the_records(scene: Scene, info: dict[str, object
     scene.claim()
     scene.hook()
     scene.end(**info)
-    assert kinds(scene.slot()) is None
+    assert over(scene.slot()) == ["slot_start", "start"]
 
 
 def test_an_end_without_a_rank_is_read_from_the_records(scene: Scene) -> None:
     scene.end(code=0)
-    assert kinds(scene.slot()) is None
+    assert over(scene.slot()) == ["slot_start"]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"id": 3}', ""])
 def test_a_damaged_end_is_read_from_the_records(scene: Scene, text: str) -> None:
     scene.claim()
     (scene.dir / "end.json").write_text(text)
-    assert kinds(scene.slot()) is None
+    assert over(scene.slot()) == ["slot_start"]
 
 
 def test_a_rank_without_hook_is_told_when_no_hook_can_come_any_more(scene: Scene) -> None:
@@ -109,10 +117,10 @@ def test_a_rank_without_hook_is_told_when_no_hook_can_come_any_more(scene: Scene
     slot = scene.slot()
     assert kinds(slot) == ["slot_start"]
     scene.claim(age=60)
-    (start,) = slot.poll() or []
+    (start,) = slot.poll()
     assert start.record.writer == "wrapper"
     scene.hook()
-    (start,) = slot.poll() or []
+    (start,) = slot.poll()
     assert start.record.writer == "hook"
 
 
@@ -122,15 +130,15 @@ def test_a_second_process_is_read_from_the_records(scene: Scene) -> None:
     slot = scene.slot()
     assert kinds(slot) == ["slot_start", "start"]
     scene.hook(number=1)
-    assert kinds(slot) is None
+    assert over(slot) == []
     (scene.dir / "claims" / f"r{ME}-{TICKS}.1").unlink()
     scene.claim("o1")
-    assert kinds(scene.slot()) is None
+    assert over(scene.slot()) == ["slot_start"]
 
 
 def test_a_rank_that_the_wrapper_found_may_get_its_hook_later_so_its_records_are_read(scene: Scene) -> None:
     scene.claim(more=" 1")
-    assert kinds(scene.slot()) is None
+    assert over(scene.slot()) == ["slot_start"]
     assert kinds(scene.slot(hook=False)) == ["slot_start", "start"]
 
 
@@ -150,7 +158,7 @@ def test_a_rank_that_is_gone_for_long_while_its_slot_goes_on_is_read(
     assert kinds(slot) == ["slot_start", "start"]
     later = time.monotonic() + 60
     monkeypatch.setattr(lone.time, "monotonic", lambda: later)
-    assert kinds(slot) is None
+    assert over(slot) == []
 
 
 def test_only_one_rank_under_a_launcher_that_is_known_stands_alone() -> None:
@@ -180,3 +188,19 @@ def test_an_end_that_no_record_tells_is_taken_from_the_slots_own_directory(tmp_p
     observer = AttemptObserver(run, spec=spec, attempt=1)
     observer.poll(time.time_ns())
     assert [(facts.state, facts.exit_code) for facts in observer.slots()] == [("ended", 3), ("lost", None)]
+
+
+def test_errors_s20_the_rank_is_known_of_a_job_that_fell_and_took_its_records_away_before_anybody_looked(
+    tmp_path: Path,
+) -> None:
+    spec = JobSpec(command=("train.py",))
+    run = RunDir.create(spec, home=tmp_path)
+    scene = Scene(run.path)
+    scene.claim()
+    scene.hook()
+    scene.end(code=1)
+    shutil.rmtree(run.records_dir, ignore_errors=True)
+    run.records_dir.touch()
+    observer = AttemptObserver(run, spec=spec, attempt=1, launcher="plain", spare_listing=True)
+    observer.poll(time.time_ns())
+    assert [(facts.rank, facts.slot) for facts in observer.ranks()] == [(0, 0)]

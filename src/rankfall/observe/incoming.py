@@ -56,15 +56,16 @@ class Incoming:
 
     def new(self) -> list[Found]:
         """What has come since."""
+        told: list[Found] = []
         if self._lone is not None:
-            found = self._lone.poll()
-            if found is not None:
-                return found
+            told = self._lone.poll()
+            if not self._lone.over:
+                return told
             self._lone = None
         found = [*self._later, *filter(self._is_ours, self._folder.poll())]
         when = [self._starts.of_record(item.record) for item in found]
         self._later = [item for item, one in zip(found, when, strict=True) if one == "later"]
-        return [item for item, one in zip(found, when, strict=True) if one == "now"]
+        return [*told, *(item for item, one in zip(found, when, strict=True) if one == "now")]
 
     def read_all(self) -> None:
         """Read the records themselves from now on, also of a job of one rank."""

@@ -44,6 +44,10 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 class LoneSlot:
     """The slot and the rank of such a job, read from the slot directory alone.
 
+    Attributes:
+        succeeded: the slot ended well, and so did its rank.
+        over: there is more than these few files can tell.
+
     Args:
         slot_dir: need not exist yet.
         place: run, attempt, role, slot and node, as fields of a record.
@@ -62,10 +66,14 @@ class LoneSlot:
         self._top = (0, 0)
         self._gone_since: float | None = None
         self.succeeded = False
+        self.over = False
 
-    def poll(self) -> list[Found] | None:
-        """What is new, as the records that say the same; None when the records themselves must be read from now on."""
-        if self.succeeded:
+    def poll(self) -> list[Found]:
+        """What is new, as the records that say the same; with ``over`` set, the records themselves must be read from now on.
+
+        What was found before it was over counts all the same: the records may be gone by now, and who the rank was stands here too.
+        """
+        if self.succeeded or self.over:
             return []
         found = []
         if not self._slot_seen and (at := _written(self._dir / "lock")) is not None:
@@ -74,16 +82,16 @@ class LoneSlot:
         # Looked for before the claims are read: what was claimed before the end is then surely seen.
         try:
             end = read_end(self._dir)
-        except ValueError:
-            return None
-        try:
             found += self._rank(final=end is not None)
         except ValueError:
-            return None
+            self.over = True
+            return found
         if end is None:
-            return None if self._left_behind() else found
+            self.over = self._left_behind()
+            return found
         if self._start is None or end.exit is None or end.exit.code != 0:
-            return None
+            self.over = True
+            return found
         self.succeeded = True
         return [*found, *self._good_end(end, self._start)]
 
