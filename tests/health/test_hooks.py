@@ -84,6 +84,8 @@ def test_what_is_a_persons_work_gets_no_hook(health):
         ({"step": "reboot", "command": []}, "exactly one"),
         ({"step": "reboot", "command": ["x"], "webhook": "http://h"}, "exactly one"),
         ({"step": "reboot", "webhook": "ftp://h"}, "webhook"),
+        ({"step": "reboot", "webhook": "http://[x"}, "webhook"),
+        ({"step": "reboot", "webhook": "http://h:99999"}, "webhook"),
         ({"step": "reboot", "command": ["x"], "token_file": "t"}, "token_file"),
         ({"step": "reboot", "job": {"image": "i"}}, "command"),
         ({"step": "reboot", "command": ["x"], "attempts": 9}, "attempts"),
@@ -119,6 +121,10 @@ def test_health_s10_a_command_is_told_node_cause_action_and_attempt(tmp_path):
     assert found == Answer(ok=False, text="ended with 3: n1 xid/79 gpu 0000:4e:00 reboot 1 k1")
     assert called(tmp_path, Hook(step="reboot", command=("true",)))[0] == Answer(ok=True, text="ended with 0")
     assert "No such file" in called(tmp_path, Hook(step="reboot", command=("/none/such",)))[0].text
+    assert not called(tmp_path, Hook(step="reboot", command=("true", "a\0b")))[0].ok
+    loud, _ = called(tmp_path, Hook(step="reboot", command=("sh", "-c", "yes | head -c 1000000; echo; echo ready")))
+    assert loud.ok
+    assert loud.text.endswith("ready")
 
 
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path):
@@ -152,6 +158,11 @@ def test_a_webhook_gets_a_post_with_its_token_and_its_key(tmp_path):
     assert not called(tmp_path, hook, answer(500, b"no"))[0].ok
     gone = msgspec.structs.replace(hook, token_file=str(tmp_path / "none"))
     assert "No such file" in called(tmp_path, gone)[0].text
+    (tmp_path / "token").write_text("s3cret\nanother\n")
+    found, seen = called(tmp_path, hook)
+    assert (found.ok, seen) == (False, [])
+    assert "no token that a header can carry" in found.text
+    assert "s3cret" not in found.text
     assert not called(tmp_path, Hook(step="reboot", webhook="http://127.0.0.1:1/x"))[0].ok
 
 

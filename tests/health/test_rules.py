@@ -113,6 +113,9 @@ def test_an_override_changes_the_fields_it_names_and_all_words_of_a_number():
         ("[policy]\nrate_node = 3", "rate_node"),
         ("[policy.budget]\npercent = 0", "percent"),
         ("[policy]\nkey = 'two words'", "key"),
+        ("[policy]\nprobation_s = 1000000000000", "probation_s"),
+        ("[policy]\nrate_s = " + "1" * 5_000, "not TOML"),
+        ("[[metrics]]\nnode = 'n1'\nurl = 'http://[x'", "url"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place(text, word):

@@ -66,7 +66,7 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
         raise SpecError(origin, f"the file is larger than {MAX_FILE} characters")
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number that is longer than Python reads
         raise SpecError(origin, f"not TOML: {shown(str(error))}") from None
     _check_shape(data, origin=origin)
     return HealthConfig(

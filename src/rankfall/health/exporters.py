@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+from rankfall.health.address import is_http
 from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
@@ -55,9 +55,7 @@ def exporters_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Expo
                 "needs either node and url, or namespace and pods",
                 hint='namespace = "gpu-operator", pods = "app=nvidia-dcgm-exporter"',
             )
-        if each.url is not None and (
-            urlsplit(each.url).scheme not in {"http", "https"} or not urlsplit(each.url).hostname
-        ):
+        if each.url is not None and not is_http(each.url):
             raise SpecError(f"{place}: url", "must be an http or https address")
         found.append(each)
     return tuple(found)

@@ -9,7 +9,8 @@ import msgspec
 from rankfall.model.health import TAINT_KEY
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
-_Seconds = Annotated[int, msgspec.Meta(ge=0)]
+# A hundred years at most: times are kept as nanoseconds in 64 bits, and one that cannot be written would stop every turn of the controller.
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=100 * 365 * 86_400)]
 # Keys of taints and labels: an optional domain and a name.
 _Key = Annotated[
     str,

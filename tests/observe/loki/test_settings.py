@@ -27,6 +27,7 @@ def test_a_flag_beats_the_environment_and_the_rest_comes_from_there():
         ("ftp://loki", {}, "the URL of Loki is none"),
         ("http://", {}, "the URL of Loki is none"),
         ("http://loki:99999", {}, "the URL of Loki is none"),
+        ("http://[loki", {}, "the URL of Loki is none"),
         ("http://loki/?a=1", {}, "the URL of Loki is none"),
         ("http://lo ki/", {}, "the URL of Loki is none"),
         ("http://me:hunter22@loki", {}, "holds a name or a password"),

@@ -23,6 +23,8 @@ from rankfall.model.health import OpenCause, shown
 
 _POLL_S: Final = 1.0
 _MAX_SAID: Final = 4_096
+# Characters of what a command printed: its last words say how it ended.
+_MAX_TOLD: Final = 200
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,12 @@ async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> An
                 return await _job(kube, hook.job, words, node=call.node, namespace=namespace, limit=hook.timeout_s)
     except TimeoutError:
         return Answer(ok=False, text=f"had not answered after {hook.timeout_s} s")
-    except (OSError, KubeError, aiohttp.ClientError, UnicodeError) as error:
+    except (
+        OSError,
+        KubeError,
+        aiohttp.ClientError,
+        ValueError,
+    ) as error:  # ValueError: what no word of a command can hold
         return Answer(ok=False, text=shown(str(error)))
     raise AssertionError(hook)
 
@@ -90,23 +97,34 @@ async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer
         start_new_session=True,
     )
     try:
-        said, _ = await process.communicate()
+        said = await _tail(process.stdout)
+        await process.wait()
     finally:
         if process.returncode is None:
             # The whole session: what it started must not go on when nobody waits for it any more.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    text = shown(said[-_MAX_SAID:].decode("utf-8", "replace").strip())
+    text = shown(" ".join(said.decode("utf-8", "replace").split())[-_MAX_TOLD:])
     return Answer(ok=process.returncode == 0, text=f"ended with {process.returncode}{': ' if text else ''}{text}")
+
+
+async def _tail(stream: asyncio.StreamReader | None) -> bytes:
+    """The end of what a command prints, however much that is."""
+    said = b""
+    while stream is not None and (part := await stream.read(_MAX_SAID)):
+        said = (said + part)[-_MAX_SAID:]
+    return said
 
 
 async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -> Answer:
     headers = {"Idempotency-Key": words["RANKFALL_KEY"]}
     if token_file is not None:
         # Read anew each time: tokens rotate.
-        token = await asyncio.to_thread(Path(token_file).read_text, "utf-8")
-        headers["Authorization"] = f"Bearer {token.strip()}"
+        token = (await asyncio.to_thread(Path(token_file).read_text, "utf-8")).strip()
+        if not (token.isascii() and token.isprintable()):
+            return Answer(ok=False, text=f"{shown(token_file)} holds no token that a header can carry")
+        headers["Authorization"] = f"Bearer {token}"
     body = {name.removeprefix("RANKFALL_").lower(): value for name, value in words.items()}
     async with (
         aiohttp.ClientSession(trust_env=True) as session,

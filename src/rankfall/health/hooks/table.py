@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
+from rankfall.health.address import is_http
 from rankfall.health.nodes import grave, kept_by_person
 from rankfall.health.rules import Remedy, Rules
 from rankfall.model import decoding
@@ -78,9 +78,7 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
         place += f" ({hook.step})"
         if sum(each is not None for each in (hook.command, hook.webhook, hook.job)) != 1 or hook.command == ():
             raise SpecError(place, "needs exactly one of command, webhook and job")
-        if hook.webhook is not None and (
-            urlsplit(hook.webhook).scheme not in {"http", "https"} or not urlsplit(hook.webhook).hostname
-        ):
+        if hook.webhook is not None and not is_http(hook.webhook):
             raise SpecError(f"{place}: webhook", "must be an http or https address")
         if hook.token_file is not None and hook.webhook is None:
             raise SpecError(f"{place}: token_file", "is for a webhook")

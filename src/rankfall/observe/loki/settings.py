@@ -73,8 +73,8 @@ def loki_settings(url: str | None, environ: Mapping[str, str]) -> LokiSettings:
 
 
 def _url(text: str) -> str:
-    found = urlsplit(text)
     try:
+        found = urlsplit(text)
         known = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
     except ValueError:
         known = False
