@@ -20,6 +20,7 @@ from rankfall.cli import app
 from rankfall.cli.controller import _first, controller
 from rankfall.health.address import address_of
 from rankfall.health.controller import leading as leadings
+from rankfall.health.controller import lines as loki_lines
 from rankfall.health.controller.access import find_access
 from rankfall.health.controller.lines import KernelLines, kernel_texts
 from rankfall.health.controller.main import Controller, _when_complete
@@ -102,6 +103,29 @@ def test_lines_of_our_own_agent_are_read_for_the_node_of_their_pod_alone():
     plain = lines.read(Entry(at=9, key=("n1",), text=XID, labels={LABELS.node: "n1"}))
     assert plain is not None
     assert plain.at == 9
+
+
+def test_boots_that_are_over_are_forgotten_before_their_beginnings_fill_the_state(monkeypatch):
+    """One for each reboot of each node for ever would end in a ConfigMap that takes nothing more, and a controller that decides nothing more."""
+    monkeypatch.setattr(loki_lines, "MAX_BOOTS", 3)
+    boots = {"n1": "b0", "n2": "b0"}
+    lines = KernelLines(LABELS, boot_of=boots.get)
+
+    contained = DMESG_LINE.replace("): 79,", "): 94,")
+
+    def read(node: str, at: int) -> int | None:
+        found = lines.read(Entry(at=at, key=(node,), text=contained, labels={LABELS.node: node}))
+        assert found is not None
+        return found.at
+
+    first = read("n2", 10**18)
+    for number in range(10):
+        boots["n1"] = f"b{number}"
+        read("n1", 2 * 10**18 + number)
+        assert len(lines.begun) <= 3
+    assert {"n2 b0", "n1 b9"} <= lines.begun.keys()
+    # The ring of a boot that goes on is printed again: its lines have the time that they had.
+    assert read("n2", 3 * 10**18) == first
 
 
 def test_metrics_are_prometheuss_text():

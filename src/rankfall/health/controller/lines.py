@@ -27,6 +27,8 @@ _DRIVER: Final = ("NVRM: ", "nvidia-nvswitch", "fallen off the bus")
 POD_TEXTS: Final = ("NVRM: Xid", "SXid", "invalid device ordinal", "CUDA error", "NCCL", "uncorrectable")
 _CLOCK: Final = re.compile(r"(?:<[0-9]{1,4}>)?\[ {0,12}([0-9]{1,12})\.([0-9]{6})\]")
 _MAX_NODES: Final = 20_000
+#: Boots whose beginning is remembered: one for each node of the largest cluster that Kubernetes is made for. They are kept in a ConfigMap, which has room for 1 MiB.
+MAX_BOOTS: Final = 5_000
 
 
 def kernel_texts() -> tuple[str, ...]:
@@ -45,7 +47,7 @@ class KernelLines:
     Args:
         labels: names of the collector.
         boot_of: the boot id that a Node shows now; None = none.
-        begun: earliest beginning of each boot, by ``node boot``, in nanoseconds since the epoch; grows here.
+        begun: earliest beginning of each boot, by ``node boot``, in nanoseconds since the epoch; grows here, and past its limit loses boots that no Node shows.
     """
 
     def __init__(
@@ -73,10 +75,7 @@ class KernelLines:
         # A kernel that is older than the epoch is none: the text only looks like a clock.
         if 0 <= since <= entry.at:
             key = f"{node} {boot}"
-            begun = min(self.begun.get(key, entry.at - since), entry.at - since)
-            if len(self.begun) < _MAX_NODES or key in self.begun:
-                self.begun[key] = begun
-            at, identity = begun + since, f"{key} {entry.text}"
+            at, identity = self._began(key, entry.at - since) + since, f"{key} {entry.text}"
         return faults.of_line(
             entry.text.encode("utf-8", "surrogatepass"),
             node=node,
@@ -87,6 +86,20 @@ class KernelLines:
             at=at,
             uncertainty=faults.STAMP_UNCERTAINTY_S,
         )
+
+    def _began(self, key: str, at: int) -> int:
+        """When this boot began at the latest, as this line and those before it tell."""
+        known = self.begun.get(key)
+        if known is None and len(self.begun) >= MAX_BOOTS:
+            # Of a boot that is over no line is read as its own any more.
+            for each in list(self.begun):
+                node, _, boot = each.rpartition(" ")
+                if self._boot_of(node) != boot:
+                    del self.begun[each]
+        begun = at if known is None else min(known, at)
+        if known is not None or len(self.begun) < MAX_BOOTS:
+            self.begun[key] = begun
+        return begun
 
     def _reader(self, key: str) -> Recogniser:
         if key not in self._readers:
