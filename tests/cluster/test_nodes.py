@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,6 +15,11 @@ from typing import Any
 
 import pytest
 
+from rankfall.health import node_orders
+from rankfall.health.policy import Policy
+from rankfall.health.rules import packaged
+from rankfall.kube.client import Kube
+from rankfall.kube.kubeconfig import load_access
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -129,6 +135,29 @@ def test_health_s18_many_hands_on_one_node_lose_no_taint(kubectl: Kubectl, three
         thread.join()
     assert len(theirs) > 4
     assert keys(kubectl, name) == {"maintenance", *theirs}
+
+
+@pytest.mark.cluster
+@pytest.mark.full
+@pytest.mark.timeout(180)
+def test_health_s18_all_taints_are_taken_away_between_our_look_and_our_write(
+    bed: Bed, kubectl: Kubectl, namespace: str, three: list[str], nodes: Nodes
+) -> None:
+    """The server refuses an operation that finds its place no more (422) before it compares versions (409)."""
+    name = three[0]
+    assert nodes("taint", name, "--reason", "test").returncode == 0
+    path = accounts.create(bed.control, kubectl, "nodes", namespace=namespace, rules=[], cluster_rules=LEAST)
+
+    async def story() -> list[node_orders.Done]:
+        policy, rules = Policy(), packaged()
+        async with Kube(load_access(kubeconfig=str(path))) as kube:
+            seen = await node_orders.find_nodes(kube, names=[name], policy=policy)
+            kubectl("patch", "node", name, "--type=merge", "-p", json.dumps({"spec": {"taints": None}}))
+            return await node_orders.clear(kube, seen, cause=None, rules=rules, policy=policy, dry_run=False)
+
+    (done,) = asyncio.run(asyncio.wait_for(story(), 60))
+    assert (done.changed, done.error) == (True, None)
+    assert OURS["key"] not in keys(kubectl, name)
 
 
 def spec(item: dict[str, Any]) -> Any:

@@ -61,6 +61,11 @@ class NodeServer:
         self.before(node)
         try:
             changed = _patched(node, body)
+        except (
+            IndexError,
+            KeyError,
+        ):  # seen at a real one: no operation finds its place, and versions are compared after them
+            return web.json_response(status(422, "Invalid"), status=422)
         except ValueError:
             return web.json_response(status(409, "Conflict"), status=409)
         self.touch(changed)
@@ -83,13 +88,13 @@ class NodeServer:
 
 def _patched(node: Item, operations: list[Item]) -> Item:
     found = copy.deepcopy(node)
+    wrong = False
     for each in operations:
         *path, last = [part.replace("~1", "/").replace("~0", "~") for part in each["path"].split("/")[1:]]
         target: Any = found
         for part in path:
             target = target[int(part)] if isinstance(target, list) else target[part]
-        if last == "resourceVersion" and target[last] != each["value"]:
-            raise ValueError(last)
+        wrong = wrong or (last == "resourceVersion" and target[last] != each["value"])
         if each["op"] == "remove":
             del target[int(last)]
         elif isinstance(target, list):
@@ -97,6 +102,9 @@ def _patched(node: Item, operations: list[Item]) -> Item:
             target.append(each["value"])
         else:
             target[last] = each["value"]
+    if wrong:
+        raise ValueError("version")
+    found["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
     return found
 
 

@@ -117,6 +117,26 @@ def test_health_s18_a_node_that_others_change_meanwhile_is_read_again(server, no
         assert (code, "changed it 8 times" in err) == (69, True)
 
 
+@pytest.mark.parametrize("words", [("clear", "n1"), ("reset", "--node", "n1", "--key", "maintenance")])
+def test_health_s18_a_taint_that_somebody_else_takes_away_meanwhile_is_no_failure(server, nodes, words):
+    server.add("n1", OURS, FOREIGN)
+
+    def faster(node):
+        if node["spec"].pop("taints", None):
+            server.touch(node)
+
+    server.before = faster
+    code, _, err = nodes(*words)
+    assert (code, err) == (0, "")
+    assert server.taints("n1") == []
+
+
+def test_a_node_that_is_named_twice_is_ordered_once(server, nodes):
+    server.add("n1", OURS, labels={"pool": "a"})
+    code, out, err = nodes("clear", "n1", "n1", "-l", "pool=a")
+    assert (code, out, err) == (0, "n1: cleared; taint rankfall.dev/faulty is removed\n", "")
+
+
 def test_health_s19_a_node_that_is_gone_hinders_no_other(server, nodes):
     for name in ("n1", "n2"):
         server.add(name, OURS, FOREIGN)

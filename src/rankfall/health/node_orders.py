@@ -14,9 +14,9 @@ import msgspec
 from rankfall.health import by_hand
 from rankfall.health.by_hand import HandDone
 from rankfall.health.node_objects import NodeObject, read_node
-from rankfall.health.node_writes import write_condition, write_node
+from rankfall.health.node_writes import patch_as_read, write_condition, write_node
 from rankfall.health.nodes import NodeView
-from rankfall.health.patches import removals
+from rankfall.health.patches import as_read, removals
 from rankfall.health.policy import Policy
 from rankfall.health.rules import Rules
 from rankfall.kube.client import Kube
@@ -68,7 +68,7 @@ async def find_nodes(
     missing = [name for name in names if name not in found]
     if missing:
         raise NotFound(f"there is no node {', '.join(missing)} with {labels}", hint="rankfall nodes list")
-    return [found[name] for name in names] if names else list(found.values())
+    return [found[name] for name in dict.fromkeys(names)] if names else list(found.values())
 
 
 async def taint(
@@ -152,7 +152,8 @@ async def _remove(kube: Kube, name: str, keys: Collection[str], *, policy: Polic
             if dry_run or not places:
                 return Done(node=name, changed=bool(places), told=told if places else "has no such taint any more")
             try:
-                await kube.patch(NODES, name, removals(places), kind="json", resource_version=node.view.version)
+                version = node.view.version
+                await patch_as_read(kube, name, [as_read(version), *removals(places)], version=version)
             except Conflict:
                 continue
             return Done(node=name, changed=True, told=told)

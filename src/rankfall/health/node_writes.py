@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from rankfall.health.machine import NodePatch
 from rankfall.health.node_objects import NodeObject
-from rankfall.health.patches import json_patch
+from rankfall.health.patches import Operation, json_patch
 from rankfall.health.policy import Policy
 from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, Invalid
 from rankfall.kube.resources import NODES
 from rankfall.model.health import CONDITION
 from rankfall.model.times import rfc3339
@@ -35,7 +36,32 @@ async def write_node(
         KubeError: any other refusal.
     """
     operations = json_patch(patch, taints=node.view.taints, annotated=node.annotated, policy=policy, also=also)
-    return await kube.patch(NODES, patch.node, operations, kind="json")
+    return await patch_as_read(kube, patch.node, operations, version=patch.version)
+
+
+async def patch_as_read(kube: Kube, name: str, operations: Sequence[Operation], *, version: str) -> dict[str, Any]:
+    """Change a Node that still is as it was read; the Node as it is then.
+
+    The server carries out the operations before it compares versions: one whose place somebody has taken away meanwhile is refused as wrong (422), not as
+    late. So what is refused in that way is late where the Node is another one by now.
+
+    Args:
+        kube: the client.
+        name: of the Node.
+        operations: of a JSON Patch, the version that was read among them (``patches.as_read``).
+        version: the same.
+
+    Raises:
+        Conflict: somebody changed the Node meanwhile.
+        KubeError: any other refusal.
+    """
+    try:
+        return await kube.patch(NODES, name, operations, kind="json")
+    except Invalid as error:
+        found = await kube.get(NODES, name)
+        if found["metadata"].get("resourceVersion") == version:
+            raise
+        raise Conflict(error.message, status=409, reason="Conflict") from error
 
 
 async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now: int) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ def json_patch(
         also: keys of taints that go with ours when it is removed, whatever their value and effect.
     """
     name = ANNOTATION.replace("~", "~0").replace("/", "~1")
-    operations: list[Operation] = [{"op": "replace", "path": "/metadata/resourceVersion", "value": patch.version}]
+    operations: list[Operation] = [as_read(patch.version)]
     if not annotated:
         operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
     operations.append({"op": "add", "path": f"/metadata/annotations/{name}", "value": encode_health(patch.record)})
@@ -45,6 +45,11 @@ def json_patch(
         gone = [number for number, each in enumerate(taints) if number in ours or each.key in also]
         operations += removals(gone)
     return operations
+
+
+def as_read(version: str) -> Operation:
+    """That the Node still has the version that was read; else the server refuses all of the patch."""
+    return {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
 
 
 def removals(places: Sequence[int]) -> list[Operation]:
