@@ -33,6 +33,7 @@ from rankfall.health.controller.settings import (
     kernel_query,
     log_type_of,
     loki_of,
+    namespace_of,
     pod_query,
     stream_of,
     watched_of,
@@ -61,6 +62,9 @@ def test_the_names_of_konduktors_environment_are_taken():
     assert watched_of("default, team-a,") == ("default", "team-a")
     assert watched_of(None) == ()
     assert stream_of("dmesg-logging/dmesg") == DMESG
+    assert namespace_of(None, {}) == "rankfall"
+    assert namespace_of(None, {"POD_NAMESPACE": "here"}) == "here"
+    assert namespace_of("there", {"POD_NAMESPACE": "here"}) == "there"
     assert address_of(":9090") == ("0.0.0.0", 9090)  # noqa: S104
     assert address_of("[::1]:0") == ("::1", 0)
 
@@ -72,6 +76,8 @@ def test_the_names_of_konduktors_environment_are_taken():
         lambda: watched_of('default"} or {a="'),
         lambda: stream_of("dmesg"),
         lambda: stream_of("a/B"),
+        lambda: namespace_of("Bad_Name", {}),
+        lambda: namespace_of(None, {"POD_NAMESPACE": "a/b"}),
         lambda: address_of("here"),
         lambda: address_of("h:70000"),
         lambda: loki_of("http://u:p@host", {}),
@@ -324,6 +330,22 @@ def test_health_s16_no_line_is_read_before_all_nodes_are_seen_for_the_next_contr
     tried(story())
     assert unseen is not None
     assert unseen.id != seen[0].id
+
+
+def test_a_namespace_that_is_not_there_is_waited_for_and_said_once_with_the_next_step(caplog):
+    async def story():
+        async with cluster("n1") as (api, _), api.kube() as kube:
+            api.refusals["POST", "leases"] = Refusal(404)
+            leading = leadings.Leading(kube, namespace="nowhere", identity="one", look_s=0.01)
+            task = asyncio.create_task(leading.win())
+            await wait(lambda: sum(method == "POST" for method, _ in api.seen) >= 5, task)
+            api.refusals.clear()
+            await task
+
+    tried(story())
+    said = [each for each in caplog.messages if "cannot be seen" in each]
+    assert len(said) == 1
+    assert said[0].endswith("next: kubectl create namespace nowhere")
 
 
 def test_health_s26_a_lease_that_ran_out_while_nobody_took_it_is_renewed_before_the_next_write():

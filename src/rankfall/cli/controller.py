@@ -100,11 +100,10 @@ def controller(
     from rankfall.health.controller import settings as given  # noqa: PLC0415 - as above
     from rankfall.health.controller.access import find_access  # noqa: PLC0415 - as above
     from rankfall.health.controller.main import Controller  # noqa: PLC0415 - as above
-    from rankfall.model.health_answer import NAMESPACE  # noqa: PLC0415 - as above
 
     environ = os.environ
     settings = given.Settings(
-        namespace=namespace or environ.get("POD_NAMESPACE") or NAMESPACE,
+        namespace=given.namespace_of(namespace, environ),
         identity=f"{environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:6]}",
         loki=given.loki_of(loki_url, environ),
         log_type=given.log_type_of(environ),

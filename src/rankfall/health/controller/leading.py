@@ -11,7 +11,7 @@ from typing import Final
 from rankfall.health.controller.state import LABELS
 from rankfall.health.controller.telling import LOG
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError
+from rankfall.kube.errors import KubeError, ObjectNotFound
 from rankfall.kube.lease import LeaseLock, LeaseLost, boot_clock
 from rankfall.kube.lease_record import Silence
 from rankfall.model.health_answer import LEASE
@@ -38,7 +38,7 @@ class Leading:
     def __init__(
         self, kube: Kube, *, namespace: str, identity: str, look_s: float = LOOK_S, renew_s: float = RENEW_S
     ) -> None:
-        self._kube = kube
+        self._kube, self._namespace = kube, namespace
         self._look_s, self._renew_s = look_s, renew_s
         self._lock = LeaseLock(
             NAME, namespace=namespace, holder=identity, labels=LABELS, notes={}, duration_s=DURATION_S
@@ -64,8 +64,9 @@ class Leading:
         Raises:
             LeaseLost: the lease of this name is not a controller's.
         """
-        silence, told = Silence(), ""
+        silence, told, trouble = Silence(), "", ""
         while True:
+            found = None
             try:
                 found = await self._lock.look(self._kube)
                 free = found is None or silence.see(found, now=boot_clock())
@@ -78,8 +79,12 @@ class Leading:
                     told = holder
             except LeaseLost:
                 raise
+                trouble = ""
             except KubeError as error:
-                LOG.warning("the lease cannot be seen: %s", error.message)
+                # A lease that is not there is no error, so what is missing is the place for a new one.
+                nowhere = found is None and isinstance(error, ObjectNotFound)
+                step = f"; next: kubectl create namespace {self._namespace}" if nowhere else ""
+                trouble = _once(f"{error.message}{step}", trouble)
             await asyncio.sleep(self._look_s)
 
     async def keep(self) -> None:
@@ -105,3 +110,10 @@ class Leading:
             with contextlib.suppress(KubeError, TimeoutError):
                 async with asyncio.timeout(5):
                     await self._lock.give_back(self._kube)
+
+
+def _once(message: str, before: str) -> str:
+    """Say why the lease cannot be seen, unless that was the last thing said: a look comes every second."""
+    if message != before:
+        LOG.warning("the lease cannot be seen: %s", message)
+    return message

@@ -152,6 +152,15 @@ def pod_query(namespaces: tuple[str, ...], labels: Labels, *, texts: tuple[str, 
     return logql.selector({}, like={labels.namespace: any_of}) + logql.containing(texts)
 
 
+def namespace_of(text: str | None, environ: Mapping[str, str]) -> str:
+    """The controller's own namespace: a flag, ``POD_NAMESPACE``, the default.
+
+    Raises:
+        UsageError: no namespace can have that name.
+    """
+    return _name(text or environ.get("POD_NAMESPACE") or NAMESPACE, "namespace")
+
+
 def _name(text: str, what: str) -> str:
     name = text.strip()
     if not _NAME.fullmatch(name):
