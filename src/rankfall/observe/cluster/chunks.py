@@ -1,7 +1,8 @@
 """Takes a chunk of lines apart with a few operations on all of them together: stamps off, ranks told, one piece of bytes a stream.
 
 It takes only what is as nearly every chunk is: whole lines of one day, each with a stamp in UTC, none of them a record. For any other it
-says no, and the chunk is gone through line by line with the same outcome.
+says no, and the chunk is gone through line by line with the same outcome. A chunk that one busy rank printed within two seconds is taken in
+half of the time: what stands in front of its lines differs in nine digits only, so nothing has to be kept of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from rankfall.observe.cluster.apilines import StampParser
 LEAST: Final = 2048
 _DAY: Final = re.compile(rb"\d{4}-\d\d-\d\dT")
 _DATE_LENGTH: Final = 11
-_SECOND_LENGTH: Final = 8
+# A stamp to its point.
+_SECOND_LENGTH: Final = 20
+# What stands in front of a rank's line.
+_HEAD: Final = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (\[rank (\d{1,7}|\?)\] )")
+# Patterns that are kept, one a rank.
+_MOST: Final = 64
 _RECORD: Final = b"\x1e"
 _NS: Final = 1_000_000_000
 
@@ -51,6 +57,7 @@ class Splitter:
         self._stamps = stamps
         self._date = b""
         self._heads: re.Pattern[bytes] | None = None
+        self._of_rank: dict[bytes, re.Pattern[bytes]] = {}
 
     def split(self, data: bytes) -> Taken | None:
         """Take apart; None when it must be gone through line by line.
@@ -58,8 +65,39 @@ class Splitter:
         Args:
             data: whole lines, the last one with its newline.
         """
+        if _RECORD in data:
+            return None
+        return self._alike(data) or self._mixed(data)
+
+    def _alike(self, data: bytes) -> Taken | None:
+        """Of lines that all are of one rank, and of the same second as the first or the last of them."""
+        end = data.rfind(b"\n", 0, -1) + 1
+        head, tail = _HEAD.match(data), _HEAD.match(data, end)
+        if head is None or tail is None or head[1] != tail[1]:
+            return None
+        begin, last = self._stamps.split(head[0])[0], self._stamps.split(tail[0])[0]
+        if begin is None or last is None:
+            return None
+        # Split at each newline; behind it the head goes too, where it is one of this rank.
+        parts = self._heads_of(head[1]).split(data)
+        count = len(parts) - 1
+        length = head.end()
+        parts[0] = parts[0][length:]
+        text = b"\n".join(parts)
+        # All heads have the same length: so many bytes are gone only when each line had one.
+        if len(text) != len(data) - count * length:
+            return None
+        first, newest = data[:_SECOND_LENGTH], data[end : end + _SECOND_LENGTH]
+        seen = data.count(b"\n" + first) + (data.count(b"\n" + newest) if newest != first else 0)
+        if seen != count - 1:
+            return None
+        seconds, rank = (begin // _NS, last // _NS), head[2]
+        return Taken(count, {rank: text}, {rank: count}, {rank: begin}, last, max(seconds), min(seconds))
+
+    def _mixed(self, data: bytes) -> Taken | None:
+        """Of any lines of one day."""
         heads = self._of_day(data[:_DATE_LENGTH])
-        if heads is None or _RECORD in data:
+        if heads is None:
             return None
         # "", stamp, rank, text, stamp, rank, text, ...
         parts = heads.split(b"\n" + data[:-1])
@@ -97,6 +135,15 @@ class Splitter:
                 rb"\n" + date + rb"((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d\.\d{9})Z (?:\[rank (\d{1,7}|\?)\] )?"
             )
         return self._heads
+
+    def _heads_of(self, tag: bytes) -> re.Pattern[bytes]:
+        """A line's end, and the head of a line of this rank behind it. Only its first byte is sure, which is what is searched for fastest."""
+        found = self._of_rank.get(tag)
+        if found is None:
+            if len(self._of_rank) >= _MOST:
+                self._of_rank.clear()
+            found = self._of_rank[tag] = re.compile(rb"\n(?:.{%d}[0-9]{9}Z %b|)" % (_SECOND_LENGTH, re.escape(tag)))
+        return found
 
     def _ns(self, time: bytes) -> int | None:
         return self._stamps.split(self._date + time + b"Z ")[0]
