@@ -9,7 +9,7 @@ import pytest
 
 from flyte_errors import document
 from rankfall.model import FINAL_STATES, InfrastructureError, Refused
-from rankfall.observe.attempt import Delta
+from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.stops import read_stop
 from rankfall.supervise import (
     calm,
@@ -606,3 +606,54 @@ def test_looks_are_seldom_only_while_nothing_but_lines_comes(monkeypatch):
     # What takes long is done seldom at once.
     assert watch.pause(lines, took=0.02) == 0.02 * calm.PAUSES
     assert watch.pause(lines, took=60.0) == calm.SELDOM_S
+
+
+def test_what_stirs_is_answered_after_ten_times_a_usual_look():
+    watch = calm.Calm()
+    assert watch.unstirred(took=0.1) == 0.1 * calm.STIRS
+    # Dear only once: the looks around it are what one costs.
+    assert watch.unstirred(took=0.001) == 0.001 * calm.STIRS
+    assert watch.unstirred(took=0.1) == 0.001 * calm.STIRS
+    assert watch.unstirred(took=0.002) == 0.002 * calm.STIRS
+    # Dear each time.
+    assert [watch.unstirred(took=took) for took in (0.2, 0.2)] == [0.002 * calm.STIRS, 0.2 * calm.STIRS]
+
+
+def test_a_stir_need_not_wait_as_long_as_calm_does_after_a_dear_look(home, monkeypatch):
+    """A first line makes a look dear. What comes next was shown two seconds later, whatever stirred."""
+    waits: list[tuple[float, float]] = []
+
+    class Heeding(Control):
+        def wait(self, seconds: float, *, unstirred: float | None = None) -> None:
+            if unstirred is not None:
+                waits.append((seconds, unstirred))
+            super().wait(0.0)
+
+    bench = Bench(home, GOING)
+    bench.workload.looks += [*[GOING] * 6, ended(bench, 0, 0)]
+    # Begin and end of each look, seconds of CPU: the third is dear.
+    clock = iter([took for number in range(1000) for took in (0.0, 0.3 if number == 2 else 0.001)])
+    monkeypatch.setattr(gang.time, "thread_time", lambda: next(clock))
+    bench.record(control=Heeding())
+    assert len(waits) > 3
+    assert waits[2] == (calm.SELDOM_S, 0.001 * calm.STIRS)
+
+
+def test_signatures_are_compiled_before_the_first_line(home, monkeypatch):
+    prepared: list[int] = []
+    prepare, poll = AttemptObserver.prepare, AttemptObserver.poll
+
+    def preparing(self):
+        prepared.append(0)
+        prepare(self)
+
+    def polling(self, now):
+        assert prepared
+        return poll(self, now)
+
+    monkeypatch.setattr(AttemptObserver, "prepare", preparing)
+    monkeypatch.setattr(AttemptObserver, "poll", polling)
+    bench = Bench(home, GOING)
+    bench.workload.looks += [GOING, ended(bench, 0, 0)]
+    bench.record()
+    assert prepared

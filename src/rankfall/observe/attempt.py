@@ -24,6 +24,7 @@ from rankfall.observe.life import Life
 from rankfall.observe.lone import stands_alone
 from rankfall.observe.lost import lock_is_free, unrecorded_end
 from rankfall.observe.records import Found
+from rankfall.observe.scan import KINDS
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.starts import Starts
 from rankfall.signatures.catalogue import Catalogue
@@ -85,6 +86,7 @@ class AttemptObserver:
         here = spec.backend == "local"
         self._life = Life(here=here)
         found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
+        self._catalogue = found
         numbers = {slot: (starts or {}).get(slot, 0) for slot in spec.alone}
         self._facts = Facts(_expected(spec, launcher, numbers), elastic=spec.elastic, here=here)
         self._platform: PlatformView | None = None
@@ -113,6 +115,10 @@ class AttemptObserver:
         self._late = LateLooks(run_dir, attempt=attempt, catalogue=found, here=here)
         self._gaps = 0
         self._notes: list[str] = [problem] if problem else []
+
+    def prepare(self) -> None:
+        """Do now what the first line of a stream would have to wait for otherwise."""
+        self._catalogue.prepare(KINDS)
 
     def poll(self, now: int) -> Delta:
         """Take what is new.

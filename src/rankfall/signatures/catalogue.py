@@ -50,6 +50,10 @@ class Catalogue:
         """
         return self._matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
 
+    def prepare(self, where: Where | Iterable[Where] = "line") -> None:
+        """Compile what a first scan for this kind of text would compile: that takes about a tenth of a second."""
+        self._matcher(where).prepare()
+
     def candidates(self, data: bytes, where: Where | Iterable[Where] = "line") -> Iterator[tuple[int, int]]:
         """Yield begin and end of the lines of a chunk that may hold a hit: all others hold none. One look for words, no pattern is tried."""
         return self._matcher(where).candidates(data)

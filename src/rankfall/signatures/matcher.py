@@ -74,7 +74,7 @@ class Matcher:
 
     def candidates(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield where the lines stand, begin and end, outside of which there is no hit."""
-        self._prepare()
+        self.prepare()
         if self._candidates is None:
             return
         position, size = 0, len(data)
@@ -90,10 +90,11 @@ class Matcher:
 
     def match_line(self, line: bytes) -> list[Hit]:
         """The hits of one line, which holds no newline (one at its end is allowed)."""
-        self._prepare()
+        self.prepare()
         return list(self._line(line.removesuffix(b"\n"), 0))
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Compile; what is compiled already is kept."""
         if self._ready:
             return
         owners: dict[str, list[int]] = {}

@@ -19,7 +19,7 @@ from rankfall.observe.cluster.native_state import NativeState
 from rankfall.observe.cluster.open import Feed
 from rankfall.observe.cluster.stops import Stop, mark_stop, read_stop
 from rankfall.store import RunDir
-from rankfall.supervise.calm import PAUSES, Calm
+from rankfall.supervise.calm import Calm
 from rankfall.supervise.control import Control
 from rankfall.supervise.events import EventLog
 from rankfall.supervise.followed import mark_followed
@@ -140,6 +140,8 @@ class GangWatch:
         try:
             if stay:
                 self._follow()
+                # While the logs are opened; the first line would have to wait for it.
+                self._observer.prepare()
             while True:
                 workload.ask()
                 if workload.how is not None:
@@ -158,9 +160,10 @@ class GangWatch:
                 if self._control.wish is not None or over:
                     self._keeper.store(force=True)
                     return None
+                pause, unstirred = self._calm.pause(delta, took=took), max(_STEP_S, self._calm.unstirred(took=took))
                 if self._tell_followed() and stay and workload.how is None:
                     # What stirs is seen soon: a view shows the lines of a stream only once a look has found it.
-                    self._control.wait(self._calm.pause(delta, took=took), unstirred=max(_STEP_S, PAUSES * took))
+                    self._control.wait(pause, unstirred=unstirred)
                 else:
                     self._control.wait(_STEP_S)
         finally:
