@@ -167,3 +167,33 @@ def test_patterns_of_ranks_are_bounded(alone, monkeypatch):
     for rank in range(10):
         assert alone.split(b"%b.000000001Z [rank %d] text\n" % (STAMP, rank)) is not None
         assert len(alone._of_rank) <= 4
+
+
+def test_records_keep_the_lines_before_and_behind_them_in_chunks(tmp_path, monkeypatch):
+    taken: list[bytes] = []
+
+    def record(line: bytes, _at: int | None) -> bool:
+        taken.append(line)
+        return b"foreign" not in line
+
+    line_by_line: list[int] = []
+    lines = InstanceLog._lines
+    monkeypatch.setattr(
+        InstanceLog,
+        "_lines",
+        lambda self, some, whole=True: (line_by_line.append(len(some)), lines(self, some, whole=whole)),
+    )
+    usual = b"".join(b"%b.%09dZ [rank 7] line %d\n" % (STAMP, number, number) for number in range(100))
+    records = [b"%b.5Z \x1erankfall/1 TOKEN %d\n" % (STAMP, number) for number in range(2)]
+    foreign = b"%b.5Z \x1erankfall/1 foreign\n" % STAMP
+    log = InstanceLog(tmp_path, on_record=record, now=lambda: SECOND * NS)
+    log.opened()
+    log.feed(usual + records[0] + usual.splitlines(keepends=True)[0] + records[1] + foreign + usual)
+    log.close()
+    held = log.held()
+    # Only from the first record to the last.
+    assert line_by_line == [len((records[0] + usual.splitlines(keepends=True)[0] + records[1] + foreign).splitlines())]
+    assert [line.split()[-1] for line in taken] == [b"0", b"1", b"foreign"]
+    assert log.cursor.lines == 200 + line_by_line[0]
+    assert held["slot"][0] == 1
+    assert len(list(tmp_path.glob("taken-*.raw"))) == 1

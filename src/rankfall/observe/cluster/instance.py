@@ -20,6 +20,7 @@ from rankfall.store import StreamAppender
 
 SLOT_STREAM: Final = "slot.out"
 RECORD_MARK: Final = b"\x1erankfall/1 "
+_RECORD_SIGN: Final = RECORD_MARK[:1]
 _RANK: Final = b"[rank "
 _STRANGE: Final = b"[rank ?] "
 _MAX_RANK_DIGITS: Final = 7
@@ -120,12 +121,7 @@ class InstanceLog:
         end = data.rfind(b"\n") + 1
         self._rest = data[end:]
         if end:
-            whole = data[:end] if self._rest else data
-            taken = self._splitter.split(whole) if self._plain(whole) else None
-            if taken is not None:
-                self._chunk(whole, taken)
-            else:
-                self._lines(whole[:-1].split(b"\n"))
+            self._take(data[:end] if self._rest else data)
         if len(self._rest) > MAX_PART and not self.cursor.expecting:
             self._store_part(self._rest)
             self._rest = b""
@@ -199,6 +195,28 @@ class InstanceLog:
         self.cursor.close()
 
     # -- lines
+
+    def _take(self, data: bytes) -> None:
+        """Store whole lines."""
+        if self._plain(data):
+            # Records stand at a log's beginning and at its end, a few among much else: what is before and behind them need not be gone
+            # through for them.
+            begin, end = _records(data)
+            if begin >= LEAST:
+                self._take_alike(data[:begin])
+                data, end = data[begin:], end - begin
+            if end and len(data) - end >= LEAST:
+                self._take_alike(data[:end])
+                data = data[end:]
+        self._take_alike(data)
+
+    def _take_alike(self, data: bytes) -> None:
+        """Store whole lines: as one chunk where that can be, else line by line."""
+        taken = self._splitter.split(data) if self._plain(data) else None
+        if taken is not None:
+            self._chunk(data, taken)
+        else:
+            self._lines(data[:-1].split(b"\n"))
 
     def _plain(self, data: bytes) -> bool:
         """Whether this is a chunk of new lines that may be stored as one."""
@@ -334,6 +352,14 @@ class InstanceLog:
         if file is None:
             file = self._files[name] = StreamAppender(self._folder / name)
         return file
+
+
+def _records(data: bytes) -> tuple[int, int]:
+    """Where the first line that may be a record begins, and where the last one ends; twice 0 where there is none."""
+    first = data.find(_RECORD_SIGN)
+    if first < 0:
+        return 0, 0
+    return data.rfind(b"\n", 0, first) + 1, data.index(b"\n", data.rindex(_RECORD_SIGN)) + 1
 
 
 class _Part:
