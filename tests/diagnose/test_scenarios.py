@@ -578,3 +578,12 @@ def test_errors_s22_without_torchruns_lines_a_rank_that_it_stopped_is_not_blamed
     if blamed is None:
         assert verdict.cause.confidence in {"suspected", "unknown"}
         assert any("torchrun ends a rank so" in one.rejected for one in verdict.alternatives)
+
+
+def test_errors_s22_without_torchruns_lines_nobody_is_blamed_whose_neighbour_ended_as_a_rank_elsewhere_did():
+    ranks = [died(0, 15, seconds=1.1), left(1, 1), left(2, 1), died(3, 15, seconds=1.1)]
+    verdict = diagnose(case(ranks, [], slots=slots(2, launcher="torchrun"))).verdict
+    assert verdict.rank is None
+    assert verdict.cause.confidence in {"suspected", "unknown"}
+    stopped = [one.rank for one in verdict.alternatives if "torchrun ends a rank so" in one.rejected]
+    assert sorted(stopped) == [0, 3]

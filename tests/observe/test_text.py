@@ -154,6 +154,21 @@ def test_the_same_fault_elsewhere_reads_the_same():
     assert one == two
 
 
+@pytest.mark.parametrize("above", ["", "work/main/.venv/lib/python3.11/site-packages/", "opt/a.b/" * 30])
+def test_errors_s14_what_the_launcher_logs_of_a_damaged_error_file_is_no_cause(above):
+    # Its logger cuts the path at the first entry of sys.path that fits: / where that is the working folder.
+    logged = f"E1123 00:43:54.519000 10 {above}torch/distributed/elastic/multiprocessing/errors/__init__.py:132] "
+    lines = (
+        "Failed to parse reply file: /run/attempt_0/0/error.json",
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    )
+    data = "".join(f"{logged}{line}\n" for line in lines).encode()
+    found = scan(data, default_catalogue(), final=True).found
+    assert [(one.meaning.slug, one.meaning.role) for one in found] == [("controller_verdict", "context")]
+    (bare,) = scan(f"{lines[1]}\n".encode(), default_catalogue(), final=True).found
+    assert (bare.meaning.slug, bare.meaning.role) == ("bad_sample", "primary")
+
+
 @given(st.binary(max_size=5000))
 def test_decoding_is_bounded_and_never_fails(data):
     assert len(decode(data, limit=100)) <= 104

@@ -201,10 +201,12 @@ def _perhaps_torchruns_own(candidate: Candidate, mute: list[Candidate]) -> bool:
     facts, place = candidate.subject.rank, candidate.subject.slot
     if candidate.tier != SILENT or facts is None or place is None or place.launcher != "torchrun":
         return False
-    beside = [c for c in mute if c.subject.slot_number == place.slot]
+    # Those that ended alike are one candidate by now, wherever they ran.
+    beside = [s for c in mute for s in (c.subject, *c.same) if s.slot_number == place.slot]
+    came = [order(s.ended, candidate.moment) for s in beside]
     if facts.signal == _SIGTERM:
-        return any(not candidate.before(one) for one in beside)
-    return facts.signal == _SIGKILL and any(one.before(candidate) for one in beside)
+        return any(one != "after" for one in came)
+    return facts.signal == _SIGKILL and "before" in came
 
 
 def _drop_mute_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:

@@ -29,10 +29,13 @@ _DAMAGED_REPORT: Final = re.compile(
 )
 
 _FROM_LOADER: Final = re.compile(rb'torch/utils/data/dataloader\.py", line \d+, in _(?:try_)?get_(?:data|batch)\b')
-# A damaged report, as the launcher's logger writes it: a prefix on each line hides that it is a traceback.
+# A damaged report, as the launcher's logger writes it: a prefix on each line hides that it is a traceback. The logger cuts its path at the
+# first entry of sys.path that fits, so that of a job whose working folder is / stands there whole.
 _DAMAGED_LOGGED: Final = re.compile(
-    rb"[EWI]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/multiprocessing/errors/__init__\.py:\d+\]"
+    rb"[EWI]\d{4} [\d:.]+ +\d+ (?:[^ ]*/)?torch/distributed/elastic/multiprocessing/errors/__init__\.py:\d+\]"
 )
+# Where that stands at the latest in a line, bytes.
+_LOGGED_WITHIN: Final = 512
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +137,7 @@ def _line(data: bytes, hits: list[Hit], inside: set[tuple[int, int]]) -> Iterato
     signature = hit.signature
     matched = normalise(decode(data[hit.start : hit.end]))
     meaning = meaning_of_hit(hit, text=decode(raw), fingerprint=f"{signature.slug}:{signature.id}:{matched}")
-    if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw, 0, 200) is not None:
+    if "launcher" not in signature.where and _DAMAGED_LOGGED.search(raw, 0, _LOGGED_WITHIN) is not None:
         meaning = msgspec.structs.replace(meaning, slug="controller_verdict", role="context")
     merged = {key: value for each in hits for key, value in each.groups.items()} | hit.groups
     yield Finding(start=start, end=end, line=meaning.text, meaning=meaning, prefix=prefix, groups=merged)
