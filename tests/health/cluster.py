@@ -66,6 +66,7 @@ class Cluster:
                         taints=self.taints(patch.node),
                         annotated="annotations" in node["metadata"],
                         policy=self.policy,
+                        also=self.policy.keys,
                     ),
                 )
         return self.plan

@@ -485,6 +485,25 @@ def test_a_taint_that_others_placed_with_our_key_is_neither_doubled_nor_taken_aw
     assert len(cluster.taints("n1")) == 1
 
 
+@pytest.mark.parametrize("more", [{"key": "trainy.konduktor.ai/faulty"}, {"effect": "NoExecute"}])
+def test_a_taint_from_before_it_got_another_key_or_effect_is_still_ours_until_the_node_is_given_back(more):
+    cluster = Cluster(20, policy=Policy(clean_rounds=2, clean_s=60, validate_after_s=60))
+    cluster.see(cluster.fault("n1", XID))
+    before, writes = cluster.taints("n1"), cluster.writes
+    cluster.policy = msgspec.structs.replace(cluster.policy, **more)
+    cluster.see()
+    assert (cluster.record("n1").state, cluster.taints("n1"), cluster.writes) == ("quarantined", before, writes)
+    cluster.see(cluster.fault("n2", XID))
+    (new,) = cluster.taints("n2")
+    assert (new.key, new.effect) == (cluster.policy.key, cluster.policy.effect)
+    cluster.later(61)
+    cluster.see()
+    for name in ("n1", "n2"):
+        rounds(cluster, name, 3)
+        assert cluster.taints(name) == ()
+        assert cluster.record(name).state == "healthy"
+
+
 def test_healthy_nodes_cost_no_request():
     cluster = Cluster(50)
     assert cluster.see().patches == ()

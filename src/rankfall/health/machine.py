@@ -108,7 +108,7 @@ class _Step:
         self._outcomes: list[tuple[str, Outcome | Literal["no_node"]]] = []
         self._deferred: list[NodeFault] = []
         members = {
-            name: Member(pool=view.pool, ready=view.ready, tainted=view.tainted(policy)) for name, view in views.items()
+            name: Member(pool=view.pool, ready=view.ready, tainted=view.marked(policy)) for name, view in views.items()
         }
         self._limits = Limits(members, policy=policy, safety=safety, now=now)
 
@@ -247,7 +247,7 @@ class _Step:
         return any(_said(each) for each in (self._records[name], self._views[name].record or NodeHealth()))
 
     def _taint(self, name: str) -> Literal["add", "remove", "keep"]:
-        stands = self._views[name].tainted(self._policy)
+        stands = self._views[name].marked(self._policy)
         if self._records[name].tainted:
             return "keep" if stands else "add"
         before = self._views[name].record

@@ -45,6 +45,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the taint that is ours stands on it, whoever placed it."""
         return any((each.key, each.effect) == (policy.key, policy.effect) for each in self.taints)
 
+    def marked(self, policy: Policy) -> bool:
+        """Whether our taint stands on a node that got it from us: also as it was set before an operator gave it another key or effect."""
+        ours = self.record is not None and self.record.tainted
+        return self.tainted(policy) or (ours and any(each.key in policy.keys for each in self.taints))
+
 
 class CheckRound(msgspec.Struct, frozen=True, kw_only=True):
     """One round of checks on a node. ``unable`` = it could not be made (no room, no pod), which is no pass."""
@@ -80,7 +85,7 @@ def begin(view: NodeView, *, policy: Policy, now: int) -> tuple[NodeHealth, bool
     if view.boot is not None and view.boot != health.boot and view.boot not in health.past_boots:
         past = (*health.past_boots, health.boot) if health.boot is not None else health.past_boots
         health = replace(health, boot=view.boot, boot_at=now, past_boots=past[-_MAX_PAST:], seq=None)
-    if health.tainted and not view.tainted(policy):
+    if health.tainted and not view.marked(policy):
         return cleared(health, now=now), True
     return health, False
 

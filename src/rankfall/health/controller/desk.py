@@ -171,7 +171,7 @@ class Desk:
             if node.view.version != patch.version:
                 return "changed"
             try:
-                item = await write_node(kube, patch, node=node, policy=policy)
+                item = await write_node(kube, patch, node=node, policy=policy, also=policy.keys)
             except Conflict:
                 return "changed"
             except ObjectNotFound:
