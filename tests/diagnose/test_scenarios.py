@@ -587,3 +587,29 @@ def test_errors_s22_without_torchruns_lines_nobody_is_blamed_whose_neighbour_end
     assert verdict.cause.confidence in {"suspected", "unknown"}
     stopped = [one.rank for one in verdict.alternatives if "torchrun ends a rank so" in one.rejected]
     assert sorted(stopped) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("before", "role", "blamed"),
+    [
+        ("user_code_exception", "primary", (2, "user_code_exception")),
+        # A rank that only complained before it left is no cause, whatever its threads said on its way out.
+        ("peer_lost", "secondary", (3, "user_code_exception")),
+    ],
+)
+def test_errors_s1_an_abort_while_leaving_says_nothing_of_a_rank_that_had_spoken(before, role, blamed):
+    evidence = [
+        piece(before, 2, role=role, seconds=1.0, line="first"),
+        piece("native_abort", 2, seconds=1.1, signature="native_abort.thread_left", source="log", trust="job"),
+        piece("native_abort", 2, seconds=1.3, signature="native_abort.exit", source="log", trust="launcher"),
+    ]
+    if blamed[0] != 2:
+        evidence.append(piece("user_code_exception", 3, seconds=1.2))
+    verdict = diagnose(case([died(2, 6, seconds=1.2), left(3, 1, seconds=1.2)], evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug) == blamed
+
+
+def test_an_abort_while_leaving_is_the_cause_where_nothing_else_is_said():
+    abort = piece("native_abort", 2, seconds=1.1, signature="native_abort.thread_left", source="log", trust="job")
+    verdict = diagnose(case([died(2, 6, seconds=1.2)], [abort])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (2, "native_abort")

@@ -70,6 +70,11 @@ class Subject(msgspec.Struct, kw_only=True):
         return self.moment(self.slot.ended_at, self.slot.ended_uncertainty)
 
     @property
+    def complains(self) -> bool:
+        """Whether its own words are those of somebody's victim."""
+        return any(e.role == "secondary" and e.source != "exit" for e in self.evidence)
+
+    @property
     def rank_number(self) -> int | None:
         """Global rank, when known."""
         return self.rank.rank if self.rank else None
