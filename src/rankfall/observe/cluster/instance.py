@@ -117,11 +117,14 @@ class InstanceLog:
             OSError: they could not be stored; what was not committed comes again when the log is opened anew.
         """
         self.bytes += len(data)
-        data = self._rest + data
         end = data.rfind(b"\n") + 1
-        self._rest = data[end:]
         if end:
-            self._take(data[:end] if self._rest else data)
+            # Copied once, whatever is before and behind: what comes here is a hundred thousand bytes.
+            whole = data if end == len(data) and not self._rest else b"".join((self._rest, memoryview(data)[:end]))
+            self._rest = data[end:]
+            self._take(whole)
+        else:
+            self._rest += data
         if len(self._rest) > MAX_PART and not self.cursor.expecting:
             self._store_part(self._rest)
             self._rest = b""
