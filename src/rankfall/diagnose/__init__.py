@@ -7,7 +7,7 @@ another strategy; what every one has in common (scope, what is no failure at all
 
 from __future__ import annotations
 
-from rankfall.diagnose.assemble import no_failure, stopped_by_wish
+from rankfall.diagnose.standing import no_failure, stopped_by_wish
 from rankfall.diagnose.strategies import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Pick, Strategy, ask
 from rankfall.diagnose.subjects import Subjects
 from rankfall.model import Case, Diagnosis

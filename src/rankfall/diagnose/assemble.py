@@ -1,28 +1,31 @@
-"""From a root to the document: fields, proof, consequences, rejected alternatives, and what is missing. Sizes are bounded here."""
+"""From a root to the document: the verdict's fields, and what follows from them for a retry and for the node."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from typing import Final, Literal
 
-from rankfall.diagnose.candidates import HANG, Candidate
+from rankfall.diagnose.candidates import Candidate
 from rankfall.diagnose.roots import Root
-from rankfall.diagnose.rules import ELSEWHERE_WHEN_ALONE, NEAREST
-from rankfall.diagnose.subjects import Subject, Subjects, own_failure
+from rankfall.diagnose.rules import ELSEWHERE_WHEN_ALONE
+from rankfall.diagnose.shown import (
+    MAX_LINE,
+    alternatives_of,
+    consequences_of,
+    decisive_of,
+    missing_of,
+    numbered,
+    proof_of,
+)
+from rankfall.diagnose.standing import state_of
+from rankfall.diagnose.subjects import Subject, Subjects
 from rankfall.model import (
-    Alternative,
     Case,
     Cause,
     Confidence,
-    Consequence,
     Decisive,
     Diagnosis,
-    Evidence,
     NodeAction,
-    Proof,
     Retry,
-    RunState,
     Scope,
     Time,
     Verdict,
@@ -31,11 +34,6 @@ from rankfall.model import (
 from rankfall.model.clocks import Moment
 from rankfall.model.exit_codes import shell_code
 from rankfall.model.times import rfc3339
-
-MAX_PROOF: Final = 40
-MAX_ALTERNATIVES: Final = 20
-MAX_LINE: Final = 2000
-MAX_MISSING: Final = 20
 
 
 def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
@@ -79,11 +77,11 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         node=subject.node if not everywhere or one_slot else None,
         gpu=chosen.gpu,
         time=_time(chosen.moment),
-        decisive=_decisive(chosen),
-        evidence=_proof(subjects, chosen),
-        consequences=_consequences(subjects, {s.key for s in shown}, chosen),
-        alternatives=_alternatives(root),
-        missing=_missing(case, subjects, chosen),
+        decisive=decisive_of(chosen),
+        evidence=proof_of(subjects, chosen),
+        consequences=consequences_of(subjects, {s.key for s in shown}, chosen),
+        alternatives=alternatives_of(root),
+        missing=missing_of(case, subjects, chosen),
         retry=_retry(info.retry, chosen, case, one_node=_one_node(subjects, shown)),
         node_action=_node_action(info.node_action, chosen, everywhere=everywhere),
     )
@@ -97,11 +95,11 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
 
 def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     """Nobody spoke of a cause: a consequence at most suspected, or ``unknown``."""
-    missing = list(_missing(case, subjects, None))
+    missing = list(missing_of(case, subjects, None))
     if root.suspects:
-        missing.insert(0, f"a word from the suspected peer{_numbers('rank', root.suspects)}: it never said why it left")
+        missing.insert(0, f"a word from the suspected peer{numbered('rank', root.suspects)}: it never said why it left")
     if root.suspect_slots:
-        missing.insert(0, f"any rank of{_numbers('slot', root.suspect_slots)}: it never joined")
+        missing.insert(0, f"any rank of{numbered('slot', root.suspect_slots)}: it never joined")
     if root.repeated:
         missing.insert(0, "a word of the part that fell first: what there is only repeats that something failed")
     subject, piece = root.nearest or (None, None)
@@ -142,8 +140,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         node=node,
         time=_time(subject.when(piece)) if piece and subject else Time(),
         decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
-        evidence=_proof(subjects, None),
-        consequences=_consequences(subjects, {subject.key} if at_subject and subject else set(), None),
+        evidence=proof_of(subjects, None),
+        consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
         missing=tuple(missing) or ("anything that says why the job ended",),
         retry=info.retry,
         node_action="none",
@@ -162,67 +160,10 @@ def _role(case: Case, subjects: Subjects, shown: Sequence[Subject]) -> str | Non
     return found.pop() if len(found) == 1 else case.role
 
 
-def no_failure(case: Case) -> Diagnosis:
-    """The diagnosis of an attempt that did not fall: succeeded, cancelled, or still running."""
-    state = state_of(case)
-    slug = "cancelled" if case.cancelled else "unknown"
-    confidence: Confidence = "proven" if case.cancelled else "unknown"
-    missing = () if case.cancelled or case.succeeded else ("a failure: nothing has failed so far",)
-    verdict = Verdict(
-        run=case.run,
-        attempt=case.attempt,
-        state=state,
-        exit_origin="rankfall",
-        cause=Cause.of(slug, confidence=confidence),
-        scope="external" if case.cancelled else None,
-        role=case.role,
-        decisive=Decisive(source="event", where="cancel request", line=case.cancelled) if case.cancelled else None,
-        missing=missing,
-        retry="no",
-    )
-    return Diagnosis(verdict=verdict, fingerprint=slug)
-
-
-def stopped_by_wish(
-    by: str, *, how: Literal["suspended", "resized"], run: str | None, attempt: int | None, role: str | None
-) -> Diagnosis:
-    """What is said of an attempt that was stopped for a suspension, or for another size: nothing fell, somebody asked for it.
-
-    Args:
-        by: who asked, and why.
-        how: what was asked for.
-        run: of the attempt.
-        attempt: its number.
-        role: of its slots.
-    """
-    suspended = how == "suspended"
-    verdict = Verdict(
-        run=run,
-        attempt=attempt,
-        state="suspended" if suspended else "restarting",
-        exit_origin="rankfall",
-        cause=Cause.of("cancelled", confidence="proven"),
-        scope="external",
-        role=role,
-        decisive=Decisive(source="event", where="suspend request" if suspended else "resize request", line=by),
-        retry="no",
-    )
-    return Diagnosis(verdict=verdict, fingerprint=how)
-
-
 def _local_rank(chosen: Candidate) -> int | None:
     if chosen.subject.rank is not None and chosen.subject.rank.local_rank is not None:
         return chosen.subject.rank.local_rank
     return chosen.best.local_rank if chosen.best else None
-
-
-def state_of(case: Case) -> RunState:
-    """The state that the attempt of this case is in."""
-    if case.cancelled:
-        return "cancelled"
-    if case.succeeded:
-        return "succeeded"
-    return "failed" if case.ended or case.hung else "running"
 
 
 def _code(subjects: Subjects, subject: Subject) -> int | None:
@@ -244,116 +185,6 @@ def _time(moment: Moment) -> Time:
     """By the common clock, as far as the moment's own is known."""
     at, uncertainty = moment.common
     return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
-
-
-def _decisive(chosen: Candidate) -> Decisive | None:
-    if chosen.best is not None:
-        best = chosen.best
-        return Decisive(source=best.source, where=best.where, line=best.line[:MAX_LINE])
-    facts = chosen.subject.rank or chosen.subject.slot
-    return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
-
-
-def _proof(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
-    """The chosen one's own pieces first, then the others' words by role and time; bounded."""
-    own = {s.key for s in (chosen.subject, *chosen.same[:8])} if chosen else set()
-    role = {"primary": 0, "secondary": 1, "context": 2}
-
-    def order(row: tuple[Subject, Evidence]) -> tuple[object, ...]:
-        subject, e = row
-        moment, _ = subject.when(e).common
-        at = moment if moment is not None else 1 << 62
-        # How a process ended, in a launcher's words, says little beside the words of why.
-        kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
-        if chosen is not None and subject.key in own:
-            return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, e.where, e.id)
-        return (1, kind, NEAREST.get(e.slug, 5), 0, at, e.where, e.id)
-
-    rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
-    return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
-
-
-def _as_proof(subject: Subject, e: Evidence) -> Proof:
-    at, uncertainty = subject.when(e).common
-    return Proof(
-        id=e.id,
-        source=e.source,
-        slug=e.slug,
-        role=e.role,
-        rank=e.rank if e.rank is not None else subject.rank_number,
-        slot=e.slot if e.slot is not None else subject.slot_number,
-        node=e.node or subject.node,
-        at=rfc3339(at),
-        uncertainty_s=None if e.uncertainty is None else uncertainty,
-        where=e.where,
-        line=e.line[:MAX_LINE],
-        trust=e.trust,
-    )
-
-
-def _consequences(subjects: Subjects, struck: set[object], chosen: Candidate | None) -> tuple[Consequence, ...]:
-    found = []
-    for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
-        subject = subjects.all[key]
-        if key in struck or subject.rank is None or ("slot", subject.slot_number) in struck:
-            continue
-        because = _why_victim(subject, chosen, stopper=subjects.stopper)
-        if because is not None:
-            found.append(Consequence(rank=subject.rank_number, slug=because[0], because=because[1]))
-    return tuple(found)
-
-
-def _why_victim(subject: Subject, chosen: Candidate | None, *, stopper: str) -> tuple[str, str] | None:
-    facts = subject.rank
-    words = [e for e in subject.evidence if e.role == "secondary" and e.source != "exit"]
-    if words:
-        word = min(words, key=lambda e: (NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
-        return word.slug, word.line[:200]
-    waits = [e for e in subject.evidence if e.role == "context" and e.source == "recorder"]
-    if waits and chosen is not None and chosen.tier == HANG:
-        return waits[0].slug, waits[0].line[:200]
-    if facts is None:
-        return None
-    if facts.killed_by == "agent":
-        return "peer_teardown", "its own agent stopped it after another rank had failed"
-    if facts.killed_by == "wrapper":
-        return "peer_teardown", f"{stopper} stopped it after another rank had failed"
-    if own_failure(facts) and chosen is not None and not chosen.unordered:
-        return "peer_lost", "it fell after the root; see alternatives"
-    return None
-
-
-def _alternatives(root: Root) -> tuple[Alternative, ...]:
-    rows = sorted(root.rejected, key=lambda row: (-row[0].tier, row[0].order))
-    return tuple(
-        Alternative(slug=c.slug, rank=c.subject.rank_number, rejected=reason) for c, reason in rows[:MAX_ALTERNATIVES]
-    )
-
-
-def _missing(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[str, ...]:
-    found = list(case.missing)
-    if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
-        found.append("who sent the signal: the kernel does not tell, and nobody of Rankfall's did")
-    if chosen is not None and chosen.slug == "user_exit":
-        found.append("a word of the program itself: it ended with a code and without an exception")
-    if case.world_size is not None:
-        unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
-        if unseen:
-            found.append(f"a start of{_numbers('rank', tuple(unseen))}")
-        unread = tuple(
-            r.rank
-            for r in subjects.ranks.values()
-            if r.state == "ended" and r.exit_code is None and r.signal is None and r.killed_by is None
-        )
-        if unread:
-            found.append(f"the exit status of{_numbers('rank', unread)}: nobody could read it")
-    return tuple(dict.fromkeys(found))[:MAX_MISSING]
-
-
-def _numbers(word: str, numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(str(n) for n in numbers[:16])
-    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - as many as are shown
-    return f" {word}{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
 def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) -> Retry:

@@ -12,9 +12,11 @@ from typing import Final
 
 import msgspec
 
-from rankfall.diagnose.assemble import MAX_MISSING, assemble, state_of
+from rankfall.diagnose.assemble import assemble
 from rankfall.diagnose.candidates import EXPLICIT, Candidate
 from rankfall.diagnose.roots import Root, find_root
+from rankfall.diagnose.shown import MAX_MISSING
+from rankfall.diagnose.standing import state_of
 from rankfall.diagnose.subjects import Subject, Subjects
 from rankfall.model import Case, Diagnosis, Evidence
 
