@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankfall.diagnose.candidates import Candidate
-from rankfall.diagnose.roots import Root
+from rankfall.diagnose.root import Root
 from rankfall.diagnose.rules import ELSEWHERE_WHEN_ALONE
 from rankfall.diagnose.shown import (
     MAX_LINE,

@@ -86,6 +86,11 @@ class Candidate(msgspec.Struct, kw_only=True):
         """When it fell, and by which clock."""
         return self.subject.moment(self.at, self.uncertainty, self.stamped)
 
+    @property
+    def specificity(self) -> int:
+        """Of the piece that speaks; 0 where only facts do."""
+        return self.best.specificity if self.best else 0
+
     def before(self, other: Candidate) -> bool:
         """Whether this one fell surely before the other, whatever the clocks may be off."""
         return order(self.moment, other.moment) == "before"

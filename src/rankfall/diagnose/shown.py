@@ -6,7 +6,7 @@ import heapq
 from typing import Final
 
 from rankfall.diagnose.candidates import HANG, Candidate
-from rankfall.diagnose.roots import Root
+from rankfall.diagnose.root import Root
 from rankfall.diagnose.rules import NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.model import Alternative, Case, Consequence, Decisive, Evidence, Proof

@@ -14,7 +14,8 @@ import msgspec
 
 from rankfall.diagnose.assemble import assemble
 from rankfall.diagnose.candidates import EXPLICIT, Candidate
-from rankfall.diagnose.roots import Root, find_root
+from rankfall.diagnose.root import Root
+from rankfall.diagnose.roots import find_root
 from rankfall.diagnose.shown import MAX_MISSING
 from rankfall.diagnose.standing import state_of
 from rankfall.diagnose.subjects import Subject, Subjects
