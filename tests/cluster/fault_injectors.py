@@ -20,7 +20,7 @@ from testbed.preload import compile_clock
 from testbed.proxy import before
 
 RESOURCE: Final = "rankfall.test/seat"
-MEMORY: Final = {False: "160Mi", True: "900Mi"}
+MEMORY: Final = {False: "160Mi", True: "1400Mi"}
 SCRATCH: Final = "/scratch"
 PORT: Final = 29999
 # Proxies of one bed share its certificates, which the first one makes.

@@ -167,6 +167,29 @@ def test_errors_s28_the_counter_of_the_slot_confirms_a_kill(scene):
     assert (verdict.rank, verdict.cause.slug) == (2, "host_oom")
 
 
+@pytest.mark.parametrize(
+    ("counted", "raised", "blamed"),
+    [
+        (1, False, (None, 1, "host_oom")),
+        (0, False, (None, 1, "killed_unknown")),
+        (1, True, (2, 1, "user_code_exception")),
+    ],
+)
+def test_errors_s28_the_counter_confirms_a_kill_of_what_had_started_the_ranks(scene, counted, raised, blamed):
+    if raised:
+        scene.error(2, "KeyError: vocab", at=1)
+        scene.end(2, 1.1, code=1)
+    for rank in (2, 3)[raised:]:
+        scene.end(rank, 1.5, signal=15, ours=True)
+    scene.record("slot_end", 1, at=1.4, exit={"signal": 9, "how": "wait"}, oom_kills=counted)
+    for rank in (0, 1):
+        scene.error(rank, "RuntimeError: Connection closed by peer [1.2.3.4]:5", at=2.5)
+        scene.end(rank, 2.6, code=1)
+    scene.record("slot_end", 0, at=3, exit={"code": 1})
+    verdict = scene.verdict()
+    assert (verdict.rank, verdict.slot, verdict.cause.slug) == blamed
+
+
 CHILD = "CalledProcessError: Command 'sort' died with <Signals.SIGKILL: 9>."
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.diagnose.rules import CHILD_DEATHS
+from rankfall.diagnose.subjects import own_failure
 from rankfall.model import Evidence, RankFacts
 from rankfall.observe import evidence as make
 from rankfall.observe.facts import Facts
@@ -27,17 +28,20 @@ def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
 
 
 def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
-    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker or another child to one."""
+    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker or another child to one.
+
+    Where it took none of them, but what had started them (an agent is as large as a rank while torch is loaded), at the slot itself.
+    """
     found = []
     counted = [slot for slot in facts.slots.values() if slot.oom_kills]
     bereaved = {(e.slot, e.rank) for e in known if _lost_a_child(e)} if counted else set()
     for slot in counted:
         ranks = [r for r in facts.ranks() if r.slot == slot.slot]
         killed = [r for r in ranks if r.signal == _SIGKILL and r.killed_by == "foreign"]
-        found += [
-            make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt)
-            for r in killed or [r for r in ranks if (r.slot, r.rank) in bereaved]
-        ]
+        struck: list[RankFacts | None] = [*killed] or [r for r in ranks if (r.slot, r.rank) in bereaved]
+        if not struck and slot.signal == _SIGKILL and slot.killed_by != "wrapper" and not any(map(own_failure, ranks)):
+            struck = [None]
+        found += [make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt) for r in struck]
     return found
 
 
