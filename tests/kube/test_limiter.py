@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kube.apiserver import serving
@@ -15,6 +15,7 @@ from rankfall.kube.limiter import Limiter
 from rankfall.kube.resources import PODS
 
 
+@example(rate=0.53125, burst=1, gaps=[3.0])
 @given(
     rate=st.floats(0.5, 1000),
     burst=st.integers(1, 50),

@@ -26,8 +26,10 @@ class Limiter:
     def reserve(self) -> float:
         """Take a place; how many seconds to wait until it is ours. Places are given in the order in which they are asked for."""
         now = self._clock()
-        self._full_at = max(self._full_at, now) + 1 / self._rate
-        return max(0.0, self._full_at - now - self._burst / self._rate)
+        # By spans, not by moments: rounding must not make the first one of a burst wait.
+        ahead = max(0.0, self._full_at - now) + 1 / self._rate
+        self._full_at = now + ahead
+        return max(0.0, ahead - self._burst / self._rate)
 
     async def wait(self) -> None:
         """Return when the next request may be sent. Whoever is cancelled meanwhile leaves its place unused."""
