@@ -15,6 +15,7 @@ from rankfall.model.health import ANNOTATION, NodeHealth, OpenCause, encode_heal
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl
+from testbed.errors import StartError
 from testbed.workloads import PYTHON_IMAGE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
@@ -122,36 +123,45 @@ def test_errors_k1_a_preemption_by_the_scheduler_is_named(world, kubectl):
     )
     node = pods[0]["spec"]["nodeName"]
     room = kubectl.get("node", node)["status"]["allocatable"]["cpu"]
-    kubectl.apply(
-        [
-            {
-                "apiVersion": "scheduling.k8s.io/v1",
-                "kind": "PriorityClass",
-                "metadata": {"name": "first"},
-                "value": 1000,
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {"name": "greedy", "namespace": world.namespace},
-                "spec": {
-                    "priorityClassName": "first",
-                    "nodeSelector": {"kubernetes.io/hostname": node},
-                    "terminationGracePeriodSeconds": 0,
-                    "automountServiceAccountToken": False,
-                    "containers": [
-                        {
-                            "name": "main",
-                            "image": PYTHON_IMAGE,
-                            "imagePullPolicy": "Never",
-                            "command": ["sleep", "60"],
-                            "resources": {"requests": {"cpu": most(room)}},
-                        }
-                    ],
-                },
-            },
-        ]
-    )
+    first = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "first"},
+        "value": 1000,
+    }
+    kubectl.apply([first])
+    greedy = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "greedy", "namespace": world.namespace},
+        "spec": {
+            "priorityClassName": "first",
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": PYTHON_IMAGE,
+                    "imagePullPolicy": "Never",
+                    "command": ["sleep", "60"],
+                    "resources": {"requests": {"cpu": most(room)}},
+                }
+            ],
+        },
+    }
+
+    def made() -> bool:
+        """The server knows a new class a moment after it has taken it."""
+        try:
+            kubectl.apply([greedy])
+        except StartError as error:
+            if "no PriorityClass with name first" not in str(error):
+                raise
+            return False
+        return True
+
+    wait_until(made, timeout=30, what="a pod of the new class")
     found = ended(world, run)
     assert said(found) == ("preempted", 0, node, "yes", "none"), found
     assert "PreemptionByScheduler" in found["decisive"]["line"]
