@@ -348,6 +348,22 @@ def test_a_namespace_that_is_not_there_is_waited_for_and_said_once_with_the_next
     assert said[0].endswith("next: kubectl create namespace nowhere")
 
 
+def test_what_keeps_a_controller_from_its_lease_is_said_again_when_it_was_over_in_between(caplog):
+    async def story():
+        async with cluster("n1") as (api, _), api.kube() as kube:
+            await leadings.Leading(kube, namespace="here", identity="one", look_s=0.01).win()
+            task = asyncio.create_task(leadings.Leading(kube, namespace="here", identity="two", look_s=0.01).win())
+            for times in (1, 2):
+                api.refusals["GET", "leases"] = Refusal(403)
+                await wait(lambda times=times: sum("cannot be seen" in each for each in caplog.messages) == times, task)
+                api.refusals.clear()
+                looks = len(api.seen)
+                await wait(lambda looks=looks: len(api.seen) >= looks + 3, task)
+            task.cancel()
+
+    tried(story())
+
+
 def test_health_s26_a_lease_that_ran_out_while_nobody_took_it_is_renewed_before_the_next_write():
     async def story():
         async with cluster("n1") as (api, _), api.kube() as kube:

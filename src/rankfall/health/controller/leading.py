@@ -77,9 +77,9 @@ class Leading:
                 if holder and holder != told:
                     LOG.info("%s leads; this one waits", holder)
                     told = holder
+                trouble = ""
             except LeaseLost:
                 raise
-                trouble = ""
             except KubeError as error:
                 # A lease that is not there is no error, so what is missing is the place for a new one.
                 nowhere = found is None and isinstance(error, ObjectNotFound)
