@@ -1,8 +1,6 @@
-"""Addresses as an operator writes them: where controller and agent listen, and whom they ask or tell."""
+"""Where controller and agent listen, as an operator writes it."""
 
 from __future__ import annotations
-
-from urllib.parse import urlsplit
 
 from rankfall.model.errors import UsageError
 
@@ -17,12 +15,3 @@ def address_of(text: str) -> tuple[str, int]:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 - largest port
         raise UsageError(f"{text[:60]!r} is no address", hint="as 127.0.0.1:9090, or :9090 for all of this machine")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - asked for by leaving it out
-
-
-def is_http(text: str) -> bool:
-    """Whether something can be asked at this address over HTTP."""
-    try:
-        found = urlsplit(text)
-        return found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
-    except ValueError:  # of a bracket without its other half, or a port that is none
-        return False

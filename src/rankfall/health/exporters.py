@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rankfall.health.address import is_http
 from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
+from rankfall.model.http_address import is_http
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$(?!\n)")]
 

@@ -10,11 +10,12 @@ import ipaddress
 from typing import Final
 from urllib.parse import urlsplit
 
-from rankfall.kube import entry_plugin, proxies
+from rankfall.kube import entry_plugin
 from rankfall.kube.access import Endpoint, Impersonation, Login
 from rankfall.kube.entry_fields import Entry, Fields
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import Secret
+from rankfall.model.http_address import is_http
 
 _CLUSTER: Final = frozenset(
     {
@@ -132,13 +133,8 @@ def _secret(value: str | None) -> Secret | None:
 
 
 def _address(fields: Fields, server: str) -> str:
-    try:
-        parts = urlsplit(server)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-        parts = urlsplit("")
-    if not usable or parts.query or parts.fragment or not server.isascii() or not server.isprintable():
+    parts = urlsplit(server) if is_http(server) else None
+    if parts is None or parts.query or parts.fragment or not server.isascii() or not server.isprintable():
         fields.refuse("server is no address", "write it as https://host:port")
     if parts.username is not None or parts.password is not None:
         fields.refuse("server holds a user name or password", "put them into the user's entry")
@@ -149,7 +145,7 @@ def _proxy(fields: Fields) -> Secret | None:
     value = fields.text("proxy-url")
     if value is None:
         return None
-    if not proxies.usable(value):
+    if not is_http(value):
         fields.refuse(
             "proxy-url is no address of a proxy that can be used here",
             "use http://host:port or https://host:port, or reach the server without a proxy",

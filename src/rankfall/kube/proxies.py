@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from rankfall.kube.access import Endpoint
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import Secret
+from rankfall.model.http_address import is_http
 
-SCHEMES: Final = frozenset({"http", "https"})
 _PORTS: Final = {"https": 443, "http": 80}
 _LOCAL: Final = frozenset({"localhost"})
 
@@ -36,21 +36,12 @@ def proxy_for(endpoint: Endpoint, environ: Mapping[str, str]) -> Secret | None:
     if not found or _bypassed(host, parts.port or _PORTS[parts.scheme], excluded):
         return None
     address = found if "://" in found else f"http://{found}"
-    if not usable(address):
+    if not is_http(address):
         raise KubeConfigError(
             f"${name} names no proxy that can be used here",
             hint="set it to http://host:port, or add the server to $NO_PROXY",
         )
     return Secret(address)
-
-
-def usable(address: str) -> bool:
-    """Whether a proxy's address can be read and is of a kind that is supported."""
-    try:
-        parts = urlsplit(address)
-        return parts.scheme in SCHEMES and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False
 
 
 def _bypassed(host: str, port: int, excluded: str) -> bool:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from rankfall.health.address import is_http
 from rankfall.health.nodes import grave, kept_by_person
 from rankfall.health.rules import Remedy, Rules
 from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import NodeHealth, OpenCause, shown
+from rankfall.model.http_address import is_http
 
 Step = Literal["restart_pods", "reset_gpu", "reboot", "power_cycle"]
 #: From the gentlest to the last.

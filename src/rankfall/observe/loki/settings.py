@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rankfall.model import UsageError
+from rankfall.model.http_address import is_http
 from rankfall.observe.loki import logql
 
 PREFIX: Final = "RANKFALL_LOKI_"
@@ -73,12 +74,9 @@ def loki_settings(url: str | None, environ: Mapping[str, str]) -> LokiSettings:
 
 
 def _url(text: str) -> str:
-    try:
-        found = urlsplit(text)
-        known = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
-    except ValueError:
-        known = False
-    if not known or found.query or found.fragment or not text.isascii() or not text.isprintable() or " " in text:
+    found = urlsplit(text) if is_http(text) else None
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if found is None or found.query or found.fragment or not plain:
         # Not shown as it came: it may hold a password.
         raise UsageError(
             "the URL of Loki is none", hint="as http://loki.monitoring:3100 or https://logs.example.org/team"
