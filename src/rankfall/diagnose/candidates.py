@@ -130,19 +130,17 @@ def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
 
 def _without_abort_while_leaving(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Without all that tells of an abort, where it came while the process left, and that process had said before why it leaves."""
-    if not any(e.signature in WHILE_LEAVING for e in pieces):
-        return pieces
     slugs = {e.slug for e in pieces if e.signature in WHILE_LEAVING}
     kept = [e for e in pieces if e.slug not in slugs]
     said = any(e.slug not in _BARE for e in kept)
-    return kept if said or subject.complains else pieces
+    return kept if said or subject.complaints else pieces
 
 
 def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Without a launcher's lines about how a process ended, where its end is known better or its own words say that it is a victim."""
     facts = subject.rank or subject.slot
     known = facts is not None and facts.state == "ended"
-    if not subject.complains and not known:
+    if not subject.complaints and not known:
         return pieces
     fell_itself = known and not _killed_by_ours(subject)
     return [
@@ -200,7 +198,7 @@ def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
     plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
     if plain and (facts.signal is None or not subject.ranks_alive):
         return None  # the slot's code is that of its first failing rank
-    victim = subject.complains
+    victim = bool(subject.complaints)
     if facts.signal is not None:
         return _killed(subject, facts.signal, victim=victim)
     if subject.rank is None:

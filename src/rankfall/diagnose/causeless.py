@@ -22,7 +22,7 @@ def left_early(case: Case, subjects: Subjects) -> Candidate | None:
         for s in subjects.all.values()
         if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
     ]
-    complaints = {e.slug for s in fell for e in s.evidence if e.role == "secondary" and e.source != "exit"}
+    complaints = {e.slug for s in fell for e in s.complaints}
     if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
         return None
     if complaints & {"external_signal"}:
@@ -80,8 +80,8 @@ def only_consequences(case: Case, subjects: Subjects) -> Root:
     complained: set[int] = set()
     repeated = False
     for subject in subjects.all.values():
-        for piece in subject.evidence:
-            if piece.role != "secondary" or piece.source == "exit" or piece.slug not in NEAREST:
+        for piece in subject.complaints:
+            if piece.slug not in NEAREST:
                 continue
             named.update(piece.peers)
             if subject.rank_number is not None:

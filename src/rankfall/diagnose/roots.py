@@ -116,10 +116,7 @@ def _everywhere(case: Case, subjects: Subjects, chosen: Candidate) -> bool:
         # There are no ranks yet to ask; of a slot that is only late nothing is known.
         return len({s.slot_number for s in (chosen.subject, *chosen.same)} - {None}) >= (case.nnodes or 0)
     if case.world_size is None:
-        return not any(
-            s.key not in struck and any(e.role == "secondary" and e.source != "exit" for e in s.evidence)
-            for s in subjects.all.values()
-        )
+        return not any(s.key not in struck and s.complaints for s in subjects.all.values())
     for number in range(case.world_size):
         if ("rank", number) in struck:
             continue

@@ -79,7 +79,7 @@ def consequences_of(subjects: Subjects, struck: set[object], chosen: Candidate |
 
 def _why_victim(subject: Subject, chosen: Candidate | None, *, stopper: str) -> tuple[str, str] | None:
     facts = subject.rank
-    words = [e for e in subject.evidence if e.role == "secondary" and e.source != "exit"]
+    words = subject.complaints
     if words:
         word = min(words, key=lambda e: (NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
         return word.slug, word.line[:200]

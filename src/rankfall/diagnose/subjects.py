@@ -70,9 +70,9 @@ class Subject(msgspec.Struct, kw_only=True):
         return self.moment(self.slot.ended_at, self.slot.ended_uncertainty)
 
     @property
-    def complains(self) -> bool:
-        """Whether its own words are those of somebody's victim."""
-        return any(e.role == "secondary" and e.source != "exit" for e in self.evidence)
+    def complaints(self) -> tuple[Evidence, ...]:
+        """Its own words that are those of somebody's victim."""
+        return tuple(e for e in self.evidence if e.role == "secondary" and e.source != "exit")
 
     @property
     def rank_number(self) -> int | None:

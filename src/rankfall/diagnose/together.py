@@ -49,7 +49,7 @@ def accused(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate 
 def only_silent(case: Case, subjects: Subjects) -> Candidate | None:
     """The one rank that did not complain while all others timed out in a collective: it never came to it."""
     words = {
-        subject.rank_number: {(e.slug, e.at) for e in subject.evidence if e.role == "secondary" and e.source != "exit"}
+        subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
         for subject in subjects.all.values()
         if subject.rank_number is not None
     }
