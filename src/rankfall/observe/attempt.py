@@ -24,7 +24,6 @@ from rankfall.observe.life import Life
 from rankfall.observe.lone import stands_alone
 from rankfall.observe.lost import lock_is_free, unrecorded_end
 from rankfall.observe.records import Found
-from rankfall.observe.scan import KINDS
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.starts import Starts
 from rankfall.signatures.catalogue import Catalogue
@@ -118,7 +117,7 @@ class AttemptObserver:
 
     def prepare(self) -> None:
         """Do now what the first line of a stream would have to wait for otherwise."""
-        self._catalogue.prepare(KINDS)
+        self._catalogue.prepare(Catalogue.STREAM)
 
     def poll(self, now: int) -> Delta:
         """Take what is new.

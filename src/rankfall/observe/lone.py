@@ -44,15 +44,15 @@ def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
 class LoneSlot:
     """The slot and the rank of such a job, read from the slot directory alone.
 
-    Attributes:
-        succeeded: the slot ended well, and so did its rank.
-        over: there is more than these few files can tell.
-
     Args:
         slot_dir: need not exist yet.
         place: run, attempt, role, slot and node, as fields of a record.
         hook: whether a hook can come at all.
         patience: seconds that the slot may take to end after its rank.
+
+    Attributes:
+        succeeded: the slot ended well, and so did its rank.
+        over: there is more than these few files can tell.
     """
 
     def __init__(self, slot_dir: Path, *, place: dict[str, object], hook: bool, patience: float) -> None:

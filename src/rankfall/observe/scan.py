@@ -15,10 +15,7 @@ from rankfall.observe.torchrun import Reported, read_reports
 from rankfall.observe.tracebacks import Incomplete, TracebackText, find_tracebacks
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.signatures.matcher import Hit, best
-from rankfall.signatures.table import Where
 
-# What a stream may hold.
-KINDS: Final[tuple[Where, ...]] = ("line", "launcher", "kernel")
 # A traceback longer than this is taken as it is; nothing waits for its end.
 MAX_HELD: Final = 1 << 18
 # A line longer than this is taken in pieces: nothing waits for its end.
@@ -85,7 +82,7 @@ def scan(data: bytes, catalogue: Catalogue, *, final: bool) -> Findings:
     text = data if consumed == len(data) else data[:consumed]
     inside = {span for t in tracebacks for span in t.spans}
     found = [f for f in (_of_traceback(text, t, catalogue) for t in tracebacks) if f is not None]
-    hits = list(catalogue.scan(text, where=KINDS))
+    hits = list(catalogue.scan(text, where=Catalogue.STREAM))
     found += _of_lines(text, hits, inside)
     found.sort(key=lambda f: f.start)
     # A launcher's statements are lines that a signature knows too, so a chunk without any needs no second look.

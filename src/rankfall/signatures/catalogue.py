@@ -26,7 +26,12 @@ class Catalogue:
 
     Args:
         signatures: unique ids; the first of two with the same specificity, role and id wins nothing: ids decide.
+
+    Attributes:
+        STREAM: what the lines of a stream may be.
     """
+
+    STREAM: Final[tuple[Where, ...]] = ("line", "launcher", "kernel")
 
     def __init__(self, signatures: Iterable[Signature]) -> None:
         self.signatures = merge(signatures)

@@ -82,7 +82,7 @@ class ErrorLines:
     def pick(self, data: bytes) -> set[int]:
         """Where error lines begin in a chunk of whole lines (the last may lack its newline), as bytes of the chunk."""
         found = {data.rfind(b"\n", 0, match.start()) + 1 for match in self._marks(data)}
-        hits = self._catalogue.scan(data, where=("line", "launcher", "kernel"))
+        hits = self._catalogue.scan(data, where=self._catalogue.STREAM)
         found |= {hit.line_start for hit in hits if hit.signature.role != "context"}
         if self._tracebacks.inside or _HEAD.search(data) or _CHAINED.search(data):
             offset = 0

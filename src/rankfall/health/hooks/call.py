@@ -77,12 +77,8 @@ async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> An
                 return await _job(kube, hook.job, words, node=call.node, namespace=namespace, limit=hook.timeout_s)
     except TimeoutError:
         return Answer(ok=False, text=f"had not answered after {hook.timeout_s} s")
-    except (
-        OSError,
-        KubeError,
-        aiohttp.ClientError,
-        ValueError,
-    ) as error:  # ValueError: what no word of a command can hold
+    except (OSError, KubeError, aiohttp.ClientError, ValueError) as error:
+        # ValueError: what no word of a command can hold.
         return Answer(ok=False, text=shown(str(error)))
     raise AssertionError(hook)
 
