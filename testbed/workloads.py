@@ -86,6 +86,28 @@ def torch_pod(
     return spec
 
 
+def sleeper(
+    name: str, *, namespace: str, image: str = PYTHON_IMAGE, container: Mapping[str, Any] | None = None, **spec: Any
+) -> Object:
+    """A pod that sleeps for ten minutes, or until it is deleted.
+
+    Args:
+        name: of the pod.
+        namespace: in which it is.
+        image: of its container.
+        container: further fields of that.
+        spec: further fields of the pod's spec.
+    """
+    main = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": ["sleep", "600"]}
+    usual = {"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {**usual, **spec, "containers": [{**main, **(container or {})}]},
+    }
+
+
 def torchrun(python: Path, *, nnodes: int, nproc: int, rank: str, master: str) -> list[str]:
     """A command that starts torchrun in a shell, which fills in the variables of ``rank``."""
     words = (

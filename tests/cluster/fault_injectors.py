@@ -18,6 +18,7 @@ from testbed import clock, faults, process
 from testbed.client import Object
 from testbed.preload import compile_clock
 from testbed.proxy import before
+from testbed.workloads import sleeper
 
 RESOURCE: Final = "rankfall.test/seat"
 MEMORY: Final = {False: "160Mi", True: "1400Mi"}
@@ -180,27 +181,16 @@ def _preempt(stage: Stage) -> None:
 
 
 def _rival(stage: Stage, *, node: str, priority: str, seat: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{stage.case}-rival", "namespace": stage.namespace},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-            "priorityClassName": priority,
-            "nodeSelector": {"kubernetes.io/hostname": node},
-            "containers": [
-                {
-                    "name": "main",
-                    "image": stage.job["kubernetes"]["image"],
-                    "imagePullPolicy": "Never",
-                    "command": ["sleep", "600"],
-                    "resources": {"limits": {seat: "1"}, "requests": {seat: "1"}},
-                }
-            ],
-        },
-    }
+    return sleeper(
+        f"{stage.case}-rival",
+        namespace=stage.namespace,
+        image=stage.job["kubernetes"]["image"],
+        container={"resources": {"limits": {seat: "1"}, "requests": {seat: "1"}}},
+        restartPolicy="Never",
+        terminationGracePeriodSeconds=1,
+        priorityClassName=priority,
+        nodeSelector={"kubernetes.io/hostname": node},
+    )
 
 
 def _disk_limit(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.errors import StartError
-from testbed.workloads import PYTHON_IMAGE
+from testbed.workloads import PYTHON_IMAGE, sleeper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
 # Says that it runs, then sleeps; one that is told to ends by itself.
@@ -130,26 +130,13 @@ def test_errors_k1_a_preemption_by_the_scheduler_is_named(world, kubectl):
         "value": 1000,
     }
     kubectl.apply([first])
-    greedy = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "greedy", "namespace": world.namespace},
-        "spec": {
-            "priorityClassName": "first",
-            "nodeSelector": {"kubernetes.io/hostname": node},
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "containers": [
-                {
-                    "name": "main",
-                    "image": PYTHON_IMAGE,
-                    "imagePullPolicy": "Never",
-                    "command": ["sleep", "60"],
-                    "resources": {"requests": {"cpu": most(room)}},
-                }
-            ],
-        },
-    }
+    greedy = sleeper(
+        "greedy",
+        namespace=world.namespace,
+        container={"command": ["sleep", "60"], "resources": {"requests": {"cpu": most(room)}}},
+        priorityClassName="first",
+        nodeSelector={"kubernetes.io/hostname": node},
+    )
 
     def made() -> bool:
         """The server knows a new class a moment after it has taken it."""

@@ -11,7 +11,7 @@ from typing import Any
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.storage import SHARED_CLASS
-from testbed.workloads import PYTHON_IMAGE
+from testbed.workloads import sleeper
 
 CLAIM = "team"
 
@@ -56,23 +56,6 @@ def volume(
 
 def user_of(namespace: str, *, name: str, node: str, claim: str = CLAIM) -> dict[str, Any]:
     """A pod that uses a claim on one node until it is deleted."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "nodeName": node,
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "containers": [
-                {
-                    "name": "main",
-                    "image": PYTHON_IMAGE,
-                    "imagePullPolicy": "Never",
-                    "command": ["sleep", "600"],
-                    "volumeMounts": [{"name": "v", "mountPath": "/v"}],
-                }
-            ],
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
-        },
-    }
+    mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": claim}}
+    return sleeper(name, namespace=namespace, nodeName=node, container=mount, volumes=[volume])
