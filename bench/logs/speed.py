@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,11 @@ from testbed.ondemand.fake import Fleet
 PODS, LINES = 8, 60_000
 FLEET_PODS, FLEET_LINES = 200, 2_400
 LIVE_LINES, LIVE_PAUSE_S = 6_000, 0.005
-# In turn, so that what else the machine does hits both alike: each of ours is compared with the kubectl right before it.
-ORDER: Final = (*("kubectl", "ours") * 3, "official", *("kubectl", "ours") * 2)
-# How often the start of each is measured: what it takes differs by some tenths of a second, which is taken off all the same.
+# In turn, so that what else the machine does hits all alike. A start takes half of the CPU of a replay, so it is measured as often.
+ROUNDS: Final = 5
+# The official client, which has no bound, in one of them.
+_ITS_ROUND: Final = 2
+# How often the start of each is measured where that cannot be done in turn.
 _STARTS: Final = 3
 TIMES_KUBECTL, TIMES_KUBECTL_FLEET = 2.0, 1.0
 _LIMIT_S: Final = 600.0
@@ -41,11 +43,17 @@ class Where:
 
 def replay_rows(where: Where) -> list[Row]:
     """Replay at 8 pods."""
-    with _scene(where, "quiet", pods=PODS, burst=1) as pods:
-        begin = _started(pods, where.folder / "quiet")
-    with _scene(where, "replay", pods=PODS, burst=LINES) as pods:
-        lines = PODS * LINES
-        costs = _replayed(pods, where.folder / "replay", lines=lines, whole=_counted(PODS, LINES))
+    lines = PODS * LINES
+    with (
+        _scene(where, "quiet", pods=PODS, burst=1) as quiet,
+        _scene(where, "replay", pods=PODS, burst=LINES) as pods,
+    ):
+        begin: dict[str, list[float]] = {}
+        costs: dict[str, list[Cost]] = {}
+        for number, tool in _turns():
+            begin.setdefault(tool, []).append(_start_of(tool, quiet, where.folder / f"quiet-{number}-{tool}"))
+            folder = where.folder / f"replay-{number}-{tool}"
+            costs.setdefault(tool, []).append(_replay(tool, pods, folder, lines=lines, whole=_counted(PODS, LINES)))
     return _compared(f"replay of {PODS} x {LINES:,} lines", costs, begin, lines, TIMES_KUBECTL)
 
 
@@ -59,9 +67,16 @@ def fleet_rows(where: Where, fleet: Fleet) -> list[Row]:
         "tolerations": [kwok.TOLERATION],
     }
     with _scene(where, "fleet", pods=FLEET_PODS, section=section, spec=FLEET_SPEC) as pods:
-        begin = _started(pods, where.folder / "fleet-quiet")
+        begin = {
+            tool: [_start_of(tool, pods, where.folder / f"quiet-{number}-{tool}") for number in range(_STARTS)]
+            for tool in NAMES
+        }
         fleet.say(None, *text[1:])
-        costs = _replayed(pods, where.folder / "fleet", lines=lines, whole=lambda text: text.count(b"count ") == lines)
+        costs: dict[str, list[Cost]] = {}
+        for number, tool in _turns():
+            folder = where.folder / f"fleet-{number}-{tool}"
+            cost = _replay(tool, pods, folder, lines=lines, whole=lambda text: text.count(b"count ") == lines)
+            costs.setdefault(tool, []).append(cost)
     return _compared(f"replay of {FLEET_PODS} x {FLEET_LINES:,} lines (KWOK)", costs, begin, lines, TIMES_KUBECTL_FLEET)
 
 
@@ -76,29 +91,31 @@ def _scene(where: Where, name: str, **how: Any) -> Iterator[Scene]:
         yield found
 
 
-def _started(pods: Scene, folder: Path) -> dict[str, float]:
-    """CPU that each client uses until it follows pods that have said one line each."""
-    used: dict[str, list[float]] = {tool: [] for tool in NAMES}
-    for number in range(_STARTS):
-        for tool, found in used.items():
-            client = start(tool, pods, folder / f"{number}-{tool}")
-            try:
-                found.append(settled(client, limit_s=_LIMIT_S))
-            finally:
-                client.end()
-    return {tool: median(found) for tool, found in used.items()}
+def _turns() -> Iterator[tuple[int, str]]:
+    """Who runs after whom."""
+    for number in range(ROUNDS):
+        for tool in NAMES:
+            if tool != "official" or number == _ITS_ROUND:
+                yield number, tool
 
 
-def _replayed(pods: Scene, folder: Path, *, lines: int, whole: Any) -> dict[str, list[Cost]]:
-    """Each client in turn on what the pods have written, from its first line."""
-    costs: dict[str, list[Cost]] = {}
-    for number, tool in enumerate(ORDER):
-        client = start(tool, pods, folder / f"{number}-{tool}")
-        try:
-            costs.setdefault(tool, []).extend(measured([client], until=whole, least=lines * 100, limit_s=_LIMIT_S))
-        finally:
-            client.end()
-    return costs
+def _start_of(tool: str, pods: Scene, folder: Path) -> float:
+    """CPU that a client uses until it follows pods that have said one line each, seconds."""
+    client = start(tool, pods, folder)
+    try:
+        return settled(client, limit_s=_LIMIT_S)
+    finally:
+        client.end()
+
+
+def _replay(tool: str, pods: Scene, folder: Path, *, lines: int, whole: Callable[[bytes], bool]) -> Cost:
+    """What a client uses for what the pods have written, from their first line on."""
+    client = start(tool, pods, folder)
+    try:
+        (cost,) = measured([client], until=whole, least=lines * 100, limit_s=_LIMIT_S)
+    finally:
+        client.end()
+    return cost
 
 
 def live_rows(where: Where) -> list[Row]:
@@ -110,7 +127,7 @@ def live_rows(where: Where) -> list[Row]:
         clients = [start(tool, pods, where.folder / "live" / tool) for tool in NAMES]
         try:
             # Connected, and silent: what comes from here on is following.
-            begin = {client.tool: settled(client, limit_s=_CONNECT_S) for client in clients}
+            begin = {client.tool: [settled(client, limit_s=_CONNECT_S)] for client in clients}
             pods.go()
             whole = _counted(PODS, LIVE_LINES + 1)
             found = measured(clients, until=whole, least=lines * 100, limit_s=_LIMIT_S)
@@ -129,9 +146,11 @@ def _counted(writers: int, lines: int) -> Any:
     return whole
 
 
-def _compared(what: str, costs: dict[str, list[Cost]], begin: dict[str, float], lines: int, bound: float) -> list[Row]:
-    each = {tool: [cost.rate(lines, start_s=begin[tool]) for cost in found] for tool, found in costs.items()}
-    rates = {tool: median(found) for tool, found in each.items()}
+def _compared(
+    what: str, costs: dict[str, list[Cost]], begin: dict[str, list[float]], lines: int, bound: float
+) -> list[Row]:
+    starts = {tool: median(found) for tool, found in begin.items()}
+    each = {tool: [cost.rate(lines, start_s=starts[tool]) for cost in found] for tool, found in costs.items()}
     rows = []
     for tool, found in costs.items():
         times, told = times_kubectl(each[tool], each["kubectl"])
@@ -139,10 +158,10 @@ def _compared(what: str, costs: dict[str, list[Cost]], begin: dict[str, float], 
         rows.append(
             Row(
                 f"{what}: {NAMES[tool]}",
-                f"{rates[tool]:,.0f} lines per CPU second, {times:.2f} x kubectl{told}",
+                f"{median(each[tool]):,.0f} lines per CPU second, {times:.2f} x kubectl{told}",
                 f"{bound:.0f} x kubectl" if mine else "-",
                 times >= bound if mine else None,
-                f"{median(c.cpu_s for c in found):.2f} s CPU, {begin[tool]:.2f} s of it to start, "
+                f"{median(c.cpu_s for c in found):.2f} s CPU, {starts[tool]:.2f} s of it to start, "
                 f"peak {max(c.peak_kib for c in found) / 1024:.0f} MiB",
             )
         )
@@ -150,17 +169,14 @@ def _compared(what: str, costs: dict[str, list[Cost]], begin: dict[str, float], 
 
 
 def times_kubectl(rates: Sequence[float], kubectl: Sequence[float]) -> tuple[float, str]:
-    """How many times kubectl's rate, and from which pairs.
-
-    What else a machine does changes what a line costs, by the half within an hour, and changes it for both: so the median is of the ratios of
-    runs that followed each other, and not the ratio of medians. One that ran less often is compared with kubectl's median.
+    """How many times kubectl's rate, by the medians, and how much the runs that followed each other differ in that.
 
     Args:
         rates: lines per CPU second of each run of a client, in order.
         kubectl: the same of kubectl's.
     """
-    if len(rates) != len(kubectl):
-        return median(rates) / median(kubectl), ""
+    times = median(rates) / median(kubectl)
+    if rates is kubectl or len(rates) != len(kubectl) or len(rates) == 1:
+        return times, ""
     ratios = [one / other for one, other in zip(rates, kubectl, strict=True)]
-    told = f" (median of {min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} pairs)" if len(ratios) > 1 else ""
-    return median(ratios), told if rates is not kubectl else ""
+    return times, f" ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs)"
