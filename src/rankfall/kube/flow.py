@@ -129,10 +129,7 @@ class StraightFlow:
 
     async def gather(self, seconds: float, *, size: int) -> None:
         """As in ``Flow``."""
-        if size >= LARGE:
-            await asyncio.sleep(min(seconds, HURRY_S))
-        else:
-            await self._beat.wait(seconds)
+        await self._beat.wait(min(seconds, HURRY_S) if size >= LARGE else seconds)
 
     def close(self) -> None:
         """As in ``Flow``."""

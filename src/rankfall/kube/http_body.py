@@ -19,6 +19,7 @@ _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)")
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _CONTINUES: Final = 200
+_LF: Final = ord("\n")
 
 
 class Head(NamedTuple):
@@ -97,7 +98,9 @@ class Body:
         if not self._left and not self._rest and data[-2:] == b"\r\n" and (text := _whole_chunks(data)) is not None:
             return text
         data, self._rest = self._rest + data if self._rest else data, b""
-        pieces: list[bytes] = []
+        # Views: of a large chunk nothing is copied before all are joined.
+        view = memoryview(data)
+        pieces: list[memoryview] = []
         at, size, left = 0, len(data), self._left or 0
         while at < size:
             if not left:
@@ -115,12 +118,12 @@ class Body:
             if end <= size:
                 if data[end - 2 : end] != b"\r\n":
                     raise _garbled("the end of a chunk")
-                pieces.append(data[at : end - 2])
+                pieces.append(view[at : end - 2])
                 at, left = end, 0
                 continue
             # The last two bytes stay here until both have come, so that they are looked at together.
             take = max(0, min(size - at, left - 2))
-            pieces.append(data[at : at + take])
+            pieces.append(view[at : at + take])
             self._rest = data[at + take :]
             left -= take
             break
@@ -141,16 +144,33 @@ class Body:
         return data
 
 
+class _Sizes(dict[int, bytes]):
+    """A chunk's size as Go writes it behind a line feed, by the chunk's length with a line feed before it."""
+
+    def __missing__(self, length: int) -> bytes:
+        if len(self) > _MOST_SIZES:
+            self.clear()
+        size = self[length] = b"\n%x" % (length - 1)
+        return size
+
+
+_MOST_SIZES: Final = 8192
+_SIZES: Final = _Sizes()
+
+
 def _whole_chunks(data: bytes) -> bytes | None:
-    """What a row of whole chunks holds, where none of their texts holds a CR LF: most often, and told with few operations on all together.
+    """What a row of whole chunks holds, where none of their texts holds a CR: most often, and told with few operations on all together.
 
     None for any other data, also where a size is written in another way than Go does, or is that of the chunk that ends a body.
     """
-    parts = data.split(b"\r\n")
+    # Size, LF and text, LF and size, LF and text, ..., LF: one byte is searched for in half of the time of two.
+    parts = (b"\n" + data).split(b"\r")
     texts = parts[1::2]
-    if parts[:-1:2] != [b"%x" % len(text) for text in texts] or not all(texts):
+    if parts[:-1:2] != [*map(_SIZES.__getitem__, map(len, texts))]:
         return None
-    return b"".join(texts)
+    found = [text[1:] for text in texts]
+    # All texts began with the line feed that was taken off, and held something else.
+    return b"".join(found) if all(found) and {text[0] for text in texts} == {_LF} else None
 
 
 def _garbled(what: str) -> OSError:
