@@ -138,6 +138,7 @@ def test_the_same_record_twice_is_one_file_and_the_first_stands(scene):
 
 def test_progress_is_told_and_not_kept(scene):
     assert scene.take(record_line("job-1", 0, 5, kind="progress", ordinal=0, step=9))
+    scene.intake.taken()
     assert scene.names == []
     assert [record.step for record in scene.progress] == [9]
 
@@ -246,6 +247,34 @@ def test_a_folder_whose_identity_was_never_written_is_nobodys(run):
     held.open(0, uid="a", number=0)
     held.close()
     assert folders(run) == ["0", "1"]
+
+
+def test_of_progress_that_came_together_the_newest_of_each_process_is_told(scene):
+    for number, (ordinal, step) in enumerate([(0, 1), (1, 7), (0, 2), (0, 3)]):
+        assert scene.take(record_line("job-1", 0, number, kind="progress", ordinal=ordinal, step=step))
+    assert not scene.progress
+    scene.intake.taken()
+    scene.intake.taken()
+    assert [(record.ordinal, record.step) for record in scene.progress] == [(0, 3), (1, 7)]
+
+
+def test_progress_that_cannot_be_written_is_told_the_next_time(tmp_path):
+    full, told = [OSError(28, "No space left on device")], []
+
+    def tell(record: Record) -> None:
+        if full:
+            raise full.pop()
+        told.append(record.step)
+
+    (tmp_path / "records").mkdir()
+    intake = RecordIntake(
+        tmp_path / "records", token=CHANNEL, run="job-1", attempt=1, role="worker", slot=0, uid="u", on_progress=tell
+    )
+    assert intake.take(record_line("job-1", 0, 5, kind="progress", ordinal=0, step=9), AT)
+    with pytest.raises(OSError, match="No space"):
+        intake.taken()
+    intake.taken()
+    assert told == [9]
 
 
 def test_progress_is_read_as_a_hooks_on_this_machine(run, tmp_path):

@@ -40,7 +40,7 @@ class RecordIntake:
         uid: of its pod; a record is of this pod, whatever it says itself.
         on_printed: takes the wrapper's counts of what it printed.
         on_store: takes the folder of a log store that the wrapper names for its ranks' lines.
-        on_progress: takes records of progress, which are not kept as files: (record, stamp).
+        on_progress: takes the newest record of progress of each process, once for all that came together; they are not kept as files.
 
     Attributes:
         refused: lines that bore the mark and were no record of this slot.
@@ -70,6 +70,7 @@ class RecordIntake:
         self._named = named or attempt
         self._decoder = decoding.decoder(Record)
         self._on_progress = on_progress
+        self._progress: dict[int | None, Record] = {}
         self._on_printed = on_printed
         self._on_store = on_store
         self._taken = 0
@@ -89,7 +90,7 @@ class RecordIntake:
             self.refused += 1
             return False
         if record.kind == "progress":
-            self._on_progress(record)
+            self._progress[record.ordinal] = record
             return True
         self._taken += 1
         if record.log_store is not None and record.writer == "wrapper" and self._on_store is not None:
@@ -99,6 +100,17 @@ class RecordIntake:
         self.ended = self.ended or record.kind == "slot_end"
         self._counted(record)
         return True
+
+    def taken(self) -> None:
+        """What came together was taken: the newest progress is told. A log that is replayed holds that of hours.
+
+        Raises:
+            OSError: it could not be written; it is told the next time.
+        """
+        while self._progress:
+            ordinal, record = next(iter(self._progress.items()))
+            self._on_progress(record)
+            del self._progress[ordinal]
 
     def take_message(self, text: str) -> int:
         """Take the records of a container's termination message: its first error and its end, where the log that held them is lost.

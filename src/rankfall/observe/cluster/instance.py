@@ -47,6 +47,7 @@ class InstanceLog:
         on_record: takes a record's line (without its newline) and its stamp; False when it is none of ours after all.
         now: clock of this machine, nanoseconds.
         on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
+        on_records: called after the records that came together, before what came is committed.
             beginning, to the end, or not known.
         ended: whether a record was taken that the wrapper writes last of all.
         on_stream: called when the first bytes of a stream are stored.
@@ -73,6 +74,7 @@ class InstanceLog:
         on_record: Callable[[bytes, int | None], bool],
         now: Callable[[], int],
         on_gap: Callable[[int | None, int | None], None] | None = None,
+        on_records: Callable[[], None] = lambda: None,
         ended: Callable[[], bool] = lambda: False,
         on_stream: Callable[[], None] = lambda: None,
         foreign: bool = False,
@@ -87,6 +89,7 @@ class InstanceLog:
         self._on_record = on_record
         self._now = now
         self._on_gap = on_gap
+        self._on_records = on_records
         self._ended = ended
         self._on_stream = on_stream
         self._foreign = foreign
@@ -299,6 +302,7 @@ class InstanceLog:
         """Whether a newly opened log begins with the rest of a line that was taken: the API cuts at a second, also between a line's pieces."""
         fresh, self._fresh = self._fresh, False
         expects = self.cursor.expects
+        self._on_records()
         return fresh and len(lines) > 1 and expects(lines[1]) and not expects(lines[0])
 
     def _route(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:

@@ -80,6 +80,7 @@ class Instances:
         log = self._open[key] = InstanceLog(
             folder,
             on_record=intake.take,
+            on_records=intake.taken,
             now=time.time_ns,
             on_gap=on_gap,
             ended=lambda: intake.ended,
@@ -235,7 +236,6 @@ def write_progress(folder: Path, record: Record) -> None:
     """
     if record.ordinal is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     row = {
         "step": record.step,
         "phase": record.phase,
@@ -243,4 +243,9 @@ def write_progress(folder: Path, record: Record) -> None:
         "pid": record.pid,
         "cpu_s": record.cpu_s,
     }
-    replace_file(folder / f"{record.ordinal}.json", msgspec.json.encode(row))
+    path, data = folder / f"{record.ordinal}.json", msgspec.json.encode(row)
+    try:
+        replace_file(path, data)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
