@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import awkward_text
-from cluster.logs_world import COUNT, COUNT_ON, Recording, counting, marked, recording, stamps, wrapped
+from cluster.logs_world import COUNT, COUNT_ON, SELECTOR, Recording, counting, marked, recording, stamps, wrapped
 from cluster.programs import pod
 from helpers import wait_until
 from rankfall.observe.cluster.clocks import read_clocks
@@ -152,6 +152,46 @@ def test_logs_s21_s23_a_log_that_is_replayed_slowly_loses_nothing_beside_one_tha
         record.whole(slot, lines=lines)
     assert record.gaps() == []
     assert {"slow", "end"} <= proxy.counters().by_rule.keys()
+
+
+def test_logs_s20_logs_with_a_past_are_read_to_their_end_and_followed_from_there(record):
+    """One goes on slowly meanwhile, one goes on fast, and of one the reading is cut in its middle."""
+    proxy, space = record.proxy, record.namespace
+    rates = (200, 1000, 200)
+    proxy.add("cut", Cut(at=When(after_bytes=100_000)), Match(path="/numbers-2/log", times=1))
+    record.kubectl.apply(
+        [counting(slot, space, lines=3000, rate=rate, program=COUNT_ON) for slot, rate in enumerate(rates)]
+    )
+
+    def old() -> bool:
+        pods = record.kubectl.get("pods", "-n", space, "-l", SELECTOR)["items"]
+        states = [one["state"].get("running") for item in pods for one in item["status"].get("containerStatuses", ())]
+        began = [stamp_ns(state["startedAt"]) or time.time_ns() for state in states if state]
+        return len(began) == len(rates) and time.time_ns() - max(began) > 15 * NS
+
+    wait_until(old, timeout=120, what="containers that have run for a while")
+    record.start()
+    for slot in range(len(rates)):
+        record.hears(slot, 2500)
+        record.tell(slot)
+    for slot in range(len(rates)):
+        fact = record.closed(slot)
+        assert (fact.log, fact.main is not None) == ("complete", True)
+        record.whole(slot, lines=int(fact.main.message))
+    assert record.gaps() == []
+    asked = {
+        slot: [one.query for one in proxy.log() if one.path.endswith(f"/numbers-{slot}/log")]
+        for slot in range(len(rates))
+    }
+    for queries in asked.values():
+        assert "follow" not in queries[0]
+    # One reading, one follow, one look for what came after it.
+    assert len(asked[0]) == 3
+    assert "tailLines=250" in asked[0][1]
+    assert "follow=true" in asked[0][1]
+    assert "tailLines" not in asked[2][1]
+    assert "follow=true" in asked[2][1]
+    assert "cut" in proxy.counters().by_rule
 
 
 def test_logs_s28_s29_a_late_pod_and_one_that_never_starts_disturb_nobody(record):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -65,6 +66,8 @@ class Pod:
     cuts: int = 0
     frozen: int = 0
     requests: list[dict[str, str]] = field(default_factory=list)
+    # Told of each request for its log, before it is answered.
+    on_request: Callable[[dict[str, str]], object] = lambda _query: None
     # It was asked to end; only its node can say that it has.
     deleting: bool = False
     # In the place of those of Rankfall's own pods.
@@ -96,6 +99,8 @@ class World:
         self.objects: dict[str, dict[str, Any]] = {}
         self.changes: list[str] = []
         self.open_logs = 0
+        # Its containers have run for long; else each has just started.
+        self.past = False
         self.url = ""
         self.ca: bytes | None = None
         self._changed = asyncio.Event()
@@ -206,7 +211,7 @@ class World:
         }
 
     def _container(self, pod: Pod, one: Container) -> dict[str, Any]:
-        started = rfc3339(START, digits=0)
+        started = rfc3339(START if self.past else time.time_ns(), digits=0)
         found: dict[str, Any] = {
             "name": "main",
             "restartCount": one.number,
@@ -278,6 +283,7 @@ class World:
         if pod is None:
             return self._no(404)
         pod.requests.append(query)
+        pod.on_request(query)
         fault = pod.faults.pop(0) if pod.faults else ""
         if self.logs_refused is not None or fault.isdigit():
             return self._no(self.logs_refused or int(fault))
@@ -296,7 +302,8 @@ class World:
         if one.log_gone or fault == "gone":
             await response.write(GONE)
             return response
-        cuts, frozen, at = pod.cuts, pod.frozen, 0
+        cuts, frozen = pod.cuts, pod.frozen
+        at = max(0, len(one.lines) - int(request.query.get("tailLines", len(one.lines))))
         self.open_logs += 1
         self.wake()
         try:

@@ -89,9 +89,12 @@ class Printer:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(schedule=st.lists(steps, max_size=14))
-def test_any_schedule_every_line_once_and_an_end(schedule, tmp_path_factory):
+@given(schedule=st.lists(steps, max_size=14), past=st.booleans(), join=st.sampled_from([2, 250]))
+def test_any_schedule_every_line_once_and_an_end(schedule, past, join, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(follower, "_JOIN", join)
+
     async def story(made: World, fed: Fed) -> None:
+        made.past = past
         printers = [Printer(made, fed, made.add(slot)) for slot in range(2)]
         fed.start()
         for what, slot, extra in schedule:
@@ -160,6 +163,58 @@ def test_over_tls_lines_records_and_the_end(tmp_path, monkeypatch):
         assert [query.get("follow") for query in pod.requests] == ["true", None]
 
     assert play(tmp_path / "home", story, tls=tmp_path).troubles == []
+
+
+def test_a_log_with_a_past_is_read_to_its_end_and_followed_from_there(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        made.past = True
+        pod = made.add(0)
+        made.write(pod, *(b"line %d" % number for number in range(1000)))
+        fed.start()
+        await fed.holds(pod, b"line 999\n")
+        await until(lambda: made.open_logs == 1 and len(pod.requests) == 2, "the follow")
+        made.write(pod, b"live")
+        await fed.holds(pod, b"live\n")
+        # One reading without a word of where from, and a follow that repeats little.
+        assert [(query.get("follow"), query.get("tailLines")) for query in pod.requests] == [
+            (None, None),
+            ("true", "250"),
+        ]
+        assert all("sinceTime" not in query for query in pod.requests)
+        made.end(pod)
+        await fed.closed(pod)
+        assert fed.stream(pod) == b"".join(b"line %d\n" % number for number in range(1000)) + b"live\n"
+
+    assert play(tmp_path, story).troubles == []
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["more came", "alike"])
+def test_a_follow_that_does_not_join_what_was_read_begins_at_the_cursor(tmp_path, monkeypatch, alike):
+    """Because more came meanwhile than is asked for again, or because lines that are all alike do not tell where it begins."""
+    monkeypatch.setattr(follower, "_JOIN", 5)
+
+    async def story(made: World, fed: Fed) -> None:
+        made.past = True
+        pod = made.add(0)
+        made.write(pod, *[b"again"] * 20, step=0)
+        if not alike:
+            made.write(pod, *(b"line %d" % number for number in range(10)))
+            # It prints before the follow is opened.
+            pod.on_request = lambda query: "tailLines" in query and made.write(pod, *[b"burst"] * 9, step=0)
+        fed.start()
+        await fed.holds(pod, b"again\n" if alike else b"burst\n")
+        await until(lambda: len(pod.requests) == (2 if alike else 3), "the follow")
+        made.write(pod, *[b"again"] * 3, step=0)
+        made.end(pod)
+        await fed.closed(pod)
+        text = b"again\n" * 20
+        text += b"" if alike else b"".join(b"line %d\n" % number for number in range(10)) + b"burst\n" * 9
+        assert fed.stream(pod) == text + b"again\n" * 3
+        assert [query.get("tailLines") for query in pod.requests][:2] == [None, None if alike else "5"]
+        assert "sinceTime" in pod.requests[1 if alike else 2]
+        assert fed.records("gap-*.json") == []
+
+    assert play(tmp_path, story).troubles == []
 
 
 def test_launch_s28_a_late_pod_is_followed_from_its_first_line_and_the_others_are_left_alone(tmp_path, monkeypatch):

@@ -46,6 +46,10 @@ class Server:
         ]
         return b"".join(line + b"\n" for line in shown)
 
+    def tail(self, count: int, *, upto: int) -> bytes:
+        """The last so many lines of these."""
+        return Server(self.lines[max(0, upto - count) : upto]).body(None)
+
 
 def stored(folder: Path) -> dict[str, bytes]:
     """All streams by name."""
@@ -117,16 +121,22 @@ def remember_little(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(data=st.data())
 def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
-    lines = data.draw(logs(back_s=way))
+    # A log is joined by its newest lines, too, where no clock is set back to the very nanosecond of a line that looks the same.
+    joined = data.draw(st.booleans())
+    lines = data.draw(logs(back_s=0 if joined else way))
     server = Server(lines)
     log = opened(folder)
     written = 0
     try:
         for _ in range(data.draw(st.integers(0, 5))):
             written = data.draw(st.integers(written, len(lines)))
-            log.opened()
-            body = server.body(log.cursor.since, upto=written)
+            count = data.draw(st.integers(1, 8)) if joined else 0
+            newest = log.cursor.newest(count) or None if count else None
+            log.opened(newest)
+            body = server.tail(count, upto=written) if newest else server.body(log.cursor.since, upto=written)
             body = body[: data.draw(st.integers(0, len(body)))]
+            if newest and log.joins(body) is not True:
+                body = b""
             while body:
                 size = data.draw(st.integers(1, len(body)))
                 log.feed(body[:size])
@@ -299,6 +309,50 @@ def test_a_log_is_whole_when_the_wrapper_said_its_last_word_though_the_server_ga
     log.feed(stamp(START * NS) + b" one\n")
     assert log.leave() is ended
     log.close()
+
+
+def test_a_log_is_joined_by_a_line_that_can_only_be_an_old_one(tmp_path):
+    log = opened(tmp_path)
+    log.opened()
+    lines = [(START * NS + at, text) for at, text in ((1, b"a"), (2, b"b"), (3, b"c"), (3, b"d"))]
+    server = Server(lines)
+    log.feed(server.body(None))
+    newest = log.cursor.newest(3)
+    assert len(newest) == 3
+    log.opened(newest)
+    one, two, three = (server.tail(count, upto=4) for count in (1, 2, 3))
+    # Of the newest moment there may be another line that is alike.
+    assert [log.joins(one), log.joins(two), log.joins(three)] == [False, False, True]
+    assert log.joins(server.tail(4, upto=4)) is False
+    assert log.joins(three[:40]) is True
+    assert log.joins(three[:10]) is None
+    assert log.joins(b"b\n") is False
+    log.feed(three + Server([(START * NS + 4, b"e")]).body(None))
+    log.close()
+    assert stored(tmp_path)["slot.out"] == b"a\nb\nc\nd\ne\n"
+    assert (log.cursor.lines, log.cursor.repeated, log.cursor.gaps) == (5, 3, 0)
+
+
+def test_lines_that_are_alike_do_not_tell_where_a_log_goes_on(tmp_path):
+    log = opened(tmp_path)
+    log.opened()
+    log.feed(Server([(START * NS, b"a"), (START * NS + 1, b"b"), (START * NS + 1, b"b")]).body(None))
+    assert [len(log.cursor.newest(count)) for count in (1, 2, 3)] == [1, 0, 0]
+    log.close()
+
+
+def test_records_that_came_together_are_told_to_be_through_before_they_are_committed(tmp_path):
+    told: list[int] = []
+    log = InstanceLog(
+        tmp_path,
+        on_record=lambda _line, _at: True,
+        on_records=lambda: told.append(len((tmp_path / "cursor.jsonl").read_bytes())),
+        now=lambda: START * NS,
+    )
+    log.opened()
+    log.feed(Server([(START * NS, b"\x1erankfall/1 x")] * 3).body(None))
+    log.close()
+    assert told == [0]
 
 
 def test_records_leave_the_stream_and_strangers_stay(tmp_path):

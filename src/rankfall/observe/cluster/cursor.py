@@ -135,12 +135,21 @@ class Cursor:
             return self._fruitless + 1
         return max(0, self._fruitless - 1) if self.lines > self._before else self._fruitless
 
-    def expect_overlap(self) -> None:
-        """The log was opened anew from ``since``: what was taken of that second comes again, in the same order."""
+    def newest(self, count: int) -> array[int]:
+        """Checksums of the lines taken last, at most so many; none where two of them are alike: they could not tell where a log goes on."""
+        found = self._overlap.newest(count)
+        return found if len(set(found)) == len(found) else array("I")
+
+    def expect_overlap(self, newest: array[int] | None = None) -> None:
+        """The log was opened anew: what was taken before comes again, in the same order.
+
+        Args:
+            newest: it was opened from one of these lines on, of ``newest``; None = from ``since``.
+        """
         self.lost_track = False
         since = self.since or 0
         self._fruitless, self._before = self._stuck, self.lines
-        self._expected, self._at = self._overlap.since(since), 0
+        self._expected, self._at = self._overlap.since(since) if newest is None else newest, 0
 
     @property
     def expecting(self) -> bool:

@@ -3,6 +3,9 @@
 Whatever ends a stream (end of file, error, silence), the next step is the same: look at the container. It runs: the log is opened again from
 the cursor. It has ended: read from the cursor until nothing new comes, then the log is closed. Another instance took its place: the last reading is of
 the previous instance. The pod is gone, or its log is another instance's by now: what was not read by then is lost, and said to be.
+
+A log with a past is read to its end before it is followed: of a reading the API server makes large pieces, of a follow it sends each line by
+itself. The follow begins some lines before that end and must show one of those that were taken; where it does not, it begins at the cursor.
 """
 
 from __future__ import annotations
@@ -46,9 +49,14 @@ LIVE_S: Final = 5.0
 # the lines to nobody, whoever reads the files sees twice that.
 GATHER_S: Final = 0.1
 UNSEEN_GATHER_S: Final = 0.2
+# The same of a log that is only read to its end: it comes as fast as it is taken, in pieces of 4 KiB where nothing is left to gather (three times
+# the work).
+_READING_GATHER_S: Final = 0.005
 # How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
 # not answer this time stands still: that says nothing of the log.
 PATIENCE_S: Final = 60.0
+# From so many lines before its end a log is followed that was just read to its end: what a busy job prints until then is less.
+_JOIN: Final = 250
 # How often a log that is only looked into is opened at most.
 _TAKES: Final = 4
 # How long a 403 is doubted, seconds: an API server that has just started answers before it has read its roles (seen with 1.34).
@@ -66,6 +74,7 @@ class Follower:
         refresh: looks at the pod now; whether it was seen to be there.
         trouble: told of difficulties: name of the kind, words.
         gather_s: how long lines of a followed log are left to gather.
+        past: the log holds much already: it is read to its end before it is followed.
     """
 
     def __init__(
@@ -80,9 +89,13 @@ class Follower:
         refresh: Callable[[], Awaitable[bool]],
         trouble: Callable[[str, str], None],
         gather_s: float = GATHER_S,
+        past: bool = False,
     ) -> None:
         self._kube = kube
         self._gather_s = gather_s
+        self._past = past
+        # The log was just read to its end.
+        self._joins = False
         self._pod = pod
         self._namespace = namespace
         self._container = container
@@ -142,7 +155,8 @@ class Follower:
                 return self._close("complete")
             if state == self._state() != "running" and await self._given_up():
                 return self._close("lost")
-            await self._pause(state)
+            if not self._joins:
+                await self._pause(state)
 
     async def take(self) -> End | None:
         """Take what the log holds now.
@@ -210,7 +224,10 @@ class Follower:
 
     async def _read(self, state: State, before: Standing) -> bool:
         running = state == "running"
-        follow = running and self._following
+        past, self._past = self._past and running and self._following, False
+        follow = running and self._following and not past
+        joins, self._joins = self._joins and follow, False
+        newest = (self._log.cursor.newest(_JOIN) if joins else None) or None
         async with open_log(
             self._kube,
             self._pod,
@@ -218,15 +235,16 @@ class Follower:
             namespace=self._namespace,
             follow=follow,
             previous=state == "replaced",
-            since_second=self._log.cursor.since,
+            since_second=None if newest else self._log.cursor.since,
+            tail=_JOIN if newest else None,
             # Of a follow the silence decides, which is watched beside it; its head may take as long.
             read_timeout=silence.SILENCE_S * _SPREAD if follow else READING_S,
-            gather_s=self._gather_s if follow else 0.0,
+            gather_s=self._gather_s if follow or past else _READING_GATHER_S,
         ) as chunks:
-            self._log.opened()
+            self._log.opened(newest)
             self._opened = True
             self._denied_since = None
-            whole = await (self._followed(chunks) if follow else self._taken(chunks, state))
+            whole = await (self._followed(chunks, joins=newest is not None) if follow else self._taken(chunks, state))
         self._hopeless = False
         if not whole:
             self._failures += 1
@@ -236,6 +254,7 @@ class Follower:
         last = not running and self._log.standing() == before
         found = self._log.finish() if last else self._log.complaint()
         if found is None and running and not follow:
+            self._joins = past
             return False
         self._failures += 1
         if found is None:
@@ -246,15 +265,15 @@ class Follower:
         self._hopeless = found.kind in {"gone", "file"}
         return False
 
-    async def _followed(self, chunks: AsyncIterator[bytes]) -> bool:
-        """Take a followed stream; False also when nothing comes, not even its end: its container has ended, or the silence is too long."""
+    async def _followed(self, chunks: AsyncIterator[bytes], *, joins: bool) -> bool:
+        """Take a followed stream as ``_taken``; False also when nothing comes, not even its end: its container has ended, or the silence is too long."""
         scope = asyncio.timeout(None)
         watch = asyncio.create_task(self._doubt(scope))
         try:
             async with scope:
                 self._drain = scope
                 self._limit()
-                return await self._taken(chunks, "running")
+                return await self._taken(chunks, "running", follow=True, joins=joins)
         except TimeoutError:
             if not scope.expired():
                 # Of a file system, not of ours.
@@ -276,20 +295,25 @@ class Follower:
         if not scope.expired():
             scope.reschedule(_clock())
 
-    async def _taken(self, chunks: AsyncIterator[bytes], state: State) -> bool:
-        """Take a stream; False when it may be the log of the container that took this one's place."""
+    async def _taken(
+        self, chunks: AsyncIterator[bytes], state: State, *, follow: bool = False, joins: bool = False
+    ) -> bool:
+        """Take a stream; False when it may be the log of the container that took this one's place, or ``joins`` and does not."""
         opened = _clock()
         unsure, self._again = self._again, True
         async for chunk in chunks:
             if unsure:
-                known = self._log.continues(chunk)
+                known = self._log.joins(chunk) if joins else self._log.continues(chunk)
                 if known is False:
+                    # More came meanwhile than was asked for again.
+                    if joins:
+                        return False
                     await self._refresh()
                     if self._state() != state:
                         return False
                 unsure = known is None
             now, lines = _clock(), self._log.cursor.lines
-            self._log.live = self._following and state == "running" and now - opened > LIVE_S
+            self._log.live = follow and now - opened > LIVE_S
             self._log.feed(chunk)
             self._heard = now
             if self._log.cursor.lines > lines:

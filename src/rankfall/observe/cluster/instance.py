@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -46,8 +47,8 @@ class InstanceLog:
         folder: of the instance's streams.
         on_record: takes a record's line (without its newline) and its stamp; False when it is none of ours after all.
         now: clock of this machine, nanoseconds.
-        on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
         on_records: called after the records that came together, before what came is committed.
+        on_gap: told of lines that could not be had: stamp of the last line before them and of the first one after them; None = from the
             beginning, to the end, or not known.
         ended: whether a record was taken that the wrapper writes last of all.
         on_stream: called when the first bytes of a stream are stored.
@@ -73,8 +74,8 @@ class InstanceLog:
         *,
         on_record: Callable[[bytes, int | None], bool],
         now: Callable[[], int],
-        on_gap: Callable[[int | None, int | None], None] | None = None,
         on_records: Callable[[], None] = lambda: None,
+        on_gap: Callable[[int | None, int | None], None] | None = None,
         ended: Callable[[], bool] = lambda: False,
         on_stream: Callable[[], None] = lambda: None,
         foreign: bool = False,
@@ -88,8 +89,8 @@ class InstanceLog:
         self._folder = folder
         self._on_record = on_record
         self._now = now
-        self._on_gap = on_gap
         self._on_records = on_records
+        self._on_gap = on_gap
         self._ended = ended
         self._on_stream = on_stream
         self._foreign = foreign
@@ -101,8 +102,12 @@ class InstanceLog:
         # Of the newest stream no whole line has come yet.
         self._fresh = False
 
-    def opened(self) -> None:
-        """The log was opened anew from the cursor; an unfinished line of before comes again as a whole."""
+    def opened(self, newest: array[int] | None = None) -> None:
+        """The log was opened anew from the cursor; an unfinished line of before comes again as a whole.
+
+        Args:
+            newest: it was opened from one of these lines on, of ``Cursor.newest``; None = from the cursor's second.
+        """
         self._rest = b""
         self._fresh = True
         self.at_end = False
@@ -111,7 +116,7 @@ class InstanceLog:
             file = self._files[self._part.stream]
             file.cut(self._part.size, self._part.index_size)
             self._part = None
-        self.cursor.expect_overlap()
+        self.cursor.expect_overlap(newest)
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they came.
@@ -140,6 +145,15 @@ class InstanceLog:
         """
         line, newline, _ = (self._rest + data).partition(b"\n")
         return self.cursor.expects(line) if newline else None
+
+    def joins(self, data: bytes) -> bool | None:
+        """As ``continues``, of a log that was opened from one of its newest lines on."""
+        line, newline, _ = (self._rest + data).partition(b"\n")
+        if not newline:
+            return None
+        stamp, last = self._stamps.split(line)[0], self.cursor.last
+        # One of the newest moment may be a new line that only looks like one that was taken.
+        return stamp is not None and last is not None and stamp < last and self.cursor.expects(line)
 
     def finish(self) -> Complaint | None:
         """Nothing more comes of this stream: a last line without newline is stored as it is.
@@ -288,6 +302,7 @@ class InstanceLog:
             else:
                 pieces[name] = [line[start:]]
                 first[name] = newest
+        self._on_records()
         self._measure(newest)
         sizes: dict[str, int] = {}
         for stream, parts in pieces.items():
@@ -302,7 +317,6 @@ class InstanceLog:
         """Whether a newly opened log begins with the rest of a line that was taken: the API cuts at a second, also between a line's pieces."""
         fresh, self._fresh = self._fresh, False
         expects = self.cursor.expects
-        self._on_records()
         return fresh and len(lines) > 1 and expects(lines[1]) and not expects(lines[0])
 
     def _route(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:

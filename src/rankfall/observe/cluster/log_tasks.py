@@ -21,13 +21,16 @@ from rankfall.observe.cluster.identify import Identifier, tagged
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.kept_pods import KeptPods
-from rankfall.observe.cluster.podfacts import PodFact
+from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.store_watch import StoreWatch
 from rankfall.observe.cluster.troubles import Troubles, in_words
 
 #: Between two tries after an error that the client itself does not repeat (rights, credentials, a full disk), seconds.
 AGAIN_S: Final = 5.0
+# A log whose container has run for so long has a past, nanoseconds. Where there are more pods than this their requests are what counts.
+_PAST_NS: Final = 10 * 10**9
+_FEW: Final = 64
 # Of a container that was restarted in vain for days there is no use in a record for each time.
 _MAX_MISSED: Final = 20
 
@@ -116,6 +119,7 @@ class LogTasks:
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                     gather_s=self._gather_s,
+                    past=stored.cursor.last is None and self._past(pod.fact),
                 )
                 self._instances.tell(
                     slot, uid=uid, number=number, ranks=pod.fact.ranks, proof="the manifest's static node rank"
@@ -142,6 +146,11 @@ class LogTasks:
                 await asyncio.sleep(AGAIN_S)
         pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
         self._pods.write(pod)
+
+    def _past(self, fact: PodFact) -> bool:
+        """Whether its log, of which nothing is stored, is worth a reading before it is followed."""
+        started = stamp_ns(fact.main.started) if fact.main is not None else None
+        return started is not None and time.time_ns() - started > _PAST_NS and len(self._pods.by_uid) <= _FEW
 
     async def _read(
         self, pod: Followed, follower: Follower, stored: InstanceLog, *, slot: int, number: int

@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,9 @@ MAX_BYTES: Final = 64 << 20
 KEEP: Final = 4096
 # Lines that are remembered together.
 _BLOCK: Final = 256
-# A file of chunks is ended at this size, bytes. Whole files are removed, so that nothing is ever copied.
-SEGMENT: Final = 1 << 20
+# A file of chunks is ended at this size, bytes. Whole files are removed, so that nothing is ever copied; to make one costs more
+# than to write a chunk.
+SEGMENT: Final = 4 << 20
 # So many of a process keep their newest file open; the others open it for each chunk: a thousand streams have no descriptors to spare.
 MOST_OPEN: Final = 64
 _NS: Final = 1_000_000_000
@@ -185,6 +187,18 @@ class Overlap:
             else:
                 found.extend(found_sum for at, found_sum in zip(one.seconds, one.sums, strict=True) if at >= second)
         return found
+
+    def newest(self, count: int) -> array[int]:
+        """Checksums of the lines taken last, at most so many."""
+        blocks: list[array[int]] = []
+        held = 0
+        for one in reversed(self._held):
+            if held >= count:
+                break
+            blocks.append(array("I", self._sums(one, one.low) if isinstance(one, Chunk) else one.sums))
+            held += one.lines
+        found = array("I", chain.from_iterable(reversed(blocks)))
+        return found[-count:]
 
     def check(self) -> None:
         """After loading: chunks whose bytes are not there are forgotten; files that nothing speaks of are removed."""
