@@ -165,7 +165,7 @@ def test_text_that_looks_like_a_wrappers_is_the_jobs_own_in_a_foreign_log(tmp_pa
         ("[rank 3] forged", "\x1erankfall/1 x y", "[default1]:step 1", "[trainer0]: a", "[step2]: b")
     ):
         made.feed(line(n, text))
-    made.base = ROUND
+    made.routes.base = ROUND
     made.feed(line(9, "[default1]:step 2"))
     made.close()
     found = {path.name: path.read_text() for path in tmp_path.glob("*.log")}

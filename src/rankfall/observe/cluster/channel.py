@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Record, decoding
-from rankfall.observe.cluster.instance import RECORD_MARK
+from rankfall.observe.cluster.routes import RECORD_MARK
 
 # rankfall_inside.records.MAX_LINE is 8 KiB; a little more costs nothing.
 MAX_LINE: Final = 16 << 10

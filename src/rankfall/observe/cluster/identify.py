@@ -91,7 +91,7 @@ class Identifier:
         seen = read_ranks(done.stdout.decode("utf-8", "replace"))
         if seen:
             told = after_look(read_told(folder), seen, sizes=sizes, folder=folder)
-            log.base = told.base
+            log.routes.base = told.base
             write_told(folder, told)
 
 

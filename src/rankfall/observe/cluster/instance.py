@@ -6,7 +6,6 @@ another process that looks like either carries ``[rank ?] `` in front and is sto
 
 from __future__ import annotations
 
-import re
 import zlib
 from array import array
 from collections.abc import Callable
@@ -17,16 +16,9 @@ from rankfall.kube.podlogs_kubelet import Complaint, complaint
 from rankfall.observe.cluster.apilines import StampParser
 from rankfall.observe.cluster.chunks import LEAST, Splitter, Taken, rank_of
 from rankfall.observe.cluster.cursor import Cursor
-from rankfall.store import StreamAppender
+from rankfall.observe.cluster.routes import SLOT_STREAM, Routes, records_within
+from rankfall.observe.cluster.stream_files import StreamFiles
 
-SLOT_STREAM: Final = "slot.out"
-RECORD_MARK: Final = b"\x1erankfall/1 "
-_RECORD_SIGN: Final = RECORD_MARK[:1]
-_RANK: Final = b"[rank "
-_STRANGE: Final = b"[rank ?] "
-_MAX_RANK_DIGITS: Final = 7
-# What torchrun puts before the lines of its ranks when it is to (``--tee``): the role's name and the local rank.
-_TAG: Final = re.compile(rb"\[(?:default|trainer)(\d{1,3})\]:")
 # A line without an end is stored in parts of this size, so that memory stays bounded.
 MAX_PART: Final = 1 << 20
 _NS: Final = 1_000_000_000
@@ -58,7 +50,7 @@ class InstanceLog:
     Attributes:
         cursor: where to resume; its totals count lines.
         bytes: taken from the API by this object.
-        base: added to a local rank gives the number of its stream; set by whoever knows of the launcher's rounds.
+        routes: which line goes where.
         at_end: the newest stream was read to an end that the server gave it; set by whoever reads.
         live: what comes now was written just now; set by whoever reads.
         delay_ns: least difference between arrival here and the stamp of the node, of what came live; negative: that node's clock is ahead,
@@ -85,16 +77,13 @@ class InstanceLog:
         self.delay_ns: int | None = None
         self.at_end = False
         self.live = False
-        self.base = 0
-        self._folder = folder
-        self._on_record = on_record
+        self.routes = Routes(on_record, foreign=foreign)
         self._now = now
         self._on_records = on_records
         self._on_gap = on_gap
         self._ended = ended
-        self._on_stream = on_stream
         self._foreign = foreign
-        self._files: dict[str, StreamAppender] = {}
+        self._files = StreamFiles(folder, on_stream)
         self._stamps = StampParser()
         self._splitter = Splitter(self._stamps)
         self._rest = b""
@@ -113,7 +102,7 @@ class InstanceLog:
         self.at_end = False
         self.live = False
         if self._part is not None:
-            file = self._files[self._part.stream]
+            file = self._files.file(self._part.stream)
             file.cut(self._part.size, self._part.index_size)
             self._part = None
         self.cursor.expect_overlap(newest)
@@ -201,7 +190,7 @@ class InstanceLog:
             OSError: a stream cannot be read.
         """
         names = [name.removesuffix(".log") for name in self.cursor.sizes if name.endswith(".log")]
-        found = {name.removesuffix(".out"): self._file(name).counted for name in names}
+        found = {name.removesuffix(".out"): self._files.file(name).counted for name in names}
         return {stream: (counted.lines, counted.size) for stream, counted in found.items()}
 
     def lose(self) -> None:
@@ -210,8 +199,7 @@ class InstanceLog:
 
     def close(self) -> None:
         """Let go of the files; may be called again."""
-        for file in self._files.values():
-            file.close()
+        self._files.close()
         self.cursor.close()
 
     # -- lines
@@ -221,7 +209,7 @@ class InstanceLog:
         if self._plain(data):
             # Records stand at a log's beginning and at its end, a few among much else: what is before and behind them need not be gone
             # through for them.
-            begin, end = _records(data)
+            begin, end = records_within(data)
             if begin >= LEAST:
                 self._take_alike(data[:begin])
                 data, end = data[begin:], end - begin
@@ -252,7 +240,7 @@ class InstanceLog:
         sizes: dict[str, int] = {}
         for digits, piece in taken.pieces.items():
             rank = rank_of(digits)
-            sizes |= self._append(
+            sizes |= self._files.append(
                 SLOT_STREAM if rank is None else f"r{rank}.out", piece, taken.first[digits], lines=taken.counts[digits]
             )
         cursor.last = taken.last
@@ -293,7 +281,7 @@ class InstanceLog:
                 newest = stamp
             cursor.lines += 1
             taken.append(((newest or 0) // _NS, zlib.crc32(line)))
-            route = self._route(line, start, stamp)
+            route = self.routes.of(line, start, stamp)
             if route is None:
                 continue
             name, start = route
@@ -308,7 +296,7 @@ class InstanceLog:
         for stream, parts in pieces.items():
             if whole or stream != name:
                 parts.append(b"")
-            sizes |= self._append(stream, b"\n".join(parts), first[stream])
+            sizes |= self._files.append(stream, b"\n".join(parts), first[stream])
         cursor.last = newest
         cursor.take(taken)
         cursor.commit(sizes)
@@ -319,33 +307,16 @@ class InstanceLog:
         expects = self.cursor.expects
         return fresh and len(lines) > 1 and expects(lines[1]) and not expects(lines[0])
 
-    def _route(self, line: bytes, start: int, stamp: int | None) -> tuple[str, int] | None:
-        """Stream of a line and where its own bytes begin; None for a record."""
-        if self._foreign:
-            tag = _TAG.match(line, start)
-            return (f"{self.base + int(tag[1])}.out" if tag else SLOT_STREAM), start
-        if line.startswith(_RANK, start):
-            begin = start + len(_RANK)
-            end = line.find(b"] ", begin, begin + _MAX_RANK_DIGITS + 2)
-            rank = line[begin:end] if end > 0 else b""
-            if rank.isdigit():
-                return f"r{int(rank)}.out", end + 2
-            if line.startswith(_STRANGE, start):
-                return SLOT_STREAM, start + len(_STRANGE)
-        elif line.startswith(RECORD_MARK, start) and self._on_record(line[start:], stamp):
-            return None
-        return SLOT_STREAM, start
-
     def _store_part(self, data: bytes) -> None:
         """Store a part of a line that has no end yet. It is committed with the line's end only: until then it may come again."""
         if self._part is None:
             stamp, start = self._stamps.split(data)
-            route = self._route(data, start, stamp) or (SLOT_STREAM, start)
-            file = self._file(route[0])
+            route = self.routes.of(data, start, stamp) or (SLOT_STREAM, start)
+            file = self._files.file(route[0])
             self._part = _Part(route[0], stamp=stamp, size=file.size, index_size=file.index_size)
             file.write(data[route[1] :], stamp)
         else:
-            self._file(self._part.stream).write(data, None)
+            self._files.file(self._part.stream).write(data, None)
         self._part.sum = zlib.crc32(data, self._part.sum)
 
     def _gap(self, after: int | None, before: int | None) -> None:
@@ -358,29 +329,6 @@ class InstanceLog:
             delay = self._now() - newest
             if (self.live or delay < 0) and (self.delay_ns is None or delay < self.delay_ns):
                 self.delay_ns = delay
-
-    def _append(self, name: str, data: bytes, stamp: int | None, *, lines: int | None = None) -> dict[str, int]:
-        file = self._file(name)
-        if data:
-            fresh = not file.size
-            file.write(data, stamp, lines=lines)
-            if fresh:
-                self._on_stream()
-        return {f"{name}.log": file.size, f"{name}.idx": file.index_size}
-
-    def _file(self, name: str) -> StreamAppender:
-        file = self._files.get(name)
-        if file is None:
-            file = self._files[name] = StreamAppender(self._folder / name)
-        return file
-
-
-def _records(data: bytes) -> tuple[int, int]:
-    """Where the first line that may be a record begins, and where the last one ends; twice 0 where there is none."""
-    first = data.find(_RECORD_SIGN)
-    if first < 0:
-        return 0, 0
-    return data.rfind(b"\n", 0, first) + 1, data.index(b"\n", data.rindex(_RECORD_SIGN)) + 1
 
 
 class _Part:

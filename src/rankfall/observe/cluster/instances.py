@@ -88,7 +88,7 @@ class Instances:
             foreign=self._foreign,
         )
         if self._foreign:
-            log.base = read_told(folder).base
+            log.routes.base = read_told(folder).base
         return log
 
     def tell(self, slot: int, *, uid: str, number: int, ranks: Mapping[int, int], proof: str) -> None:

@@ -15,11 +15,11 @@ import msgspec
 
 from rankfall.model import Record, decoding
 from rankfall.observe.cluster.followed import instances_of
-from rankfall.observe.cluster.instance import RECORD_MARK
 from rankfall.observe.cluster.journal import JournalReader, journal_path
 from rankfall.observe.cluster.loki_labels import origin
 from rankfall.observe.cluster.loki_pod import LostPod
 from rankfall.observe.cluster.podfacts import PodFact
+from rankfall.observe.cluster.routes import RECORD_MARK
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.loki import logql
 from rankfall.observe.loki.cursor import Cursor, Entry, State
