@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz lint lock clean
+.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ testbed-down: setup ## End and remove everything of it
 bench: setup ## Measure speed and memory side by side with plain tools; prints a table
 	@$(PY) bench
 
+bench-hostile: setup ## Measure what hostile output of a job costs its run beside plain text; MIB=100 PAIRS=5; writes docs/results/bench-hostile.md
+	@$(PY) -m bench.hostile $(if $(MIB),--mib $(MIB)) $(if $(PAIRS),--pairs $(PAIRS))
+
 bench-cluster: setup ## Measure what runs cost a cluster: requests, memory, CPU; on a bed that is up, else on one of its own (root)
 	@$(PY) -m bench.cluster
 
@@ -57,11 +60,17 @@ soak-health: setup ## Faults, kills and restarts for the controller over MINUTES
 fuzz: setup ## Read ten million mutated kernel lines and compare each with a second reader; writes docs/results/fuzz-kernel-lines.md
 	@$(PY) scripts/fuzz.py
 
+fuzz-readers: setup ## Measure what each reader of foreign bytes costs over hostile inputs; fails when one crashes, stalls or takes too much memory
+	@$(PY) scripts/fuzz_readers.py
+
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint
 
-lock: setup ## Write constraints.txt anew: the newest versions that fit
+lock: setup ## Write the locked versions and their hashes anew (constraints.txt, deploy/*requirements.txt): the newest that fit
 	@scripts/lock
+
+sbom: setup ## Write build/sbom.cdx.json (CycloneDX) and build/licences.md of what the image holds
+	@$(PY) scripts/sbom.py
 
 clean: ## Remove what the targets above made (not the run directories)
 	rm -rf .venv build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

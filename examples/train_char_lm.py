@@ -30,7 +30,7 @@ try:
     from rankfall_inside import progress
 except ImportError:  # plain torchrun: nobody listens
 
-    def progress(step: int, phase: str | None = None) -> None:
+    def progress(step: int | None = None, phase: str | None = None) -> None:
         """Tell nobody."""
 
 

@@ -68,6 +68,7 @@ LINT = Stage(
             "bench",
         ),
         tool("lint-imports"),
+        (sys.executable, "scripts/foreign_text.py"),
         tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
     ),
     {"MYPYPATH": "tests:examples"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +16,12 @@ from hypothesis import settings
 # Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Under nohup, SIGHUP is ignored by the tests and by all that they start; verbs that it should end would go on.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# In the background of a shell the same is so of SIGINT.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine may take any time for one example: time is measured by the benchmarks, never asserted here. Everything else stays as
 # hypothesis chose it (in CI: the same examples in every run).
 settings.register_profile("rankfall", settings(), deadline=None)

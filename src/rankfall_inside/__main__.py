@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"rankfall: {error}\n{given.USAGE}")
         return _USAGE_CODE
-    from rankfall_inside import channel, place, signals
+    from rankfall_inside import channel, place, private, signals
 
     # At once: process 1 of a container never gets a signal that it neither handles nor blocks.
     signals.block()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     notes: list[str] = []
     try:
         if options.stream_dir:
-            os.makedirs(options.stream_dir, exist_ok=True)
+            private.make_folders(options.stream_dir)
         files = _open_slot(options, token, notes)
     except SlotBusyError as error:
         say(f"another wrapper holds the slot directory {error}; this one does nothing")

@@ -50,17 +50,17 @@ class Final(_Marked):
     rankfall_mark = "final"
 
 
-def progress(step: int, phase: str | None = None) -> None:
-    """Say that ``step`` is done. Cheap enough for every step; stored at most once a second.
+def progress(step: int | None = None, phase: str | None = None) -> None:
+    """Say that ``step`` is done. Cheap enough for every step; stored at most once a second, and when the phase changes.
 
     Args:
-        step: number of the step, counted by the caller.
-        phase: ``import``, ``rendezvous``, ``init``, ``step``, ``checkpoint``, ``teardown``; ``step`` when left out.
+        step: number of the step, counted by the caller; the last one when left out.
+        phase: ``import``, ``rendezvous``, ``init``, ``step``, ``checkpoint``, ``teardown``, ``done``; ``step`` when left out.
     """
-    state.step = step
+    state.step = step if step is not None else state.step or 0
     state.step_ns = _time_ns()
-    state.phase = phase or "step"
-    if _monotonic() >= state.progress_due:
+    before, state.phase = state.phase, phase or "step"
+    if state.phase != before or _monotonic() >= state.progress_due:
         store()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rankfall_inside import identity
+from rankfall_inside import foreign, identity
 from rankfall_inside.rank_records import tell_wrapper, write
 from rankfall_inside.rank_state import orig_argv, state
 
@@ -47,7 +47,7 @@ def claim(*, late: bool = False) -> None:
     ordinal: int | None = None
     if again:
         # The rank has replaced itself with exec: same process, same streams, its start is recorded already.
-        ordinal = int(before) if before.isdigit() else None
+        ordinal = foreign.whole(before)
     else:
         folder = os.path.join(state.slot_dir, "claims")
         if late and not may_claim_late() and claims.has_rank(folder, found["rank"]):

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 
-from rankfall_inside import signals, spawn
+from rankfall_inside import foreign, signals, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class Names:
             pass
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
-            self._missing.pop(int(line), None)
+            number = foreign.whole(line)
+            if number is not None:
+                self._missing.pop(number, None)
         now = time.monotonic()
         if self.done:
             if self._said:

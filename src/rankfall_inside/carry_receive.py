@@ -14,6 +14,7 @@ import stat
 
 from rankfall_inside import carry_frames as frames
 from rankfall_inside import carry_tree as trees
+from rankfall_inside import private
 from rankfall_inside.carry_frames import CarryError, Channel, shown
 from rankfall_inside.carry_send import COUNTS, HAVE, SAME, START, Counts, hash_of, path_of
 from rankfall_inside.carry_tree import FILE, FOLDER, LINK, Entry
@@ -43,13 +44,15 @@ class Receiver:
         dest: where the root goes; a file's root goes into it where it is a folder.
         owner: of letters and digits: whose halves of files may be gone on with.
         answer: whether the sender hears answers.
+        alone: what is new is for this user alone, whatever the umask is.
     """
 
-    def __init__(self, channel: Channel, dest: bytes, *, owner: str, answer: bool = True) -> None:
+    def __init__(self, channel: Channel, dest: bytes, *, owner: str, answer: bool = True, alone: bool = False) -> None:
         self._channel = channel
         self._dest = os.path.abspath(dest)
         self._owner = owner.encode("ascii")
         self._answer = answer
+        self._file_mode, self._folder_mode = (private.FILE, private.FOLDER) if alone else (0o666, 0o777)
         self._entries: list[Entry] = []
         self._parts: dict[int, Part] = {}
         self._whole_ones: set[int] = set()
@@ -104,15 +107,15 @@ class Receiver:
             if os.path.lexists(self._dest) and not os.path.isdir(self._dest):
                 msg = f"{shown(self._dest)}: a folder cannot replace a file"
                 raise CarryError(msg)
-            os.makedirs(self._dest, exist_ok=True)
+            os.makedirs(self._dest, self._folder_mode, exist_ok=True)
         else:
-            os.makedirs(os.path.dirname(self._dest), exist_ok=True)
+            os.makedirs(os.path.dirname(self._dest), self._folder_mode, exist_ok=True)
         for entry in self._entries[1:]:
             place = path_of(self._dest, entry.path)
             mode = _mode(place)
             if entry.kind == FOLDER:
                 if mode is None:
-                    os.mkdir(place)
+                    os.mkdir(place, self._folder_mode)
                 elif not stat.S_ISDIR(mode):
                     msg = f"{shown(place)}: is in the way of a folder and no folder itself"
                     raise CarryError(msg)
@@ -165,10 +168,9 @@ class Receiver:
         mark = hashlib.sha256(entry.path).hexdigest()[:16].encode("ascii")
         return os.path.join(folder, trees.PART_PREFIX + self._owner + b"-" + mark + trees.PART_SUFFIX)
 
-    @staticmethod
-    def _open(path: bytes) -> Part | None:
+    def _open(self, path: bytes) -> Part | None:
         """A part of our own alone; None where another transfer holds it."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from rankfall_inside import foreign
 from rankfall_inside.procfs import read_bounded
 
 _MOUNT = "/sys/fs/cgroup"
@@ -42,8 +43,5 @@ def read(path: str | None) -> int | None:
     for line in (read_bounded(path, 1 << 14) or b"").splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == b"oom_kill":  # noqa: PLR2004 - name and value
-            try:
-                return int(words[1])
-            except ValueError:
-                return None
+            return foreign.whole(words[1])
     return None

@@ -61,7 +61,7 @@ def _guard(saw: Callable[[BaseException], None]) -> None:
     before = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - the one place between begin and run
     names: dict[str, Any] = {}
     # A file name of its own, so that nobody takes the frame for the user's or for a file to look at.
-    exec(compile(_GUARD, "<rankfall>", "exec"), names)  # noqa: S102 - a constant
+    exec(compile(_GUARD, "<rankfall>", "exec"), names)  # noqa: S102 - a constant  # foreign-text: a constant of ours
 
     def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.run = names["guard"](self.run, saw)

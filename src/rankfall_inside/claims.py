@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from rankfall_inside import identity, procfs
+from rankfall_inside import foreign, identity, private, procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _create(path: str, text: str) -> bool:
         OSError: the folder is missing or cannot be written.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = private.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return False
     try:
@@ -67,12 +67,13 @@ def _create(path: str, text: str) -> bool:
 def read(path: str) -> tuple[int, ...] | None:
     """The numbers of a claim file, or None when it is missing or damaged."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = procfs.at_once(path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        return tuple(int(word) for word in os.read(fd, 256).split())
-    except (OSError, ValueError):
+        found = [foreign.signed(word) for word in os.read(fd, 256).split()]
+        return None if None in found else tuple(each for each in found if each is not None)
+    except OSError:
         return None
     finally:
         os.close(fd)
@@ -93,7 +94,7 @@ def claim(folder: str, *, text: str, root: tuple[int, int], ordinal: int | None 
     Raises:
         OSError: the folder is missing or cannot be written.
     """
-    pid = int(text.split(None, 1)[0])
+    pid = foreign.whole(text.split(None, 1)[0])
     for generation in range(_MAX_GENERATIONS):
         path = os.path.join(folder, f"r{root[0]}-{root[1]}.{generation}")
         if _create(path, text):

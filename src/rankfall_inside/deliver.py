@@ -10,6 +10,7 @@ import os
 import threading
 import time
 
+from rankfall_inside import procfs
 from rankfall_inside.bucket import Bucket, RefusedError
 
 TYPE_CHECKING = False
@@ -98,7 +99,7 @@ class Delivery:
             return len(new)
         for index, name in enumerate(new):
             try:
-                with open(os.path.join(self._folder, name), "rb") as file:
+                with open(os.path.join(self._folder, name), "rb", opener=procfs.at_once) as file:
                     data = file.read(_MAX_BYTES)
                 _patiently(lambda name=name, data=data: put(name, data))  # type: ignore[misc]
             except RefusedError as error:

@@ -46,5 +46,9 @@ def _compile(here: str) -> None:
     if missing and sys.implementation.cache_tag:
         import py_compile
 
+        from rankfall_inside import private
+
+        for folder in {os.path.dirname(cache_from_source(name)) for name in missing}:
+            private.make_folders(folder)
         for name in missing:
             py_compile.compile(name, doraise=False, quiet=2)

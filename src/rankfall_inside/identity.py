@@ -5,6 +5,8 @@ The table lists what launchers set. A value that is no plain number is refused: 
 
 from __future__ import annotations
 
+from rankfall_inside import foreign
+
 TYPE_CHECKING = False  # importing typing costs milliseconds
 if TYPE_CHECKING:
     from typing import Any, Mapping
@@ -49,7 +51,7 @@ def number(text: str | None) -> int | None:
     if not text:
         return None
     text = text.strip()
-    return int(text) if text.isdigit() and text.isascii() and len(text) <= 9 else None  # noqa: PLR2004 - fits 32 bit
+    return foreign.whole(text, 9)
 
 
 def has_rank(environ: Mapping[str, str]) -> bool:
@@ -85,13 +87,13 @@ def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _tf_config(text: str) -> dict[str, Any] | None:
     """TensorFlow's cluster description: the chief is rank 0, workers follow; other task types (ps, evaluator) are no ranks."""
-    import json
-
     try:
-        config = json.loads(text)
-        kind, index = str(config["task"]["type"]), int(config["task"]["index"])
+        config = foreign.loads(text)
+        kind, index = str(config["task"]["type"]), foreign.whole(str(config["task"]["index"]))
         sizes = {name: len(hosts) for name, hosts in config.get("cluster", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if index is None:
         return None
     heads = sizes.get("chief", 0) + sizes.get("master", 0)
     if kind in ("chief", "master"):

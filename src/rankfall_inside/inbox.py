@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from rankfall_inside import records
+from rankfall_inside import foreign, records
 from rankfall_inside.procfs import read_bounded
 
 TYPE_CHECKING = False
@@ -69,8 +69,10 @@ class Inbox:
         look = False
         for line in lines:
             words = line.decode("ascii", "replace").split()
-            if words[:1] == ["claim"] and len(words) == 2 and words[1].isdigit():  # noqa: PLR2004 - verb and number
-                claimed.append(int(words[1]))
+            if words[:1] == ["claim"] and len(words) == 2:  # noqa: PLR2004 - verb and number
+                ordinal = foreign.whole(words[1])
+                if ordinal is not None:
+                    claimed.append(ordinal)
             elif words[:1] == ["part"] and len(words) == 5:  # noqa: PLR2004 - verb, id, index, count, data
                 self._part(words[1], words[2], words[3], words[4])
             look = look or words == ["record"]
@@ -103,24 +105,20 @@ class Inbox:
                 return
 
     def _part(self, ident: str, index: str, count: str, data: str) -> None:
-        if (
-            not _ID.match(ident)
-            or not index.isdigit()
-            or not count.isdigit()
-            or not int(index) < int(count) <= _MAX_PARTS
-        ):
+        number, parts_of_it = foreign.whole(index), foreign.whole(count)
+        if number is None or parts_of_it is None or not number < parts_of_it <= _MAX_PARTS or not _ID.match(ident):
             return
         if ident not in self._open and len(self._open) >= _MAX_OPEN:
             del self._open[next(iter(self._open))]
         parts = self._open.setdefault(ident, {})
-        parts[int(index)] = data
-        if len(parts) < int(count):
+        parts[number] = data
+        if len(parts) < parts_of_it:
             return
         del self._open[ident]
         import base64
 
         try:
-            raw = base64.urlsafe_b64decode("".join(parts[number] for number in sorted(parts)))
+            raw = base64.urlsafe_b64decode("".join(parts[each] for each in sorted(parts)))
         except ValueError:
             return
         record = self._accept(raw)
@@ -129,11 +127,9 @@ class Inbox:
 
     def _accept(self, data: bytes) -> dict[str, Any] | None:
         """The record that ``data`` holds, or None when no hook wrote it."""
-        import json
-
         try:
-            record = json.loads(data)
-        except (ValueError, RecursionError):
+            record = foreign.loads(data)
+        except ValueError:
             return None
         if not isinstance(record, dict) or record.get("kind") not in KINDS or record.get("writer") != "hook":
             return None

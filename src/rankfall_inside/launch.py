@@ -9,6 +9,8 @@ import os
 import re
 import sys
 
+from rankfall_inside import foreign
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping, Sequence
@@ -35,10 +37,8 @@ def words_of(environ: Mapping[str, str]) -> list[str] | None:
     text = environ.get(VARIABLE)
     if not text:
         return None
-    import json
-
     try:
-        words = json.loads(text)
+        words = foreign.loads(text)
     except ValueError:
         return None
     if isinstance(words, list) and words and all(isinstance(word, str) and word for word in words[:1]):

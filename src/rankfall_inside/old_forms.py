@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from rankfall_inside import records, tinyjson
+from rankfall_inside import foreign, procfs, records, tinyjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,11 +51,9 @@ def write(path: str, record: Mapping[str, Any] | None, *, folder: str = "") -> b
 
 def _whole(record: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
     try:
-        import json
-
         name = f"{records.name_prefix('error', record)}{record['id']}.json"
-        with open(os.path.join(folder, name), "rb") as file:
-            found: dict[str, Any] = json.loads(file.read(records.MAX_RECORD))
+        with open(os.path.join(folder, name), "rb", opener=procfs.at_once) as file:
+            found: dict[str, Any] = foreign.loads(file.read(records.MAX_RECORD))
     except Exception:
         return record
     return found
@@ -86,8 +84,9 @@ def _said(record: Mapping[str, Any]) -> tuple[str, str, int]:
     types = error.get("types") or ("Error",)
     text = records.cut(str(error.get("message", "")), records.MAX_MESSAGE)[0]
     at = error.get("raised_ns") or record.get("at_ns") or 0
+    at = at if isinstance(at, int) and 0 <= at < 1 << 63 else 0
     trace = records.cut(str(error.get("traceback", "")), _MAX_TRACE)[0]
-    return f"{types[0]}: {text}" if text else str(types[0]), trace, int(at)
+    return f"{types[0]}: {text}" if text else str(types[0]), trace, at
 
 
 def _varint(value: int) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rankfall_inside import foreign
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Sequence
@@ -128,10 +130,12 @@ def _set(options: Options, name: str, value: str) -> None:
             raise ValueError("--wait-for needs a host name")
         options.wait_for.append(value)
     elif name == "--nproc":
-        if not value.isdigit() or not 0 < int(value) <= _MAX_NPROC:
-            raise ValueError(f"--nproc is a number from 1 to {_MAX_NPROC}, not {value}")
-        options.nproc = int(value)
+        number = foreign.whole(value)
+        if number is None or not 0 < number <= _MAX_NPROC:
+            raise ValueError(f"--nproc is a number from 1 to {_MAX_NPROC}, not {value[:60]}")
+        options.nproc = number
     else:
+        # foreign-text: the command line of the wrapper, which the supervisor writes
         options.grace = max(0.0, float(value))
 
 

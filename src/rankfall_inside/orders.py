@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 
-from rankfall_inside import procfs, records
+from rankfall_inside import foreign, procfs, records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,15 +117,15 @@ class Orders:
                 self._stop(words)
             elif words == ["stacks"]:
                 self._on_stacks()
-            elif words[:1] == ["signal"] and len(words) > 1 and words[1].isdigit() and 0 < int(words[1]) < signal.NSIG:
-                for pid in self._commands.living():
-                    self._commands.send(pid, int(words[1]), "asked for by the supervisor")
+            elif words[:1] == ["signal"] and len(words) > 1:
+                signum = foreign.whole(words[1])
+                if signum is not None and 0 < signum < signal.NSIG:
+                    for pid in self._commands.living():
+                        self._commands.send(pid, signum, "asked for by the supervisor")
 
     def _stop(self, words: list[str]) -> None:
-        try:
-            grace = max(0.0, min(float(words[1]), _MAX_GRACE_S))
-        except (IndexError, ValueError):
-            grace = self._options.grace
+        said = foreign.real(words[1]) if len(words) > 1 else None
+        grace = self._options.grace if said is None else max(0.0, min(said, _MAX_GRACE_S))
         if self.stop_reason is not None:
             self.hurry(grace)
             return

@@ -52,6 +52,7 @@ def exit_code(commands: Commands, orders: Orders, *, refused: str, falls: Falls 
     if refused:
         return causes.CODES["startup"]
     if not commands.started:
+        # foreign-text: a number that orders.py has checked
         return 128 + int(orders.asked["signal"] if orders.asked is not None else signal.SIGTERM)
     status = commands.status
     code = 128 + int(signal.SIGKILL)

@@ -26,7 +26,7 @@ def open_pid(pid: int) -> int | None:
     opener = getattr(os, "pidfd_open", None)
     try:
         if opener is not None:
-            return int(opener(pid))
+            return int(opener(pid))  # foreign-text: a file descriptor
         return _by_syscall(pid)
     except (OSError, ImportError, AttributeError):
         return None
@@ -65,4 +65,4 @@ def _info_status(fd: int) -> int | None:
     if not mask & _INFO_EXIT:
         return None
     (status,) = struct.unpack_from("<i", info, _EXIT_OFFSET)
-    return int(status)
+    return int(status)  # foreign-text: unpacked from four bytes

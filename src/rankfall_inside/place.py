@@ -6,6 +6,8 @@ of that slot among all that have ranks. A role outside the world of ranks has no
 
 from __future__ import annotations
 
+from rankfall_inside import foreign
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import MutableMapping
@@ -24,13 +26,14 @@ def settle(options: Options, environ: MutableMapping[str, str]) -> None:
         environ: of the wrapper; without ``RANKFALL_INDEX`` nothing is changed.
     """
     index = environ.get("RANKFALL_INDEX", "")
-    if not index.isdigit():
+    number = foreign.whole(index)
+    if number is None:
         return
-    environ["RANKFALL_SLOT"] = str(int(environ.get("RANKFALL_SLOT_BASE") or 0) + int(index))
-    first = environ.get("RANKFALL_FIRST_NODE", "")
-    if not first.isdigit():
+    environ["RANKFALL_SLOT"] = str((foreign.whole(environ.get("RANKFALL_SLOT_BASE")) or 0) + number)
+    first = foreign.whole(environ.get("RANKFALL_FIRST_NODE"))
+    if first is None:
         return
-    node = environ["RANKFALL_PLAIN_NODE_RANK"] = str(int(first) + int(index))
+    node = environ["RANKFALL_PLAIN_NODE_RANK"] = str(first + number)
     options.command = [node if word == NODE_REFERENCE else word for word in options.command]
     if "RANKFALL_TORCHRUN" in environ:
         # A word of its own in a JSON list.

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from rankfall_inside import spawn
+from rankfall_inside import foreign, records, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ def worker_environ(base: Mapping[str, str], *, local: int, nproc: int) -> dict[s
 
     In a job of several roles (``RANKFALL_FIRST_RANK``) slots may have different numbers of ranks, so the sums are given.
     """
-    nodes = int(base.get("RANKFALL_PLAIN_NNODES") or 1)
-    node = int(base.get("RANKFALL_PLAIN_NODE_RANK") or base.get("RANKFALL_SLOT") or 0)
+    nodes = records.whole(base, "RANKFALL_PLAIN_NNODES") or 1
+    node = foreign.whole(base.get("RANKFALL_PLAIN_NODE_RANK") or base.get("RANKFALL_SLOT")) or 0
     several = "RANKFALL_FIRST_RANK" in base
-    role_rank = int(base["RANKFALL_INDEX"] if several else node) * nproc + local
-    rank = role_rank + int(base.get("RANKFALL_FIRST_RANK") or 0)
-    world = int(base["RANKFALL_WORLD_SIZE"]) if several else nodes * nproc
-    role_world = int(base["RANKFALL_ROLE_SIZE"]) if several else world
+    role_rank = ((records.whole(base, "RANKFALL_INDEX") or 0) if several else node) * nproc + local
+    rank = role_rank + (records.whole(base, "RANKFALL_FIRST_RANK") or 0)
+    world = (records.whole(base, "RANKFALL_WORLD_SIZE") or 0) if several else nodes * nproc
+    role_world = (records.whole(base, "RANKFALL_ROLE_SIZE") or 0) if several else world
     environ = dict(base)
     environ.update(
         RANK=str(rank),
@@ -99,10 +99,10 @@ class Plain:
             os.close(err_write)
             self._live.add(pid)
             named = {
-                "rank": int(own["RANK"]),
+                "rank": foreign.whole(own["RANK"]),
                 "local_rank": local,
-                "group_rank": int(own["GROUP_RANK"]),
-                "world_size": int(own["WORLD_SIZE"]),
+                "group_rank": foreign.whole(own["GROUP_RANK"]),
+                "world_size": foreign.whole(own["WORLD_SIZE"]),
                 "local_world_size": self._nproc,
                 "restart_count": 0,
                 "rank_source": "launcher",

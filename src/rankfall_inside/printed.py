@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from rankfall_inside import foreign
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
@@ -17,7 +19,8 @@ MOST = 64
 # The same for the termination message, which holds the first error too.
 MOST_IN_MESSAGE = 12
 SUM = "all"
-_RETURNS = re.compile(rb"\r+(?=\n)")
+# Only from where a run of them begins: from each of a long one it would take time by its square.
+_RETURNS = re.compile(rb"(?<!\r)\r+(?=\n)")
 _RANK = b"[rank "
 
 
@@ -46,7 +49,7 @@ class Printed:
         found: dict[str, list[int]] = {}
         for prefix, (lines, size) in self._counts.items():
             rank = prefix[len(_RANK) : -2]
-            count = found.setdefault(f"r{int(rank)}" if rank.isdigit() else "slot", [0, 0])
+            count = found.setdefault(f"r{number}" if (number := foreign.whole(rank)) is not None else "slot", [0, 0])
             count[0] += lines
             count[1] += size
         return few(found, MOST)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from rankfall_inside import foreign
+
 # Environment and command line of a foreign process are text of the job: bounded.
 _MAX_ENVIRON = 1 << 20
 _MAX_CMDLINE = 1 << 16
@@ -31,10 +33,15 @@ class Stat:
         self.exit_status = exit_status
 
 
+def at_once(path: str, flags: int) -> int:
+    """A file descriptor, for ``os.open`` and as ``opener`` of ``open``: never waits for the other end of a pipe, which a job may put anywhere."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
 def read_bounded(path: str, limit: int) -> bytes | None:
     """The first ``limit`` bytes of a file, or None when it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = at_once(path, os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -52,6 +59,7 @@ def read_bounded(path: str, limit: int) -> bytes | None:
         os.close(fd)
 
 
+# foreign-text: numbers that the kernel writes
 def _parse(data: bytes | None, pid: int) -> Stat | None:
     if not data:
         return None
@@ -91,8 +99,9 @@ def snapshot() -> dict[int, Stat]:
     except OSError:
         return found
     for name in names:
-        if name.isdigit():
-            one = stat(int(name))
+        pid = foreign.whole(name)
+        if pid is not None:
+            one = stat(pid)
             if one is not None:
                 found[one.pid] = one
     return found
@@ -135,6 +144,7 @@ def cmdline(pid: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(word) for word in data.split(b"\0")[:-1])
 
 
+# foreign-text: a mask that the kernel writes
 def catches(pid: int, signum: int) -> bool:
     """Whether ``pid`` has a handler for ``signum`` (SigCgt): only then may a signal that kills by default be sent."""
     for line in (read_bounded(f"/proc/{pid}/status", 1 << 14) or b"").splitlines():
@@ -161,6 +171,7 @@ def threads(pid: int) -> list[dict[str, str]]:
     found = []
     for name in names:
         base = f"/proc/{pid}/task/{name}/"
+        # foreign-text: a name in /proc, which sorted() has read as a number
         one = _parse(read_bounded(base + "stat", 4096), int(name))
         if one is None:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from rankfall_inside import private
 from rankfall_inside.becoming import claim_quietly
 from rankfall_inside.rank_state import state
 
@@ -27,8 +28,9 @@ def store() -> None:
 
     path = os.path.join(state.slot_dir, "progress", f"{state.ordinal}.json")
     try:
+        # foreign-text: the job's own number, in the job's own process
         data = {"step": int(state.step or 0), "phase": state.phase, "at_ns": state.step_ns, "pid": state.pid}
-        fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = private.open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             os.write(fd, tinyjson.dumps(data).encode("ascii"))
         finally:

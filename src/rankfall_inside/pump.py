@@ -6,6 +6,7 @@ While the console has enough to write no pipe is read: its slow reader then slow
 from __future__ import annotations
 
 import os
+import time
 
 from rankfall_inside import streams
 from rankfall_inside.console import Console
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from rankfall_inside.loop import Loop
     from rankfall_inside.store import LogStore, StoreSink
+
+# Between two records about gaps of a job that goes on, seconds.
+_GAPS_EVERY_S = 5.0
 
 
 class _Pipe:
@@ -36,7 +40,7 @@ class Pump:
         console: copies whole lines with a prefix, or None.
         prefix: asked for the prefix of a stream's lines by the stream's name (an ordinal, or ``slot``).
         store: takes the streams of ranks, which then are on no console, or None.
-        on_gap: told of each gap when its stream ends: ``on_gap(name, text)``.
+        on_gap: told of the gaps of a stream when storing has gone on for a while, and at its end: ``on_gap(stream, gaps)``.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class Pump:
         console: Console | None,
         prefix: Callable[[str], bytes],
         store: LogStore | None = None,
-        on_gap: Callable[[str, str], None],
+        on_gap: Callable[[str, list[streams.Gap]], None],
     ) -> None:
         self._loop = loop
         self._stream_dir = stream_dir
@@ -56,6 +60,8 @@ class Pump:
         self._on_gap = on_gap
         self._store = store
         self._pipes: dict[int, _Pipe] = {}
+        # When gaps were told last, on the monotonic clock.
+        self._told = 0.0
         # A byte may become many with its prefix: less at once where all of it waits in memory.
         self._chunk = streams.CHUNK if stream_dir else streams.SMALL_CHUNK
         if console is not None:
@@ -104,6 +110,17 @@ class Pump:
                 self._loop.pause(one)
         return True
 
+    def tell_gaps(self) -> None:
+        """Tell the gaps that are over; seldom, so that a disk that is full again and again is not filled with them."""
+        now = time.monotonic()
+        if now - self._told < _GAPS_EVERY_S:
+            return
+        for pipe in self._pipes.values():
+            gaps = pipe.sink.take_gaps()
+            if gaps:
+                self._told = now
+                self._on_gap(f"{pipe.name}.{pipe.kind}", gaps)
+
     def _close(self, fd: int) -> None:
         pipe = self._pipes.pop(fd)
         self._loop.unwatch(fd)
@@ -111,8 +128,8 @@ class Pump:
         stream = f"{pipe.name}.{pipe.kind}"
         if self._console is not None:
             self._console.finish(stream, self._prefix(pipe.name))
-        for gap in pipe.sink.gaps:
-            self._on_gap(pipe.name, f"{stream}: {gap.lost} bytes after offset {gap.offset} not stored ({gap.reason})")
+        if pipe.sink.gaps:
+            self._on_gap(stream, pipe.sink.gaps)
 
     def drain(self) -> bool:
         """Read what is left; False when the console must write first. Called when nobody of the slot lives.

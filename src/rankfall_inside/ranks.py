@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from rankfall_inside import claims, identity, pidfd, procfs, records
+from rankfall_inside import claims, foreign, identity, pidfd, procfs, records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,7 +149,9 @@ class Ranks:
             ident = (one.pid, one.start)
             if one.ppid in known:
                 # A child of a rank is none, whatever its environment says; parents come first, so grandchildren are met too.
+                # It stays none when that rank ends before it, as a data worker's parent may.
                 known.add(one.pid)
+                self._no_rank.add(ident)
             elif one.state != "Z" and ident not in self._candidates and ident not in self._no_rank:
                 self._look(one, root)
         for ident in list(self._candidates):
@@ -173,6 +175,7 @@ class Ranks:
         if (
             environ.get("RANKFALL_CLAIMED")
             or identity.is_launcher(argv)
+            or (one.ppid == root and self._left_behind(found))
             or claims.find_root(one.pid, environ, root) != ident
         ):
             self._no_rank.add(ident)
@@ -181,6 +184,13 @@ class Ranks:
         candidate = _Candidate(found, ordinal=None, pidfd=pidfd.open_pid(one.pid))
         candidate.argv = records.safe_argv(argv)
         self._candidates[ident] = candidate
+
+    def _left_behind(self, found: dict[str, Any]) -> bool:
+        """Whether an orphan has the identity of a rank that has ended: a child of it, which this wrapper took over."""
+        return any(
+            rank.ended and all(rank.identity.get(name) == found.get(name) for name in ("rank", "restart_count"))
+            for rank in self.by_ordinal.values()
+        )
 
     def _decide(self, ident: tuple[int, int], *, gone: bool) -> None:
         """Make a candidate a rank without hook, unless its hook has claimed or may still do so."""
@@ -253,10 +263,8 @@ class Ranks:
         data = procfs.read_bounded(os.path.join(self._progress, f"{ordinal}.json"), 4096)
         if not data:
             return {}
-        import json
-
         try:
-            found = json.loads(data)
+            found = foreign.loads(data)
             step, at_ns, phase = found.get("step"), found.get("at_ns"), found.get("phase")
         except (ValueError, AttributeError):
             return {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from rankfall_inside import tinyjson
+from rankfall_inside import foreign, private, tinyjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +42,27 @@ _CORE = (
     "truncated",
 )
 _MAX_CORE = 128
+# Bytes that a file system stores together.
+_PAGE = 4096
 _MAX_ARGS = 64
 _MAX_ARG = 512
+# In every text that is secret by its shape, or assigns such a one in the middle.
+_SECRET_PARTS = (
+    "hf_",
+    "sk-",
+    "gh",
+    "glpat-",
+    "AKIA",
+    "ASIA",
+    "xox",
+    "eyJ",
+    "PRIVATE KEY",
+    "earer ",
+    "word=",
+    "oken=",
+    "ecret=",
+    "_key=",
+)
 _SECRET_WORDS = (
     "token",
     "secret",
@@ -69,7 +88,7 @@ def cut(text: str, limit: int) -> tuple[str, bool]:
 
 
 def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
-    """A command line for a record: bounded, values of options that sound like secrets replaced."""
+    """A command line for a record: bounded, secrets replaced: values of options that sound so, and what is one by its shape."""
     found: list[str] = []
     hide = False
     for arg in argv[:_MAX_ARGS]:
@@ -81,6 +100,11 @@ def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
             found.append(name + "=***")
         elif "://" in arg and "@" in arg:
             found.append(arg.partition("://")[0] + "://***@" + arg.rpartition("@")[2])
+        elif any(part in arg for part in _SECRET_PARTS):
+            # Its patterns cost every rank some milliseconds, so they are made only here.
+            from rankfall_inside.redact import redact
+
+            found.append(cut(redact(arg, []), _MAX_ARG)[0])
         else:
             found.append(cut(arg, _MAX_ARG)[0])
         hide = sounds and not equals
@@ -89,8 +113,7 @@ def safe_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
 
 def whole(environ: Mapping[str, str], name: str) -> int | None:
     """The non-negative number in the variable ``name``, or None."""
-    text = environ.get(name, "")
-    return int(text) if text.isdigit() and len(text) < 10 else None  # noqa: PLR2004 - fits 32 bit
+    return foreign.whole(environ.get(name), 9)
 
 
 def place(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -167,6 +190,66 @@ def _name(record: Mapping[str, Any]) -> str:
     return f"{name_prefix(record['kind'], record)}{record['id']}.json"
 
 
+class Reserve:
+    """Files of one page each, made while the disk has room: a record that finds none later is written into one of them.
+
+    Args:
+        folder: on the file system of the records.
+        count: how many; fewer where there is no room for them even now.
+    """
+
+    def __init__(self, folder: str, count: int) -> None:
+        self._paths: list[str] = []
+        for number in range(count):
+            path = os.path.join(folder, f".reserve-{number}")
+            try:
+                fd = private.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            except OSError:
+                break
+            self._paths.append(path)
+            try:
+                # Not zeros: a page of these might not be kept.
+                written = os.write(fd, b" " * _PAGE)
+            except OSError:
+                written = 0
+            finally:
+                os.close(fd)
+            if written < _PAGE:
+                _remove(self._paths.pop())
+                break
+
+    def write(self, data: bytes, path: str) -> bool:
+        """Put ``data``, at most a page, under the name ``path``; False when that cannot be done."""
+        if not self._paths:
+            return False
+        spare = self._paths.pop()
+        try:
+            fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                # In place, so that nothing new is needed; what is left of the page goes only then.
+                written = os.write(fd, data)
+                os.ftruncate(fd, len(data))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if written == len(data):
+                os.rename(spare, path)
+                return True
+        except OSError:
+            pass
+        _remove(spare)
+        return False
+
+    def store(self, record: dict[str, Any], folder: str) -> bool:
+        """As :func:`write`, shortened to a page."""
+        return self.write(encode(_copy(record), limit=_PAGE), os.path.join(folder, _name(record)))
+
+    def close(self) -> None:
+        """Remove what was not needed."""
+        while self._paths:
+            _remove(self._paths.pop())
+
+
 def write(record: dict[str, Any], folder: str, *, sync: bool) -> bool:
     """Write ``record`` into ``folder``; False when that cannot be done.
 
@@ -181,7 +264,7 @@ def write(record: dict[str, Any], folder: str, *, sync: bool) -> bool:
     temporary = os.path.join(folder, "." + name + ".tmp")
     try:
         data = encode(record)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = private.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except Exception:
         return False
     try:

@@ -53,7 +53,10 @@ _PATTERNS = (
         r"\1" + MASK,
     ),
 )
-_SECRET_ENV = re.compile(r"(?i)(?:password|passwd|secret|token|key|credential)s?$")
+# The last one: secret arguments of a job in a cluster.
+_SECRET_ENV = re.compile(
+    r"(?i)(?:password|passwd|passphrase|pwd|secret|token|key|credential|cookie|auth|dsn|signature)s?$|^RANKFALL_SECRET_\d+$"
+)
 # Shorter values are words like "true" or "none", which would be masked everywhere.
 _MIN_VALUE = 8
 

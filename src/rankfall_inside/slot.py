@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 
-from rankfall_inside import cgroup, procfs, records, tinyjson
+from rankfall_inside import cgroup, private, procfs, records, tinyjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from rankfall_inside.channel import Channel
 
+# Records that room is made for beforehand.
+_MOST_RESERVED = 64
 FOLDERS = ("claims", "pipes", "progress", "stacks", "errors")
 
 
@@ -35,25 +37,28 @@ class SlotFiles:
         # Set when there is one; until then records are files only.
         self.channel: Channel | None = None
         for name in FOLDERS:
-            os.makedirs(os.path.join(self.path, name), exist_ok=True)
+            private.make_folders(os.path.join(self.path, name))
         self._lock = self._take_lock()
         self._clear()
         self.records = environ.get("RANKFALL_RECORD_DIR") or os.path.join(self.path, "records")
         try:
-            os.makedirs(self.records, exist_ok=True)
+            private.make_folders(self.records)
         except OSError:
             self.records = os.path.join(self.path, "records")
-            os.makedirs(self.records, exist_ok=True)
+            private.make_folders(self.records)
         self.place: dict[str, Any] = dict(records.place(environ), instance=instance, boot_id=procfs.boot_id())
         self._oom_path = cgroup.counter_path()
         self._oom_start = cgroup.read(self._oom_path)
-        self._kills = os.open(
-            os.path.join(self.path, "kills.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        self._kills = private.open_file(os.path.join(self.path, "kills.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.unwritten = 0
+        self._reserve = records.Reserve(self.path, 0)
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many records now, for the day on which the disk is full."""
+        self._reserve = records.Reserve(self.path, min(count, _MOST_RESERVED))
 
     def _take_lock(self) -> int:
-        fd = os.open(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = private.open_file(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -102,9 +107,12 @@ class SlotFiles:
         """Write one record: on the log channel, where there is one, then as a file; what is in neither is counted in ``unwritten``."""
         record = self._new(kind, fields)
         told = self._tell(record, first=first)
-        stored = records.write(record, self.records, sync=sync)
+        stored = self._store(record, sync=sync)
         if not told and not stored:
             self.unwritten += 1
+
+    def _store(self, record: dict[str, Any], *, sync: bool) -> bool:
+        return records.write(record, self.records, sync=sync) or self._reserve.store(record, self.records)
 
     def _new(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return records.new(kind, writer="wrapper", fields=dict(self.place, **fields))
@@ -120,7 +128,7 @@ class SlotFiles:
     def pass_on(self, record: dict[str, Any], *, stored: bool) -> None:
         """A hook's record: to the log channel, and to the folder when the hook could not do that."""
         told = self._tell(record)
-        if not stored and not records.write(record, self.records, sync=False) and not told:
+        if not stored and not self._store(record, sync=False) and not told:
             self.unwritten += 1
 
     def mark_kill(self, pid: int, signum: int, reason: str, fields: Mapping[str, Any]) -> None:
@@ -137,17 +145,20 @@ class SlotFiles:
         """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all; the record."""
         record = self._new("slot_end", fields)
         told = self._tell(record)
-        if not records.write(record, self.records, sync=True) and not told:
+        if not self._store(record, sync=True) and not told:
             self.unwritten += 1
         path = os.path.join(self.path, "end.json")
         try:
-            fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            fd = private.open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                os.write(fd, records.encode(record) + b"\n")
+                data = records.encode(record) + b"\n"
+                whole = os.write(fd, data) == len(data)
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            os.rename(path + ".tmp", path)
+            if whole:
+                os.rename(path + ".tmp", path)
         except OSError:
             pass  # the record says the same
+        self._reserve.close()
         return record

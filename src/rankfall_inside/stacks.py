@@ -82,7 +82,7 @@ class Collector:
             notes.append("no Python stacks: the process has no handler for the signal, or did not answer")
         else:
             try:
-                with open(self._path(rank), "rb") as file:
+                with open(self._path(rank), "rb", opener=procfs.at_once) as file:
                     file.seek(offset)
                     text = file.read(_MAX_TEXT).decode("utf-8", "replace")
             except OSError:

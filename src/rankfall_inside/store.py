@@ -111,8 +111,8 @@ class LogStore:
             self._thread = threading.Thread(target=self._run, name="rankfall-store", daemon=True)
             self._thread.start()
 
-    def finish(self, patience: float) -> list[tuple[str, str]]:
-        """No more comes: wait until all is written, at most so long; (stream, text) of what is missing. May be called again."""
+    def finish(self, patience: float) -> list[tuple[str, streams.Gap]]:
+        """No more comes: wait until all is written, at most so long; what is missing, by stream. May be called again."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -120,10 +120,10 @@ class LogStore:
         self._work()
         with self._change:
             self._change.wait_for(lambda: self._done, patience)
-        missing = [(stream, _text(stream, gap)) for stream, gaps in self._place.losses().items() for gap in gaps]
+        missing = [(stream, gap) for stream, gaps in self._place.losses().items() for gap in gaps]
         return missing if self._done else missing + self._left()
 
-    def _left(self) -> list[tuple[str, str]]:
+    def _left(self) -> list[tuple[str, streams.Gap]]:
         """What is not written yet."""
         why = f"the log store did not take them in time{': ' if self.trouble else ''}{self.trouble}"
         with self._change:
@@ -131,7 +131,7 @@ class LogStore:
         for stream, count in self._place.waiting().items():
             counts[stream] = counts.get(stream, 0) + count
         return [
-            (stream, _text(stream, streams.Gap(self._place.size(stream), count, why)))
+            (stream, streams.Gap(self._place.size(stream), count, why))
             for stream, count in sorted(counts.items())
             if count
         ]
@@ -167,10 +167,6 @@ class LogStore:
                 self._change.notify()
 
 
-def _text(stream: str, gap: streams.Gap) -> str:
-    return f"{stream}: {gap.lost} bytes after offset {gap.offset} not stored ({gap.reason})"
-
-
 class StoreSink:
     """One stream's way to the store: as ``streams.Sink``, and never slow."""
 
@@ -180,6 +176,10 @@ class StoreSink:
         self._store = store
         self._stream = stream
         self._lost = 0
+
+    def take_gaps(self) -> list[streams.Gap]:
+        """None before the end."""
+        return []
 
     def write(self, data: bytes) -> None:
         """Give one chunk to the store; where it finds no room, all is lost up to the end of a line."""

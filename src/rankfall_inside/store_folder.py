@@ -60,7 +60,12 @@ class Files:
 
     def losses(self) -> list[streams.Gap]:
         """What is missing."""
-        found = [streams.Gap(self._start + one.offset, one.lost, one.reason) for one in self._sink.gaps]
+        found = [
+            streams.Gap(
+                self._start + one.offset, one.lost, one.reason, lines=one.lines, since=one.since, until=one.until
+            )
+            for one in self._sink.gaps
+        ]
         return self._gaps + found
 
     def _end_file(self) -> None:

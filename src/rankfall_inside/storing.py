@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rankfall_inside.loop import Loop
     from rankfall_inside.slot import SlotFiles
+    from rankfall_inside.streams import Gap
 
 # How long the end waits for a store that takes nothing any more.
 _MOST_S = 60.0
@@ -69,7 +70,7 @@ class Storing:
             say(text)
             self._files.write("gap", {"notes": [text]}, False)
 
-    def finish(self, loop: Loop, hopeless: Callable[[], bool]) -> list[tuple[str, str]]:
+    def finish(self, loop: Loop, hopeless: Callable[[], bool]) -> list[tuple[str, Gap]]:
         """Let the store write what it has.
 
         Args:
@@ -77,7 +78,7 @@ class Storing:
             hopeless: whether somebody wants the end, and the time for it is over.
 
         Returns:
-            Stream and words of each gap.
+            Stream and size of each gap.
         """
         store = self._store
         if store is None:

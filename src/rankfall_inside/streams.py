@@ -1,7 +1,7 @@
 """Stores what pipes deliver: raw bytes into ``<name>.log``, one row per chunk into ``<name>.idx``.
 
 Least work per byte: one read of up to 1 MiB, one write, one count of newlines. A write that fails (full disk, quota) never blocks or
-ends the job: the pipe is drained on, the lost bytes are counted with their bounds, and storing goes on when writing works again.
+ends the job: the pipe is drained on, what is lost is counted with its bounds, and storing goes on with a whole line when writing works again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import fcntl
 import os
 import struct
 import time
+
+from rankfall_inside import private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,14 +32,28 @@ _MAX_GAPS = 100
 
 
 class Gap:
-    """Bytes of a stream that could not be stored: ``lost`` bytes were to follow the ``offset`` stored ones."""
+    """Bytes of a stream that could not be stored: ``lost`` bytes were to follow the ``offset`` stored ones.
 
-    __slots__ = ("lost", "offset", "reason")
+    ``lines`` of them are missing as a whole; they came from ``since`` until ``until``, nanoseconds since the epoch, 0 = not known.
+    """
 
-    def __init__(self, offset: int, lost: int, reason: str) -> None:
+    __slots__ = ("lines", "lost", "offset", "reason", "since", "until")
+
+    def __init__(self, offset: int, lost: int, reason: str, *, lines: int = 0, since: int = 0, until: int = 0) -> None:
         self.offset = offset
         self.lost = lost
         self.reason = reason
+        self.lines = lines
+        self.since = since
+        self.until = until
+
+    def why(self) -> str:
+        """The reason as the system says it."""
+        return os.strerror(getattr(errno, self.reason)) if self.reason in errno.errorcode.values() else self.reason
+
+    def text(self, stream: str) -> str:
+        """For people, as a note of a record."""
+        return f"{stream}: {self.lost} bytes after offset {self.offset} not stored ({self.reason})"
 
 
 class Sink:
@@ -50,6 +66,10 @@ class Sink:
         self.gaps: list[Gap] = []
         self._lines = 0
         self._at_line_start = True
+        # Bytes were lost and nothing has been stored since; whether these ended a line; whether the line that they cut is stored in part.
+        self._broken = False
+        self._lost_whole = True
+        self._cut_line = False
         self._tee = tee
         self._log = -1
         self._idx = -1
@@ -58,34 +78,53 @@ class Sink:
     def write(self, data: bytes, stamp: int = 0) -> None:
         """Store one chunk; what does not fit anywhere is counted as a gap. ``stamp``: when it came, nanoseconds; 0 = now."""
         stamp = stamp or time.time_ns()
-        stored = self._store(data)
+        new = self._from_line_start(data, stamp) if self._broken else data
+        # Who was cut gets an end, so that the next line stands alone.
+        kept = b"\n" + new if new and self._broken and not self._at_line_start else new
+        first = self._lines if self._at_line_start else self._lines + 1
+        row = INDEX_ROW.pack(self.offset, first, stamp, 0, STAMP_WRAPPER)
+        stored, reason = self._store(kept, row) if kept else (0, "")
         if stored:
-            kept = data if stored == len(data) else data[:stored]
-            first = self._lines if self._at_line_start else self._lines + 1
-            self._index(INDEX_ROW.pack(self.offset, first, stamp, 0, STAMP_WRAPPER))
+            done = kept if stored == len(kept) else kept[:stored]
             self.offset += stored
-            self._lines += kept.count(b"\n")
-            self._at_line_start = kept.endswith(b"\n")
+            self._lines += done.count(b"\n")
+            self._at_line_start = done.endswith(b"\n")
+            self._broken = False
+        if reason:
+            self._drop(kept[stored:] if stored else new, reason, stamp)
         if self._tee is not None:
             self._tee(data)
 
-    def _store(self, data: bytes) -> int:
-        stored = 0
+    def _from_line_start(self, data: bytes, stamp: int) -> bytes:
+        """What may be stored after a loss: the rest of a line that was lost is lost too."""
+        if not self._lost_whole:
+            end = data.find(b"\n") + 1
+            self._drop(data[:end] if end else data, self.gaps[-1].reason, stamp)
+            data = data[end:] if end else b""
+        return data
+
+    def _store(self, data: bytes, row: bytes) -> tuple[int, str]:
+        """How many bytes were stored, and why not the rest; "" = all were."""
+        stored, before = 0, self._idx_offset
         try:
             if self._log < 0:
                 self._open()
+            # Before the bytes: whoever reads these then finds their row.
+            self._index(row)
             view = memoryview(data)
             while stored < len(data):
                 stored += os.write(self._log, view[stored:])
         except OSError as error:
-            self._drop(self.offset + stored, len(data) - stored, errno.errorcode.get(error.errno or 0, "EIO"))
-        return stored
+            if not stored:
+                self._unindex(before)
+            return stored, errno.errorcode.get(error.errno or 0, "EIO")
+        return stored, ""
 
     def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        log = os.open(self.base + ".log", flags, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        log = private.open_file(self.base + ".log", flags)
         try:
-            self._idx = os.open(self.base + ".idx", flags, 0o644)
+            self._idx = private.open_file(self.base + ".idx", flags)
         except OSError:
             os.close(log)
             raise
@@ -103,13 +142,38 @@ class Sink:
         except OSError:
             return
 
-    def _drop(self, offset: int, lost: int, reason: str) -> None:
-        self.lost += lost
+    def _unindex(self, size: int) -> None:
+        """Take back a row whose bytes could not be stored."""
+        try:
+            if self._idx >= 0:
+                os.ftruncate(self._idx, size)
+                self._idx_offset = size
+        except OSError:
+            return
+
+    def _drop(self, data: bytes, reason: str, stamp: int) -> None:
+        if not self._broken:
+            self._broken, self._cut_line = True, not self._at_line_start
+        lines = data.count(b"\n")
+        if lines and self._cut_line:
+            # A part of the first of them is stored, and will be shown as a line.
+            self._cut_line, lines = False, lines - 1
+        self._lost_whole = data.endswith(b"\n")
+        self.lost += len(data)
         last = self.gaps[-1] if self.gaps else None
-        if last is not None and (last.offset == offset or len(self.gaps) >= _MAX_GAPS):
-            last.lost += lost
-        else:
-            self.gaps.append(Gap(offset, lost, reason))
+        if last is None or (last.offset != self.offset and len(self.gaps) < _MAX_GAPS):
+            last = Gap(self.offset, 0, reason, since=stamp)
+            self.gaps.append(last)
+        last.lost += len(data)
+        last.lines += lines
+        last.until = stamp
+
+    def take_gaps(self) -> list[Gap]:
+        """The gaps that are over; each is given once."""
+        if self._broken:
+            return []
+        found, self.gaps = self.gaps, []
+        return found
 
     def sync(self) -> None:
         """Make what is stored outlive this machine, as far as its file system can."""
@@ -122,6 +186,10 @@ class Sink:
 
     def close(self) -> None:
         """Flush to the disk's queue and close; may be called again."""
+        if self._broken and not self._lost_whole and not self._cut_line:
+            # A last line without a newline.
+            self._lost_whole = True
+            self.gaps[-1].lines += 1
         for fd in (self._log, self._idx):
             if fd >= 0:
                 os.close(fd)
@@ -134,6 +202,10 @@ class Tee:
     def __init__(self, tee: Callable[[bytes], None] | None) -> None:
         self.gaps: list[Gap] = []
         self._tee = tee
+
+    def take_gaps(self) -> list[Gap]:
+        """What is stored nowhere is not lost."""
+        return []
 
     def write(self, data: bytes) -> None:
         """Pass one chunk on."""

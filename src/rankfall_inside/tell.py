@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from rankfall_inside import foreign
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping, Sequence
@@ -52,10 +54,8 @@ def _is_command(words: Sequence[str]) -> bool:
 
 
 def _is_seconds(word: str) -> bool:
-    try:
-        return 0 <= float(word) < float("inf")
-    except ValueError:
-        return False
+    said = foreign.real(word)
+    return said is not None and said >= 0
 
 
 def _say(code: int, text: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from rankfall_inside import private
 from rankfall_inside.becoming import claim_quietly
 from rankfall_inside.rank_records import write
 from rankfall_inside.rank_state import is_spawn_child, state
@@ -47,7 +48,7 @@ def _faulthandler() -> None:
 
     try:
         path = os.path.join(state.slot_dir, "stacks", f"{state.ordinal}.txt")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fd = private.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL_OFFSET, file=fd, all_threads=True, chain=False)
         # The Python stack of a crash (SIGSEGV, SIGBUS, SIGABRT) is the best evidence there is; the user's own choice stands.
         if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
@@ -75,7 +76,7 @@ def _keep_interrupt(error: BaseException) -> None:
     """
     if isinstance(error, KeyboardInterrupt):
         try:
-            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant  # foreign-text: a constant of ours
         except KeyboardInterrupt:
             return
 

@@ -13,6 +13,7 @@ import time
 
 from rankfall_inside import environ as environment
 from rankfall_inside import (
+    foreign,
     launch,
     old_forms,
     outcome,
@@ -54,6 +55,8 @@ _SCAN_FAST_S, _SCAN_SLOW_S, _FAST_FOR_S = 0.25, 1.0, 60.0
 _STEP_S = 0.02
 # Spare pipes beyond one for each rank: a restart claims new ones before the old ones are refilled.
 _SPARE = 4
+# Gaps that one record describes in text.
+_MAX_TEXTS = 4
 # For copies of the last records in a store, twice.
 _STORE_S = 15.0
 
@@ -84,6 +87,8 @@ class Wrapper:
         self._torchrun = launch.words_of(environ)
         store = storing.opened(options.log_store, environ, self._notes)
         self._storing = storing.Storing(store, files)
+        if options.stream_dir:
+            files.reserve(2 + 3 * options.nproc)
         self._pump = Pump(
             self._loop,
             stream_dir=options.stream_dir,
@@ -212,6 +217,7 @@ class Wrapper:
         if now >= self._next_scan:
             young = now - self._began < _FAST_FOR_S and len(self._ranks.live()) < self._options.nproc
             self._storing.watch()
+            self._pump.tell_gaps()
             self._next_scan = now + (_SCAN_FAST_S if young else _SCAN_SLOW_S)
             self._roll.claims()
             processes = procfs.snapshot()
@@ -245,9 +251,10 @@ class Wrapper:
     # -- ranks
 
     def _prefix(self, name: str) -> bytes:
-        if not name.isdigit():
+        ordinal = foreign.whole(name)
+        if ordinal is None:
             return b""
-        rank = self._ranks.rank_of(int(name))
+        rank = self._ranks.rank_of(ordinal)
         return UNKNOWN if rank is None else b"[rank %d] " % rank
 
     def _claimed(self) -> None:
@@ -293,9 +300,23 @@ class Wrapper:
 
     # -- end
 
-    def _gap(self, name: str, text: str) -> None:
-        self._gaps.append(text)
-        self._files.write("gap", {"ordinal": int(name) if name.isdigit() else None, "notes": [text]}, False)
+    def _gap(self, stream: str, gaps: list[streams.Gap]) -> None:
+        ordinal = foreign.whole(stream.partition(".")[0])
+        rank = None if ordinal is None else self._ranks.rank_of(ordinal)
+        texts = [gap.text(stream) for gap in gaps]
+        self._gaps += texts
+        lost: dict[str, Any] = {
+            "stream": "slot" if rank is None else f"r{rank}",
+            "bytes": sum(gap.lost for gap in gaps),
+            "why": gaps[0].why(),
+        }
+        if all(gap.since for gap in gaps):
+            lost.update(
+                lines=sum(gap.lines for gap in gaps),
+                after_ns=min(gap.since for gap in gaps),
+                before_ns=max(gap.until for gap in gaps),
+            )
+        self._files.write("gap", {"ordinal": ordinal, "rank": rank, "notes": texts[:_MAX_TEXTS], "lost": lost}, False)
 
     def _finish(self) -> None:
         self._roll.claims()
@@ -304,8 +325,8 @@ class Wrapper:
             self._loop.turn(_SCAN_SLOW_S)
             if self._orders.time_is_over():
                 break
-        for stream, text in self._storing.finish(self._loop, self._orders.time_is_over):
-            self._gap(stream.partition(".")[0], text)
+        for stream, gap in self._storing.finish(self._loop, self._orders.time_is_over):
+            self._gap(stream, [gap])
         self._reap()
         self._roll.settle()
         self._gaps += self._delivery.settle(self._orders.time_left(_STORE_S))

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,14 @@ NAME = "rankfall.test/rankfall"
 _ROOT = Path(__file__).resolve().parents[2]
 _RECIPE = _ROOT / "deploy" / "Dockerfile"
 # What the recipe copies.
-_COPIED = ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "src")
+_COPIED = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "deploy/requirements.txt",
+    "deploy/build-requirements.txt",
+    "src",
+)
 _SECONDS = 120
 # Of this machine's pip, that which says where packages come from.
 _PIP = ("INDEX_URL", "EXTRA_INDEX_URL", "TRUSTED_HOST", "DEFAULT_TIMEOUT")
@@ -63,7 +71,9 @@ def _build(bed: Bed, base: Path, scratch: Path) -> None:
     buildah = ["buildah", "--root", str(work / "root"), "--runroot", str(work / "run"), "--storage-driver", "vfs"]
     # chroot: no container of its own is needed for one command of pip, and this works inside of containers too.
     build = [*buildah, "bud", "--isolation", "chroot", "--network", "host", "--pull=false", "--file", str(_RECIPE)]
-    build += ["--build-arg", f"BASE={images.NAMES['python-venv']}", "--tag", f"{NAME}:test"]
+    # The recipe takes a base by digest only.
+    by_digest = f"{images.NAMES['python-venv'].partition(':')[0]}@{_digest(base)}"
+    build += ["--build-arg", f"BASE={by_digest}", "--tag", f"{NAME}:test"]
     build += ["--volume", f"{_CERTIFICATES}:{_CERTIFICATES}:ro", "--volume", f"{pip}:/etc/pip.conf:ro", str(_ROOT)]
     layout = scratch / "layout"
     steps = (
@@ -88,6 +98,14 @@ def _build(bed: Bed, base: Path, scratch: Path) -> None:
     for path in (work, layout):
         shutil.rmtree(path)
     pip.unlink()
+
+
+def _digest(archive: Path) -> str:
+    """Digest of the only image of an archive."""
+    with tarfile.open(archive) as file, tempfile.TemporaryDirectory() as folder:
+        file.extract("index.json", folder, filter="data")
+        (manifest,) = json.loads((Path(folder) / "index.json").read_bytes())["manifests"]
+    return str(manifest["digest"])
 
 
 def _pip() -> Iterator[tuple[str, str]]:

@@ -11,8 +11,8 @@ import pytest
 
 from rankfall.backends.local import LocalBackend
 from rankfall.backends.plan import Plan
-from rankfall.backends.secrets import masked, masked_words
 from rankfall.model import JobSpec, Policies, SpecError
+from rankfall.model.secrets import masked, masked_words, pointer_of, secrets_of, without_pointer
 from rankfall.store import RunDir
 
 
@@ -70,21 +70,26 @@ def test_the_identity_of_an_outer_job_is_not_inherited(tmp_path: Path, monkeypat
     assert not {"SLURM_PROCID", "RANKFALL_HOME"} & set(plan.removed)
 
 
+WORDS = ("--api-key=abc", "--token", "abc", "https://me:abc@host/x")
+
+
 def test_secrets_are_masked_where_a_plan_is_shown_and_not_stored_twice(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path,
         "train.py",
-        "--api-key=abc",
-        "--token",
-        "abc",
-        "https://me:abc@host/x",
+        *WORDS,
         env={"HF_TOKEN": "abc", "LR": "1", "STORE": "s3://me:abc@host"},
     )
     shown = msgspec.json.encode(plan.document()).decode()
     assert "abc" not in shown.replace("job-abc123", "")
     assert '"LR":"1"' in shown
     assert plan.row()["env"] == {}
-    assert plan.slots[0].argv[-4:] == ("--api-key=abc", "--token", "abc", "https://me:abc@host/x")
+    assert "abc" not in repr(plan).replace("job-abc123", "")
+    shown_words = [without_pointer(word) for word in plan.slots[0].argv[-4:]]
+    assert shown_words == ["--api-key=***", "--token", "***", "https://me:***@host/x"]
+    known = {pointer: found.text for pointer, found in secrets_of(JobSpec(command=("train.py", *WORDS))).items()}
+    whole = [known.get(pointer_of(word) or "", word) for word in plan.slots[0].argv[-4:]]
+    assert whole == ["--api-key=abc", "--token", "abc", "https://me:abc@host/x"]
 
 
 def test_a_stored_plan_comes_back_with_the_specs_variables(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from helpers import wait_until
@@ -97,6 +98,31 @@ def test_standard_input_is_empty_and_the_folder_is_the_jobs(start: Any, tmp_path
     job.submit()
     job.until("ended")
     assert job.output().decode() == f"'' {tmp_path}\n"
+
+
+def test_i18_p9_a_stored_plan_starts_slots_with_the_values_of_its_secrets(start: Any) -> None:
+    value = "abcdefgh-secret"
+    job = start("import os; print(os.environ['A_TOKEN'][::-1])", env={"A_TOKEN": value})
+    stored = msgspec.json.encode(job.plan.row())
+    assert value.encode() not in stored + repr(job.plan).encode()
+    # As a supervisor that takes over has it: from the stored row, and the spec without values.
+    plan = Plan.of_row(msgspec.json.decode(stored), RunDir(job.run.path).spec)
+    assert plan == job.plan
+    kept = (job.run.path / "secrets.json").read_bytes()
+    (job.run.path / "secrets.json").unlink()
+    with pytest.raises(InfrastructureError, match="is masked and not in secrets"):
+        LocalBackend().submit(plan)
+    (job.run.path / "secrets.json").write_bytes(kept)
+    strange = msgspec.structs.replace(plan, env={"A_TOKEN": "***\0/env/OTHER"})
+    with pytest.raises(InfrastructureError, match="no secret value for /env/OTHER"):
+        LocalBackend().submit(strange)
+    assert job.backend.life(plan, 0) == "absent"
+    assert LocalBackend().submit(plan) == (0,)
+    job.until("ended")
+    assert job.output().decode() == f"{value[::-1]}\n"
+    # What runs, or has run, is taken over without them.
+    (job.run.path / "secrets.json").unlink()
+    assert LocalBackend().submit(plan) == ()
 
 
 def test_a_stop_is_heard_and_its_reason_kept(start: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -174,3 +175,22 @@ def test_a_refused_start_and_a_failed_wait_say_whose_code_it_is(
     assert capfd.readouterr().err.splitlines()[-1] == f"rankfall-exit: rankfall {code}"
     run(["status", "no-such-run"])
     assert "rankfall-exit" not in capfd.readouterr().err
+
+
+def test_i19_p13_a_home_without_room_for_the_code_is_no_fault_of_the_code(tmp_path):
+    code, home = tmp_path / "code", tmp_path / "home"
+    code.mkdir()
+    (code / "train.py").write_text("#" * 300_000)
+    # A file of 64 KiB at most is what a home without room looks like to who copies there.
+    words = f'ulimit -f 64; exec "{sys.executable}" -m rankfall run --code "{code}" -- train.py'
+    done = subprocess.run(
+        ["bash", "-c", words],
+        env=os.environ | {"RANKFALL_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 74
+    assert f"cannot copy the code: {home}" in done.stderr
+    assert f"next: make room in {home}, or set RANKFALL_HOME to a folder on another disk\n" in done.stderr

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 
 import pytest
 
-from cli.foreign_world import UID, Foreigners, foreigners
+from cli.foreign_world import INDEX, UID, Foreigners, conditions, foreigners, meta
 from helpers import wait_until
 from observe.cluster.feeding import quicken
 from rankfall.cli import guard
-from rankfall.store import RunDir
+from rankfall.store import RunDir, default_home, list_runs
 from rankfall.supervise import gang, native_look, native_pods, unattended
 
 RUN = f"job-plain-{UID[:6]}"
@@ -75,6 +76,28 @@ def test_launch_s15_a_plain_job_is_shown_by_its_pods_and_its_ranks_are_said_to_b
     ]
     assert "Rankfall did not start it" in rankfall(capsys, "status", RUN)
     assert f"{RUN}  running, foreign" in rankfall(capsys, "ps")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_i18_p7_who_follows_a_foreign_job_lets_go_by_a_signal_and_changes_nothing(plain, number, capsys):
+    main = threading.get_ident()
+    run: list[RunDir] = []
+
+    def send():
+        wait_until(lambda: signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL, timeout=20, what="handlers")
+        run.extend(
+            wait_until(
+                lambda: [one for one in list_runs(default_home()) if one.lease_holder()], timeout=20, what="a recorder"
+            )
+        )
+        signal.pthread_kill(main, number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert guard.run(["logs", "-f", "job/plain"]) == 128 + number
+    sender.join()
+    assert "rankfall: job/plain goes on\n" in capsys.readouterr().err
+    assert run[0].lease_holder() is None
 
 
 def test_a_foreign_job_is_followed_to_its_end_and_explained(plain, capsys):
@@ -232,6 +255,114 @@ def test_pods_without_places_are_numbered_as_they_were_made(cluster, capsys):
     cluster.write(cluster.pod(0, name="plain-c", labels={}), "I am c")
     out = rankfall(capsys, "logs", "job/plain")
     assert sorted(out.splitlines()) == ["[slot 0] I am a", "[slot 0] I am c", "[slot 1] I am b"]
+
+
+@pytest.fixture
+def untagged(cluster: Foreigners, capsys) -> tuple[str, str]:
+    """Output and news of a follow of a job without ``--tee``, whose first rank prints what looks like prefixes of others; the rank 3 raises."""
+    cluster.job()
+    pods = [cluster.pod(number) for number in range(2)]
+    cluster.write(pods[0], "[default1]:printed by rank 0 really", "[default7]:of nobody")
+    cluster.write(pods[1], *TRACE)
+
+    def story() -> None:
+        wait_until(lambda: any(one.lease_holder() for one in list_runs(default_home())), timeout=20, what="a recorder")
+        cluster.end(pods[1], 1)
+        cluster.end(pods[0], 143)
+        cluster.job(ended="Failed")
+
+    teller = threading.Thread(target=story)
+    teller.start()
+    assert guard.run(["logs", "-f", "job/plain", "--no-exec"]) == 0
+    teller.join()
+    return capsys.readouterr()
+
+
+def test_i19_p11_text_that_looks_like_a_prefix_stands_under_its_slot_and_nothing_is_called_missing(untagged):
+    out, err = untagged
+    assert out.splitlines()[:2] == ["[slot 0] [default1]:printed by rank 0 really", "[slot 0] [default7]:of nobody"]
+    assert "run.db" not in err
+    assert f"lines stand under their pod's slot (rankfall logs {RUN} --slot N)" in err
+
+
+def test_i19_p11_where_lines_stand_under_slots_the_advice_shows_them(untagged, capsys):
+    for words in (("--rank", "3"), ("--rank", "failed"), ("-f", "--rank", "3")):
+        assert guard.run(["logs", "job/plain", *words]) == 0
+        out, err = capsys.readouterr()
+        assert (out, f"all of their pods: rankfall logs {RUN} --attempt 1 --slot 1\n" in err) == ("", True)
+    assert guard.run(["logs", "job/plain", "--rank", "0"]) == 0
+    assert f"no line matches; rankfall logs {RUN} --slot N shows those of a pod\n" in capsys.readouterr().err
+    told = rankfall(capsys, "why", "job/plain")
+    words = next(line.split()[2:] for line in told.splitlines() if line.startswith("  $ rankfall logs"))
+    assert words[-4:] == ["--slot", "1", "--tail", "50"]
+    assert rankfall(capsys, *words).splitlines()[-1] == f"[slot 1] {TRACE[-1]}"
+
+
+def jobset(restarts: int = 0, *, ended: str = "", uid: str = UID) -> dict:
+    """A JobSet of one replicated job of two pods, which starts its gang again twice at most."""
+    inner = {"completions": 2, "parallelism": 2, "template": {"spec": {"containers": [{"name": "main"}]}}}
+    return {
+        "metadata": meta("two", uid=uid),
+        "spec": {
+            "failurePolicy": {"maxRestarts": 2},
+            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": inner}}],
+        },
+        "status": {"restarts": restarts} | conditions(ended),
+    }
+
+
+def newest(run: RunDir) -> int | None:
+    with run.reader() as reader:
+        return reader.newest_attempt()
+
+
+def of_gang(number: int, restart: int) -> dict[str, str]:
+    prefix = "jobset.sigs.k8s.io"
+    labels = {"jobset-name": "two", "jobset-uid": UID, "replicatedjob-name": "node", "job-index": "0"}
+    return {INDEX: str(number)} | {
+        f"{prefix}/{name}": value for name, value in (labels | {"restart-attempt": str(restart)}).items()
+    }
+
+
+def test_i19_p11_a_gang_that_was_started_again_and_the_end_of_the_job_are_told_beside_its_lines(cluster, capsys):
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/here/jobsets/two"
+    cluster.put(path, jobset())
+    first = [cluster.pod(n, name=f"two-0-{n}", labels=of_gang(n, 0)) for n in range(2)]
+    cluster.write(first[1], "of the first gang")
+
+    def story() -> None:
+        run = wait_until(
+            lambda: [one for one in list_runs(default_home()) if one.lease_holder()], timeout=20, what="run"
+        )
+        begun = run[0].path / "kube" / "attempt-1" / "start.json"
+        wait_until(begun.exists, timeout=20, what="the first start")
+        for pod in first:
+            cluster.end(pod, 1)
+        cluster.put(path, jobset(restarts=1))
+        wait_until(lambda: newest(run[0]) == 2, timeout=20, what="the second start")
+        for pod in first:
+            cluster.do(lambda made, pod=pod: made.delete(pod))
+        second = [cluster.pod(n, name=f"two-1-{n}", labels=of_gang(n, 1)) for n in range(2)]
+        cluster.write(second[0], "of the second gang")
+        for pod in second:
+            cluster.end(pod)
+        cluster.put(path, jobset(restarts=1, ended="Completed"))
+
+    teller = threading.Thread(target=story)
+    teller.start()
+    assert guard.run(["logs", "-f", "jobset/two", "--no-exec"]) == 0
+    teller.join()
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["[slot 1] of the first gang", "[slot 0] of the second gang"]
+    assert "rankfall: retry: jobset two started the gang again by itself" in err
+    assert "rankfall: attempt 2: 2 slots" in err
+    assert err.endswith("rankfall: jobset/two succeeded\n")
+    assert guard.run(["logs", "jobset/two"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, "its gang was started again: attempt 2 is the newest start; " in err) == (
+        "[slot 0] of the second gang\n",
+        True,
+    )
 
 
 def gang_home():

@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import subprocess
 import termios
 from collections.abc import Callable, Iterator
@@ -126,6 +127,31 @@ def test_leaving_attach_leaves_the_other_supervisor_alone(
     assert terminal.end() == 0
     gate.touch()
     assert rankfall("wait").returncode == 17
+
+
+@pytest.mark.parametrize("answer", [b"d\n", b"c\n", CTRL_C, b"SIGTERM"], ids=repr)
+def test_i18_p7_at_a_viewers_terminal_only_an_answer_cancels(
+    answer: bytes, at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
+) -> None:
+    gate = folder / "gate"
+    rankfall("submit", "-q", *GANG, "train.py", GATE=str(gate))
+    terminal = at_terminal("attach", "--all")
+    terminal.until(b"to stderr", times=2)
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?")
+    terminal.type(b"\n")
+    terminal.until(b"going on")
+    terminal.type(CTRL_C)
+    terminal.until(b"or go on (Enter)?", times=2)
+    if answer == b"SIGTERM":
+        terminal.process.send_signal(signal.SIGTERM)
+    else:
+        terminal.type(answer)
+    cancelled = answer == b"c\n"
+    assert terminal.end() == (130 if cancelled else 143 if answer == b"SIGTERM" else 0)
+    assert (b"goes on" in terminal.text) is not cancelled
+    gate.touch()
+    assert rankfall("wait").returncode == (130 if cancelled else 0)
 
 
 def test_cancel_without_a_run_asks_first(at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path) -> None:

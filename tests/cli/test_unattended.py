@@ -124,6 +124,24 @@ def test_who_watches_lets_go_by_a_signal_and_ends_nothing(bench, number, capsys)
     assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_i18_p7_who_waits_for_an_unattended_run_lets_go_by_a_signal_and_ends_nothing(bench, number, capsys):
+    run = launched(bench)
+    main = threading.get_ident()
+
+    def send():
+        wait_until(lambda: signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL, timeout=20, what="handlers")
+        wait_until(bench.run.lease_holder, timeout=20, what="a recorder")
+        signal.pthread_kill(main, number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert guard.run(["wait", run]) == 128 + number
+    sender.join()
+    assert f"{run} goes on" in capsys.readouterr().err
+    assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
+
+
 def gone_after(bench):
     """The workload is not there any more once its removal was asked for."""
     bench.workload.looks = [lambda: None if bench.workload.asked else GOING]

@@ -48,17 +48,19 @@ def _signal(stage: Stage) -> None:
     stage.meanwhile(strike)
 
 
-def _limit(stage: Stage) -> None:
+def limit(stage: Stage) -> None:
+    """A limit of memory that ranks come to."""
     stage.add(resources={"limits": {"memory": MEMORY[stage.cell.torch]}})
 
 
 def _oom(stage: Stage) -> None:
-    _limit(stage)
-    stage.meanwhile(lambda: _let_go(stage))
+    limit(stage)
+    stage.meanwhile(lambda: let_go(stage))
 
 
-def _let_go(stage: Stage) -> None:
-    stage.here(stage.arguments["rank"])
+def let_go(stage: Stage) -> None:
+    """The rank that waits may go on."""
+    stage.here(stage.arguments.get("rank", 2))
     stage.plan.with_suffix(".go").touch()
 
 
@@ -93,22 +95,26 @@ def _clock(stage: Stage) -> None:
 def _node_clock(stage: Stage) -> None:
     """All that a client sees of one node is stamped by a wrong clock: programs, lines, statuses; then something else befalls the job."""
     arguments = stage.arguments
-    index = int(arguments["node"])
-    with _ONE_PROXY:
-        wrong = stage.stack.enter_context(clock.shifted(stage.bed, index, seconds=float(arguments["seconds"])))
-    stage.kubeconfig = before.through(wrong.proxy.url, stage.kubeconfig, stage.folder / "clock.kubeconfig")
-    stage.mount(str(wrong.folder), hostPath={"path": str(wrong.folder), "type": "Directory"})
-    stage.job["env"] |= {
-        "LD_PRELOAD": str(wrong.folder / "clock.so"),
-        "CLOCK_SECONDS": str(arguments["seconds"]),
-        "CLOCK_NODE": wrong.node,
-    }
+    node_clock(stage, int(arguments["node"]), float(arguments["seconds"]))
     # The first pod is made first, so it comes to this node, and the other one elsewhere.
     first = {"key": "kubernetes.io/hostname", "operator": "In", "values": [stage.bed.layout.node_name(1)]}
     wish = [{"weight": 100, "preference": {"matchExpressions": [first]}}]
     stage.add(pod={"spec": {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}}})
     if arguments["then"] is not None:
         INJECTORS[arguments["then"]](stage)
+
+
+def node_clock(stage: Stage, index: int, seconds: float) -> None:
+    """The clock of one node of the bed is wrong for this job and its client."""
+    with _ONE_PROXY:
+        wrong = stage.stack.enter_context(clock.shifted(stage.bed, index, seconds=seconds))
+    stage.kubeconfig = before.through(wrong.proxy.url, stage.kubeconfig, stage.folder / "clock.kubeconfig")
+    stage.mount(str(wrong.folder), hostPath={"path": str(wrong.folder), "type": "Directory"})
+    stage.job["env"] |= {
+        "LD_PRELOAD": str(wrong.folder / "clock.so"),
+        "CLOCK_SECONDS": str(round(seconds)),
+        "CLOCK_NODE": wrong.node,
+    }
 
 
 # -- a pod is taken away
@@ -172,7 +178,7 @@ def _preempt(stage: Stage) -> None:
     def compete() -> None:
         stage.here()
         node = stage.pod()["spec"]["nodeName"]
-        stage.kubectl.apply([_rival(stage, node=node, priority=high, seat=seat)])
+        stage.kubectl.apply([rival(stage, node=node, priority=high, seat=seat)])
         stage.stack.callback(
             stage.kubectl.run, "delete", "pod", "-n", stage.namespace, f"{stage.case}-rival", "--wait=false"
         )
@@ -180,7 +186,8 @@ def _preempt(stage: Stage) -> None:
     stage.meanwhile(compete)
 
 
-def _rival(stage: Stage, *, node: str, priority: str, seat: str) -> Object:
+def rival(stage: Stage, *, node: str, priority: str, seat: str) -> Object:
+    """A pod of somebody else that takes a seat."""
     return sleeper(
         f"{stage.case}-rival",
         namespace=stage.namespace,
@@ -200,8 +207,7 @@ def _disk_limit(stage: Stage) -> None:
 
 def _container(stage: Stage, **fields: Any) -> None:
     """Merge into the training container."""
-    name = "node" if stage.cell.backend == "trainjob" else "main"
-    stage.add(pod={"spec": {"containers": [{"name": name, **fields}]}})
+    stage.add(pod={"spec": {"containers": [{"name": stage.container, **fields}]}})
 
 
 def _probe(stage: Stage) -> None:
@@ -336,7 +342,7 @@ def _refuse_pods(stage: Stage) -> None:
         "admissionReviewVersions": ["v1"],
     }
     _admission(stage, "ValidatingWebhookConfiguration", webhooks=[hook])
-    sample = _rival(stage, node="n1", priority="", seat=RESOURCE)
+    sample = rival(stage, node="n1", priority="", seat=RESOURCE)
     sample["metadata"]["labels"] = {LABEL: stage.case}
     _asked(stage, sample, "policy.example.com")
 
@@ -392,7 +398,7 @@ INJECTORS: Final[dict[str, Callable[[Stage], None]]] = {
     "kill_container": _kill_container,
     "kubelet_away": _kubelet_away,
     "late_names": _late_names,
-    "limit": _limit,
+    "limit": limit,
     "missing_config": _missing_config,
     "missing_folder": _missing_folder,
     "no_such_claim": _no_such_claim,

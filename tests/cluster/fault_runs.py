@@ -7,15 +7,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from cluster.fault_injectors import prepare
 from cluster.fault_stage import INDEX, LABEL, Stage
+from cluster.pair_injectors import Play
 from faults.channels import said_less
 from faults.cluster_table import Cell
+from faults.lines import Lines, kept_of, lines_of
+from faults.pairs_table import Pair
 from faults.run import Ours, read, still_running, write_plan
 from helpers import wait_until
 from rankfall.backends.cluster.names import LABEL_ATTEMPT
@@ -51,6 +54,9 @@ class Seen:
         errors: of what was done from outside.
         left: processes of the job that outlived it.
         less: what is wrong in verdicts that are made once more with a channel of evidence cut; of some cells only.
+        places: ``nodes`` of every attempt.
+        lines: of ranks of attempt 1 that count their lines aloud.
+        excuse: what the product says of lines that may be missing.
     """
 
     ours: Ours | None
@@ -60,6 +66,9 @@ class Seen:
     errors: tuple[Exception, ...]
     left: tuple[str, ...]
     less: tuple[str, ...] = ()
+    places: dict[int, dict[int, str | None]] = field(default_factory=dict)
+    lines: tuple[Lines, ...] = ()
+    excuse: str = ""
 
 
 class Nodes:
@@ -199,10 +208,13 @@ class Runs:
             case=f"c{plan.stem}",
         )
         try:
-            prepare(stage)
+            if isinstance(cell, Pair):
+                Play(stage, cell).prepare()
+            else:
+                prepare(stage)
             file = folder / "job.yaml"
             file.write_text(yaml.safe_dump(stage.job))
-            done = stage.cli("run", "--quiet", "--file", str(file), timeout=_RUN_S)
+            done = stage.supervised.run(file, timeout=_RUN_S)
         finally:
             stage.close()
         left = wait_until(
@@ -214,8 +226,12 @@ class Runs:
             ours = read(runs[0], done, ()) if runs else None
         # That of the newest verdict, which is the one that is judged.
         told = [number for number, one in enumerate(ours.verdicts, 1) if one is not None] if ours else []
+        pair = isinstance(cell, Pair) and runs
+        lines = tuple(lines_of(plan, kept_of(runs[0].path))) if pair else ()
+        excuse = stage.cli("status", runs[0].id).stdout if pair else ""
         self._kubectl.run("delete", cell.backend, "-n", self._namespace, "-l", f"{LABEL}={stage.case}", "--wait=false")
-        return Seen(
+        attempts = range(1, 1 + (len(ours.verdicts) if ours else 0))
+        seen = Seen(
             ours=ours,
             stderr=done.stderr,
             code=done.returncode,
@@ -223,4 +239,9 @@ class Runs:
             errors=tuple(stage.errors),
             left=() if left == ("none",) else left,
             less=tuple(said_less(cell.fault, runs[0], folder / "cut", slot=1)) if cell.id in CUT else (),
+            places={number: self._nodes.of(stage.case, attempt=number) for number in attempts},
+            lines=lines,
+            excuse=excuse,
         )
+        stage.kept.close()
+        return seen

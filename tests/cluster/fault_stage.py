@@ -6,23 +6,25 @@ The worker, its plan and its marks lie in a folder of this machine that all pods
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from faults.cluster_table import Cell
 from faults.run import WORKER
+from faults.supervised import Supervised
 from helpers import wait_until
 from rankfall.backends.cluster.merge import merged
 from rankfall.store import list_runs
 from testbed import faults, images
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object
+from testbed.proxy import Proxy
 from testbed.workloads import PYTHON_IMAGE
 
 LABEL = "rankfall.test/case"
@@ -45,6 +47,8 @@ class Stage:
         job: the job file; injectors add to it.
         kubeconfig: of the product's account; injectors may lead it another way.
         stack: what is undone at the end.
+        kept: what is undone when the run's directory has been read.
+        proxy: that the product's requests go through; None = straight to the server.
         errors: of threads.
     """
 
@@ -69,6 +73,8 @@ class Stage:
         self.kubeconfig = kubeconfig
         self.case = case
         self.stack = ExitStack()
+        self.kept = ExitStack()
+        self.proxy: Proxy | None = None
         self.stop = threading.Event()
         self.errors: list[Exception] = []
         self.job = self._job()
@@ -79,6 +85,11 @@ class Stage:
         return self.cell.fault.arguments
 
     # -- the job
+
+    @property
+    def container(self) -> str:
+        """Name of the one that trains."""
+        return "node" if self.cell.backend == "trainjob" else "main"
 
     def _job(self) -> dict[str, Any]:
         cell, fault = self.cell, self.cell.fault
@@ -146,16 +157,12 @@ class Stage:
 
     def cli(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run it, by the account of the job's owner."""
-        env = {"RANKFALL_HOME": str(self.home), "KUBECONFIG": str(self.kubeconfig), "NO_COLOR": "1"}
-        return subprocess.run(
-            (sys.executable, "-m", "rankfall", *words),
-            env=os.environ | env,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
+        return self.supervised.cli(*words, timeout=timeout)
+
+    @cached_property
+    def supervised(self) -> Supervised:
+        """The command line of the job's owner; made when its kubeconfig is what it stays."""
+        return Supervised(self.home, env={"KUBECONFIG": str(self.kubeconfig)})
 
     def run(self) -> str:
         """Id of the one run there is."""
@@ -228,7 +235,8 @@ class Stage:
 
     def process(self, inner: int, *, slot: int = 1) -> int:
         """Number on this machine of a process that its pod numbers ``inner``."""
-        for pid in faults.processes_of(self.bed, self.namespace, self.pod(slot)["metadata"]["name"]):
+        pod = self.pod(slot)["metadata"]["name"]
+        for pid in faults.processes_of(self.bed, self.namespace, pod, container=self.container):
             status = Path(f"/proc/{pid}/status").read_text()
             row = next(line for line in status.splitlines() if line.startswith("NSpid:"))
             if int(row.split()[-1]) == inner:

@@ -392,10 +392,11 @@ def test_megabytes_that_nobody_reads_hold_us_no_longer_than_the_time_out(sleeper
     """The kubelet's own connection is then full, and mostly it never tells of the end; kubectl waits for ever."""
     code = None
     began = time.monotonic()
-    # On a busy machine the kubelet may close it without a word, which is told as such.
+    # On a busy machine the kubelet may close it without a word, which is told as such, or the API server loses its own connection to the
+    # kubelet, which it calls a success (kubernetes/kubectl issue 1726).
     with contextlib.suppress(ExecTimeout, ExecLost):
         code = play(run(sleeper, "sh", "-c", "exit 5", stdin=BLOCK * 256, timeout=5)).code
-    assert code in {None, 5}
+    assert code in {None, 0, 5}
     assert time.monotonic() - began < 15
 
 

@@ -43,6 +43,8 @@ _OTHERWISE: dict[Triple, str] = {
     ("", "pods", "get"): "test_a_pod_that_vanished_while_nobody_looked_is_gone_for_the_next_feed",
     **{("", "pods", verb): _COPIES for verb in ("create", "delete")},
     ("", "persistentvolumeclaims", "get"): _COPIES,
+    ("", "secrets", "create"): "test_i18_p9_the_pod_sees_the_values_and_the_job_object_refers_to_a_secret",
+    ("", "secrets", "delete"): "test_i18_p9_a_launch_that_is_refused_takes_its_secret_back",
     ("", "events", "create"): "test_a_verdict_is_shown_by_kubectl_describe",
     ("", "events", "list"): "test_launch_s54_what_never_runs_fails_early_with_its_reason_and_leaves_no_pod",
 }

@@ -218,8 +218,9 @@ def test_a_dry_run_shows_manifests_that_the_server_takes_and_creates_nothing(wor
     done = world.run(spec, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert hidden not in done.stdout + done.stderr
-    kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
-    assert kinds == ["Job", "Service", "ConfigMap"]
+    items = list(yaml.safe_load_all(done.stdout))
+    assert [item["kind"] for item in items] == ["Job", "Secret", "Service", "ConfigMap"]
+    assert items[1]["data"] == {"worker.env.API_TOKEN": "***"}
     assert world.objects() == []
     assert not (world.home / "runs").exists()
 

@@ -57,8 +57,13 @@ class Row:
     @classmethod
     def of(cls, cell: Cell, verdict: Verdict | None, judged: Judged, state: str, *, cut: int = 0) -> Row:
         """From a verdict, today."""
+        return cls.seen(cell.id, verdict, judged, state, cut=cut)
+
+    @classmethod
+    def seen(cls, cell: str, verdict: Verdict | None, judged: Judged, state: str, *, cut: int = 0) -> Row:
+        """The same of a cell of this name."""
         day = datetime.now(UTC).date().isoformat()
-        return cls(cell=cell.id, grade=judged.grade, faults=judged.faults, said=_said(verdict, state), day=day, cut=cut)
+        return cls(cell=cell, grade=judged.grade, faults=judged.faults, said=_said(verdict, state), day=day, cut=cut)
 
 
 def _said(verdict: Verdict | None, state: str) -> str:

@@ -27,10 +27,15 @@ UNIFIED = Path("/sys/fs/cgroup")
 
 @dataclass
 class Setting:
-    """How the job is started under the injector."""
+    """How the job is started under the injector.
+
+    Attributes:
+        group: its memory cgroup.
+    """
 
     prefix: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    group: Path | None = None
 
 
 @cache
@@ -41,6 +46,9 @@ def missing(inject: str | None) -> str | None:
             ("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"), capture_output=True, check=False
         )
         return f"{inject}: needs the right to mount" if done.returncode else None
+    if inject == "network":
+        done = subprocess.run(("unshare", "--net", "true"), capture_output=True, check=False)
+        return "network: needs the right to make a network namespace" if done.returncode else None
     if inject == "clock":
         return None if shutil.which("cc") else "clock: needs a C compiler"
     if inject == "oom":
@@ -53,20 +61,21 @@ def missing(inject: str | None) -> str | None:
 
 
 @contextmanager
-def injected(fault: Fault, *, plan: Path, scratch: Path) -> Iterator[Setting]:
+def injected(fault: Fault, *, plan: Path, scratch: Path, second: str | None = None) -> Iterator[Setting]:
     """Everything around one job.
 
     Args:
         fault: its ``inject`` and ``arguments`` are used.
         plan: path of the worker's plan; marks lie beside it.
         scratch: an empty folder of this job.
+        second: another fault of the same job; whoever brings it strikes when it is in place.
     """
     setting = Setting()
     stop = threading.Event()
     with ExitStack() as stack:
         stack.callback(stop.set)
-        if fault.inject == "signal":
-            _start(stack, stop, lambda: _strike(fault, plan, stop))
+        if fault.inject == "signal" and second is None:
+            _start(stack, stop, lambda: strike(fault, plan, stop))
         elif fault.inject == "tmpfs":
             subprocess.run(("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(scratch)), check=True)
             stack.callback(subprocess.run, ("umount", "-l", str(scratch)), check=True)
@@ -89,7 +98,9 @@ def injected(fault: Fault, *, plan: Path, scratch: Path) -> Iterator[Setting]:
         elif fault.inject == "oom":
             group = stack.enter_context(memory_group(plan.stem))
             setting.prefix = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
-            _start(stack, stop, lambda: _tighten(fault, plan, group, stop))
+            setting.group = group
+            if second is None:
+                _start(stack, stop, lambda: tighten(fault, plan, group, stop))
         yield setting
 
 
@@ -104,7 +115,8 @@ def _start(stack: ExitStack, stop: threading.Event, work: object) -> None:
     stack.callback(end)
 
 
-def _await_mark(plan: Path, rank: int, stop: threading.Event) -> dict[str, int] | None:
+def await_mark(plan: Path, rank: int, stop: threading.Event) -> dict[str, int] | None:
+    """The note of a rank that is where it is to be struck; None = stopped before."""
     path = plan.with_suffix(f".{rank}.here")
     while not stop.wait(0.01):
         if path.exists():
@@ -113,17 +125,18 @@ def _await_mark(plan: Path, rank: int, stop: threading.Event) -> dict[str, int] 
     return None
 
 
-def _strike(fault: Fault, plan: Path, stop: threading.Event) -> None:
-    note = _await_mark(plan, fault.arguments["rank"], stop)
+def strike(fault: Fault, plan: Path, stop: threading.Event) -> None:
+    """Send the signal when its rank is there."""
+    note = await_mark(plan, fault.arguments["rank"], stop)
     if note is not None:
         # Under plain torchrun there is no wrapper: the agent stands in its place.
         victim = int(note[fault.arguments["to"]] or note["ppid"])
         os.kill(victim, fault.arguments["number"])
 
 
-def _tighten(fault: Fault, plan: Path, group: Path, stop: threading.Event) -> None:
+def tighten(fault: Fault, plan: Path, group: Path, stop: threading.Event) -> None:
     """Leave the group a little more than it uses, then let the rank go on."""
-    if _await_mark(plan, fault.arguments["rank"], stop) is None:
+    if await_mark(plan, fault.arguments["rank"], stop) is None:
         return
     room = fault.arguments["room_mib"] << 20
     if (group / "memory.max").exists():

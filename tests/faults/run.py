@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,21 +89,7 @@ def run_ours(
     scratch.mkdir()
     home = folder / "home"
     with injected(fault, plan=plan, scratch=scratch) as setting:
-        job = {
-            "name": "job",
-            "command": fault.command or [str(WORKER)],
-            "module": fault.module,
-            "launcher": "plain" if launcher == "plain" else "torchrun",
-            "nnodes": nnodes,
-            "nproc_per_node": 2,
-            "cwd": str(folder),
-            "env": {"PLAN": str(plan), "OMP_NUM_THREADS": "1"} | fault.env | setting.env,
-            "inside": "auto" if hook else "off",
-            "rdzv": "auto" if launcher == "plain" else launcher,
-            "policies": {"max_restarts": 0, "grace_s": 3.0, "backoff_s": 0.1, "hang_timeout_s": 60.0} | fault.policies,
-        }
-        file = folder / "job.yaml"
-        file.write_text(json.dumps(job))
+        file = job_file(fault, plan=plan, env=setting.env, launcher=launcher, nnodes=nnodes, hook=hook)
         done = subprocess.run(
             (*setting.prefix, str(BIN / "rankfall"), "run", "--quiet", "--file", str(file)),
             capture_output=True,
@@ -116,6 +103,35 @@ def run_ours(
     runs = list_runs(home)
     assert runs, f"no run was made: {done.stderr}"
     return read(runs[0], done, left)
+
+
+def job_file(
+    fault: Fault, *, plan: Path, env: Mapping[str, str], launcher: Launcher, nnodes: int = 2, hook: bool = True
+) -> Path:
+    """The job of a fault on this machine, in the folder of its plan.
+
+    Args:
+        fault: the row.
+        plan: of the worker.
+        env: added by the injector.
+        launcher, nnodes, hook: as in :func:`run_ours`.
+    """
+    job = {
+        "name": "job",
+        "command": fault.command or [str(WORKER)],
+        "module": fault.module,
+        "launcher": "plain" if launcher == "plain" else "torchrun",
+        "nnodes": nnodes,
+        "nproc_per_node": 2,
+        "cwd": str(plan.parent),
+        "env": {"PLAN": str(plan), "OMP_NUM_THREADS": "1"} | fault.env | dict(env),
+        "inside": "auto" if hook else "off",
+        "rdzv": "auto" if launcher == "plain" else launcher,
+        "policies": {"max_restarts": 0, "grace_s": 3.0, "backoff_s": 0.1, "hang_timeout_s": 60.0} | fault.policies,
+    }
+    file = plan.with_name("job.yaml")
+    file.write_text(json.dumps(job))
+    return file
 
 
 def read(run: RunDir, done: subprocess.CompletedProcess[str], left: tuple[str, ...]) -> Ours:

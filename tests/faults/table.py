@@ -72,7 +72,7 @@ class Fault:
     weak: tuple[str, ...] = ()
     victims: bool = True
     retry: frozenset[str] = USER
-    node_action: Literal["none", "suspect"] = "none"
+    node_action: Literal["none", "suspect", "taint"] = "none"
     inject: Inject | ClusterInject | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
+from faults.cluster_page import Row
+from faults.pairs_page import held, render
+from faults.pairs_table import COVERING, EXPECTED, FIRST, SECOND, pairs
 from faults.table import FAULTS, Launcher
 from faults.variants import kind, variants
 
@@ -23,3 +26,29 @@ def test_the_whole_matrix_has_each_fault_under_each_of_its_launchers_and_without
     seen = {(one.fault.name, one.launcher) for one in variants() if one.hook and one.nnodes == 2}
     assert seen == {(fault.name, launcher) for fault in FAULTS for launcher in fault.launchers}
     assert {one.fault.name for one in variants() if not one.hook} == {fault.name for fault in FAULTS}
+
+
+def test_i19_every_pair_has_an_expected_outcome_with_its_reasoning_and_ci_runs_each_row_and_column_once() -> None:
+    whole = list(pairs())
+    assert {pair.key for pair in whole} == EXPECTED.keys()
+    assert len(whole) == len(FIRST) * len(SECOND) >= 48
+    assert all(pair.expected.because.endswith(".") for pair in whole)
+    covering = [pair for pair in whole if pair.id in COVERING]
+    assert len(covering) == len(COVERING) >= 8
+    assert {pair.fault.name for pair in covering} == FIRST.keys()
+    assert {pair.second for pair in covering} == SECOND.keys()
+
+
+def test_i19_the_page_of_pairs_keeps_what_it_holds_and_shows_what_was_wrong() -> None:
+    cells = [pair.id for pair in pairs()][:3]
+    said = "rank 2, n2: user_code_exception (proven), retry no"
+    rows = {
+        cells[0]: Row(cell=cells[0], grade="right", faults=(), said=said, day="2026-11-23"),
+        cells[1]: Row(cell=cells[1], grade="wrong", faults=("node n2 was used again",), said=said, day="2026-11-23"),
+    }
+    page = render(rows)
+    assert "80 cells, 2 of them run: 1 right, 0 weak, 0 unknown, 1 wrong." in page
+    assert f"{said}; node n2 was used again" in page
+    again = held(page)
+    assert again.keys() == rows.keys()
+    assert render(again) == page

@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import datetime as dt
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -50,6 +51,31 @@ def until(path: Path) -> None:
     """Wait until the outside has answered."""
     while not path.exists():
         time.sleep(0.01)
+
+
+_NUMBERS = itertools.count(1)
+
+
+def count_aloud() -> None:
+    """Print a numbered line, and keep the number where no reader of logs has a part in it."""
+    number = next(_NUMBERS)
+    print("line", number, flush=True)
+    attempt = os.environ.get("RANKFALL_ATTEMPT", "1")
+    with PLAN.with_suffix(f".{RANK}.a{attempt}.printed").open("a") as file:
+        file.write(f"{number}\n")
+
+
+def do_ask(what: dict[str, Any]) -> None:
+    """Say that this rank is here, and go on when the outside has answered."""
+    mark(0)
+    until(PLAN.with_suffix(".go"))
+
+
+def do_burst(what: dict[str, Any]) -> None:
+    """Many numbered lines at once, when the outside says that it is time."""
+    until(PLAN.with_suffix(".second"))
+    for _ in range(what["lines"]):
+        count_aloud()
 
 
 def do_raise(what: dict[str, Any]) -> NoReturn:
@@ -95,8 +121,7 @@ def do_recurse(what: dict[str, Any]) -> None:
 
 def do_allocate(what: dict[str, Any]) -> None:
     if what.get("ask"):
-        mark(0)
-        until(PLAN.with_suffix(".go"))
+        do_ask(what)
     # Kept and touched, so that it is memory and not only addresses.
     blocks = [bytearray(os.urandom(1 << 10) * (1 << 10)) for _ in range(what["mib"])]
     print(len(blocks), "MiB cached", flush=True)
@@ -188,6 +213,8 @@ def do_spin(what: dict[str, Any]) -> None:
 
 
 ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "ask": do_ask,
+    "burst": do_burst,
     "raise": do_raise,
     "thread": do_thread,
     "atexit": do_at_exit,
@@ -267,6 +294,8 @@ def main() -> None:
             one_step()
             if progress:
                 progress(step)
+            if plan.get("count"):
+                count_aloud()
             if step % 10 == 0:
                 print(f"step {step} loss {1 / step:.3f}", flush=True)
             time.sleep(plan.get("pace", 0.02))

@@ -165,6 +165,27 @@ if __name__ == '__main__':
     assert slot.stream("0.out") == b"child\ncode 1\n"
 
 
+@pytest.mark.parametrize("lives_s", [0, 3], ids=["ends-at-once", "seen-with-its-child"])
+def test_i19_p8_a_data_worker_that_outlives_its_rank_is_no_rank(slot, lives_s: int) -> None:
+    rank = f"""
+import atexit, os, time
+if os.fork() == 0:
+    time.sleep(60)
+time.sleep({lives_s})
+atexit.register(os._exit, 1)
+print('training finished', flush=True)
+"""
+    text = f"""
+import os, subprocess, sys, time
+done = subprocess.run([sys.executable, {slot.script(rank, "rank.py")!r}], env=os.environ | {{'RANK': '1'}})
+time.sleep(4)  # longer than the wrapper waits for a hook to speak
+sys.exit(done.returncode)
+"""
+    assert slot.run(sys.executable, slot.script(text), options=("--grace", "1")).returncode == 1
+    assert [(record.rank, record.writer) for record in slot.records("start")] == [(1, "hook")]
+    assert slot.one("end").exit.code == 1
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing_children_that_set_rank_themselves_are_ranks(slot, method: str) -> None:
     text = f"""

@@ -112,8 +112,8 @@ def test_what_waits_at_the_end_is_counted_and_said_and_no_end_is_written(memory)
     made.give_up()
     missing = dict(made.finish(0.0))
     assert not made.done
-    assert "8 bytes after offset 0 not stored" in missing["0.out"]
-    assert "the endpoint is away" in missing["1.out"]
+    assert (missing["0.out"].offset, missing["0.out"].lost) == (0, 8)
+    assert "the endpoint is away" in missing["1.out"].reason
     assert f"team/{NAME}/end.json" not in memory.objects
 
 
@@ -137,7 +137,7 @@ def test_a_bucket_that_hangs_costs_whole_lines_past_the_limit_and_no_time(memory
     assert made.lost + len(data) == 3 * 61 + 14
     assert made.lost >= 61
     assert data.endswith(b"\nwhole again\n")
-    assert sum(int(text.split(" ")[1]) for _, text in missing) == made.lost
+    assert sum(gap.lost for _, gap in missing) == made.lost
 
 
 RANKS = """

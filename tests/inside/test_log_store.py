@@ -70,12 +70,12 @@ def test_what_a_slow_store_cannot_take_is_lost_in_whole_lines_counted_and_said(t
     wait_until(lambda: made._waiting == 0, timeout=20, what="an empty queue")
     sink.write(b"the rest of y\nwhole again\n")
     sink.close()
-    [(stream, text)] = made.finish(20.0)
+    [(stream, gap)] = made.finish(20.0)
     data = stored(Path(made.path), "0.out")
     assert data == b"first and a half li\nwhole again\n"
-    assert (stream, "too slow" in text) == ("0.out", True)
+    assert (stream, gap.reason) == ("0.out", "the store was too slow")
     assert made.lost == 91 + 95 + 14
-    assert f"{made.lost} bytes" in text
+    assert gap.lost == made.lost
 
 
 def test_a_store_that_never_answers_is_given_up_at_the_end(tmp_path, monkeypatch):
@@ -84,8 +84,8 @@ def test_a_store_that_never_answers_is_given_up_at_the_end(tmp_path, monkeypatch
     made = LogStore(str(tmp_path), "a/b/c/d")
     made.sink("0.out").write(b"x\n")
     try:
-        [(_, text)] = made.finish(0.01)
-        assert "did not take them in time" in text
+        [(_, gap)] = made.finish(0.01)
+        assert "did not take them in time" in gap.reason
         assert not made.done
     finally:
         gate.set()
@@ -95,9 +95,9 @@ def test_a_store_that_cannot_be_written_costs_its_lines_and_nothing_else(tmp_pat
     (tmp_path / "file").write_text("")
     made = LogStore(str(tmp_path / "file"), "a/b/c/d")
     made.sink("0.out").write(b"x\n")
-    [(stream, text)] = made.finish(20.0)
+    [(stream, gap)] = made.finish(20.0)
     assert stream == "0.out"
-    assert "2 bytes after offset 0 not stored (ENOTDIR)" in text
+    assert "2 bytes after offset 0 not stored (ENOTDIR)" in gap.text(stream)
 
 
 def test_two_starts_never_have_the_same_folder_and_none_leads_elsewhere():

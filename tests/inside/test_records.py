@@ -139,6 +139,8 @@ def test_a_folder_that_cannot_be_written_is_said_not_raised(tmp_path: Path) -> N
         (["x", "--token=abc", "--lr", "1"], ["x", "--token=***", "--lr", "1"]),
         (["PASSWORD=abc", "cmd"], ["PASSWORD=***", "cmd"]),
         (["s3://user:pw@host/x"], ["s3://***@host/x"]),
+        (["-c", "login('hf_abcdefghij0123456789abcd')"], ["-c", "login('***')"]),
+        (["-c", "export HF_TOKEN=abc; run --lr 1"], ["-c", "export HF_TOKEN=***"]),
         (["tokenizer", "3"], ["tokenizer", "3"]),
     ],
 )

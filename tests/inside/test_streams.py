@@ -137,3 +137,48 @@ def test_restarts_in_a_slot_get_streams_of_their_own(slot, seed: int) -> None:
     command = "; ".join(f"N={n} RANK=0 {sys.executable} {script}" for n in range(count))
     assert slot.run("bash", "-c", command).returncode == 0
     assert [slot.stream(f"{n}.out") for n in range(count)] == [b"start %d\n" % n for n in range(count)]
+
+
+class Flaky(streams.Sink):
+    """A sink whose disk takes so many bytes of each write."""
+
+    def __init__(self, base: str, room: list[int]) -> None:
+        super().__init__(base)
+        self.room = room
+
+    def _store(self, data: bytes, row: bytes) -> tuple[int, str]:
+        room = self.room.pop(0) if self.room else len(data)
+        if room >= len(data):
+            return super()._store(data, row)
+        return (super()._store(data[:room], row)[0] if room else 0), "ENOSPC"
+
+
+def count(data: bytes) -> int:
+    """Lines as a reader counts them; a last one without its newline is one."""
+    return data.count(b"\n") + (1 if data and not data.endswith(b"\n") else 0)
+
+
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=12) | st.sampled_from([b"\n", b"ab\ncd", b"e\n"]), min_size=1),
+    room=st.lists(st.sampled_from([0, 0, 1, 3, 99]), max_size=30),
+)
+def test_i19_p4_any_full_disk_what_is_stored_and_what_is_counted_is_all_and_no_line_is_glued(
+    tmp_path_factory, chunks: list[bytes], room: list[int]
+) -> None:
+    base = tmp_path_factory.mktemp("flaky") / "0.out"
+    sink = Flaky(str(base), list(room))
+    gaps = []
+    for number, chunk in enumerate(chunks):
+        sink.write(chunk, 1000 + number)
+        gaps += sink.take_gaps()
+    sink.close()
+    sink.close()
+    gaps += sink.gaps
+    printed = b"".join(chunks)
+    path = base.parent / "0.out.log"
+    stored = path.read_bytes() if path.exists() else b""
+    assert count(stored) + sum(gap.lines for gap in gaps) == count(printed)
+    assert all(1000 <= gap.since <= gap.until < 1000 + len(chunks) for gap in gaps)
+    # Each stored line is one that was printed, or the beginning of it, in the order in which they were printed.
+    rest = iter(printed.split(b"\n"))
+    assert all(any(line.startswith(one) for line in rest) for one in stored.split(b"\n")[: count(stored)])

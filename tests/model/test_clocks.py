@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.model.clocks import EXACT, Bound, Moment, order
+from rankfall.model.clocks import EXACT, Bound, Moment, first_of, order, preceded
 
 NS = 1_000_000_000
 offsets = st.integers(-200 * NS, 200 * NS)
@@ -105,3 +105,32 @@ def test_a_stamp_is_told_by_the_common_clock_with_what_it_may_be_off():
     assert Moment(at=100 * NS, bound=Bound()).common == (100 * NS, 0.0)
     assert Moment(at=100 * NS, bound=EXACT).common == (100 * NS, 0.0)
     assert Moment(at=None).common == (None, 0.0)
+
+
+bounds = st.tuples(st.none() | st.integers(-3 * NS, 0), st.none() | st.integers(0, 3 * NS)).map(lambda two: Bound(*two))
+moments = st.lists(
+    st.builds(
+        Moment,
+        at=st.none() | st.integers(0, 20).map(lambda n: n * NS // 2),
+        uncertainty=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        clock=st.sampled_from(["", "a", "b", "c"]),
+        bound=bounds,
+    ),
+    max_size=12,
+)
+
+
+@given(moments)
+def test_i18_whom_another_one_precedes_is_found_without_asking_all_pairs(given_moments):
+    pairs = [any(order(other, one) == "before" for other in given_moments if other is not one) for one in given_moments]
+    assert preceded(given_moments) == pairs
+
+
+@given(moments)
+def test_i18_who_is_before_all_others_is_found_without_asking_all_pairs(given_moments):
+    firsts = [
+        number
+        for number, one in enumerate(given_moments)
+        if all(order(one, other) == "before" for each, other in enumerate(given_moments) if each != number)
+    ]
+    assert first_of(given_moments) == (firsts[0] if firsts else None)

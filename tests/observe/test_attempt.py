@@ -19,9 +19,9 @@ from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec
 from rankfall.observe.attempt import AttemptObserver
 from rankfall.observe.kernel import read_kernel
-from rankfall.observe.lost import lock_is_free
 from rankfall.signatures.catalogue import default_catalogue
 from rankfall.store import RunDir
+from rankfall.store.content import lock_is_free
 
 NOW = time.time_ns()
 ROW = struct.Struct("<QQqQB7x")

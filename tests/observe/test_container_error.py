@@ -191,3 +191,32 @@ def test_errors_s8_fields_of_newer_writers_are_passed_over():
 def test_its_files_are_known_by_their_names():
     assert all(map(is_container_error, ("error.pb", "error-0a1b.pb", "error-worker-3.pb")))
     assert not any(map(is_container_error, ("outputs.pb", "error.json", "my-error.pb", "errors.pb.tmp")))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "\n" * 1_000_000,
+        " \n" * 500_000 + "x",
+        "ValueError: x\n" + "\n" * 500_000 + "y" * 10,
+        "\t" * 1_000_000 + "Message:",
+        "Traceback (most recent call last):\n" * 30_000,
+        "a." * 500_000,
+    ],
+)
+def test_i18_p4_a_message_of_white_space_costs_no_more_than_any_other(message):
+    # Before, 60 KB of newlines took more than a minute: this does not end within the time of a test.
+    assert container_error_evidence(document(message), name="error.pb", catalogue=default_catalogue())
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("KeyError: x\n\nUser error.\n", "KeyError: x"),
+        ("KeyError: x\n  SYSTEM ERROR! Contact them  \n\n", "KeyError: x"),
+        ("Trace\n\n  Message:\n\n    KeyError: y\n\nsystem error.", "KeyError: y"),
+        ("KeyError: User error.", "KeyError: User error."),
+    ],
+)
+def test_what_flytekit_writes_around_a_message_is_left_out(message, line):
+    assert evidence(document(message)).line == line

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rankfall.explain import explain_files
 from rankfall.observe.stack_text import NewestDump, main_frames, text_of_json
+from rankfall.observe.stacks import kernel_stand
 
 # As py-spy 0.4 prints it.
 SPY = """Process {pid}: /usr/bin/python3 -u train.py
@@ -139,3 +140,35 @@ def test_errors_s15_hostile_stacks_cost_linear_time(text):
     main_frames("Current thread 0x1 (most recent call first):\n" + text)
     main_frames('Thread 1 (idle): "MainThread"\n    a (b:1)\n' + text)
     newest(b"Thread 0x1 (most recent call first):\n" + text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Thread 0x1 [" * 80_000,
+        "Thread 0x" + "a" * 1_000_000,
+        "Current thread 0x1:\n" * 50_000,
+        'Thread 1 (idle): "' + '" ' * 500_000,
+        "  thread 1 (" + ") state=S wchan=" * 60_000,
+    ],
+)
+def test_i18_p4_one_endless_line_of_a_stack_costs_linear_time(text):
+    main_frames(text)
+    kernel_stand(1, text)
+    newest(b"Process 1: most recent call first\n" + text.encode())
+
+
+def test_only_the_thread_that_faulthandler_calls_current_is_the_main_one():
+    other = 'Thread 0x1 (most recent call first):\n  File "/a/t.py", line 1 in run\n\n'
+    current = 'Current thread 0x2 (most recent call first):\n  File "/a/m.py", line 2 in main\n  File x\n  File "/a/n.py", line 3 in n\n\n'
+    assert [name for _, _, name in main_frames(other + current + other)] == ["main", "n"]
+    assert [name for _, _, name in main_frames(other + "Current thread 0x2:\n\n" + other)] == ["run"]
+    long = other + "x" * 40_000
+    assert main_frames(long) == main_frames(long)
+
+
+@pytest.mark.parametrize("line", ['"' + "9" * 5000 + '"', "1e999", "[1]", "null", "true"])
+def test_i18_p1_a_line_of_no_sense_in_a_stack_of_json_is_none(line):
+    data = b'[{"thread_id": 1, "thread_name": "MainThread", "frames": [{"name": "f", "filename": "a.py", "line": %s}]}]'
+    text = text_of_json(data % line.encode())
+    assert text is None or text.endswith("(a.py:0)")

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from rankfall.observe import standing
 from rankfall.observe.progress import Step, StepFolders, read_steps
-from rankfall.observe.standing import Standing
+from rankfall.store import standing
+from rankfall.store.standing import Standing
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.observe.prefixes import parse_prefix
-from rankfall.observe.scan import scan
+from rankfall.observe.scan import ChunkScanner, scan
 from rankfall.observe.text import decode, normalise
 from rankfall.observe.torchrun import read_reports
-from rankfall.observe.tracebacks import Incomplete, find_tracebacks
+from rankfall.observe.tracebacks import TracebackReader, find_tracebacks
 from rankfall.signatures.catalogue import default_catalogue
 
 
@@ -78,45 +78,44 @@ def test_interleaved_ranks_are_separated_by_their_prefixes():
 
 def test_a_broken_off_traceback_waits_for_its_end():
     text = real_traceback(CHAINED)
-    cut = text[: text.rfind(b"RuntimeError: step")]
-    *_, last = find_tracebacks(cut, final=False)
-    assert isinstance(last, Incomplete)
-    assert last.start == 0
+    cut = text.rfind(b"RuntimeError: step")
+    reader = TracebackReader()
+    assert reader.feed(text[:cut], at=0, line=0, final=False).closed == []
+    assert reader.oldest == 0
+    (found,) = reader.feed(text[cut:], at=cut, line=text.count(b"\n", 0, cut), final=True).closed
+    assert found.found == next(iter(find_tracebacks(text)))
 
 
 def test_what_python_ignored_is_noise():
     text = real_traceback("import atexit\natexit.register(lambda: 1/0)")
-    found = scan(text, default_catalogue(), final=True).found
+    found = scan(text, default_catalogue()).found
     assert {f.meaning.role for f in found} == {"context"}
 
 
 def test_source_lines_of_a_traceback_are_no_messages():
     text = real_traceback('def f():\n    raise ValueError("CUDA out of memory. Tried to allocate" and "x")\nf()')
-    assert [f.meaning.slug for f in scan(text, default_catalogue(), final=True).found] == ["user_code_exception"]
+    assert [f.meaning.slug for f in scan(text, default_catalogue()).found] == ["user_code_exception"]
 
 
 @given(st.lists(st.binary(max_size=80).map(lambda b: b.replace(b"\n", b"")), max_size=30), st.integers(0, 2400))
 def test_scanning_never_raises_and_never_points_outside(lines, at):
     text = b"\n".join(lines)
     text = text[:at] + b"\nTraceback (most recent call last):\n" + text[at:]
-    result = scan(text, default_catalogue(), final=True)
-    assert result.consumed == len(text)
+    result = scan(text, default_catalogue())
     assert all(0 <= f.start <= f.end <= len(text) for f in result.found)
 
 
 @given(st.integers(1, 2000))
 def test_a_traceback_is_found_once_however_the_text_is_cut(size):
     text = b"step 1\n" + TRACE + b"step 2\n" + TRACE.replace(b"step failed", b"again")
-    catalogue = default_catalogue()
-    found, carry = [], b""
-    for begin in range(0, len(text), size):
-        data = carry + text[begin : begin + size]
-        cut = data.rfind(b"\n") + 1
-        result = scan(data[:cut], catalogue, final=False)
-        found += [f.meaning.text for f in result.found]
-        carry = data[result.consumed :]
-    found += [f.meaning.text for f in scan(carry, catalogue, final=True).found]
+    found = [one.meaning.text for one, _, _ in in_chunks(text, size)]
     assert found == ["RuntimeError: step failed", "RuntimeError: again"]
+
+
+def in_chunks(text, size):
+    scanner = ChunkScanner(default_catalogue())
+    parts = [text[begin : begin + size] for begin in range(0, len(text), size)]
+    return [one for part in (*parts, b"") for one in scanner.feed(part, final=not part)[0]]
 
 
 TRACE = real_traceback(CHAINED)
@@ -163,9 +162,9 @@ def test_errors_s14_what_the_launcher_logs_of_a_damaged_error_file_is_no_cause(a
         "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
     )
     data = "".join(f"{logged}{line}\n" for line in lines).encode()
-    found = scan(data, default_catalogue(), final=True).found
+    found = scan(data, default_catalogue()).found
     assert [(one.meaning.slug, one.meaning.role) for one in found] == [("controller_verdict", "context")]
-    (bare,) = scan(f"{lines[1]}\n".encode(), default_catalogue(), final=True).found
+    (bare,) = scan(f"{lines[1]}\n".encode(), default_catalogue()).found
     assert (bare.meaning.slug, bare.meaning.role) == ("bad_sample", "primary")
 
 

@@ -18,7 +18,7 @@ from rankfall.store import RunDir, Writer
 from rankfall.store import cursor as cursors
 from rankfall.store.cursor import Forward, lines_backward
 from rankfall.store.lines import CUT_MARK, MAX_LINE, LineQuery, read_lines
-from stream_files import FakeStream, row, stream
+from stream_files import FakeStream, opened, row, stream
 
 TEXT = st.binary(max_size=40) | st.text(alphabet="ab\n\r\0\f\x0b\u2028\x85", max_size=30).map(str.encode)
 
@@ -313,6 +313,7 @@ def test_a_folder_that_cannot_be_read_is_named(
     run_dir = RunDir.create(JobSpec(command=("a",)), home=open_folder)
     stream(run_dir, "slot", slot=0).write(b"hidden\n", at=1)
     stream(run_dir, "slot", slot=1).write(b"shown\n", at=1)
+    opened(open_folder)
     run_dir.stream_dir(1, "worker", 0).chmod(0)
     (run_dir.logs_dir / "notes.txt").touch()
     (run_dir.logs_dir / "attempt-1" / "x").mkdir()

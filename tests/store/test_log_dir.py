@@ -46,18 +46,18 @@ def test_logs_s42_a_glob_finds_the_file_of_all_ranks_once(home: Path, tmp_path: 
     assert sorted(path.name for path in folder.iterdir()) == [MARK, ALL_RANKS, "rank-00000.log"]
 
 
-def test_where_no_link_can_be_made_the_files_are_copied(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_are_copies_with_the_modes_of_the_users_umask(home: Path, tmp_path: Path) -> None:
     run_dir = made(home, tmp_path / "logs")
     ready(run_dir, b"hello\n")
-
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
-    assert place(run_dir, tmp_path / "logs") is None
-    assert (tmp_path / "logs" / "rank-00000.log").read_bytes() == b"hello\n"
+    before = os.umask(0o027)
+    try:
+        assert place(run_dir, tmp_path / "logs") is None
+    finally:
+        os.umask(before)
+    copy = tmp_path / "logs" / "rank-00000.log"
+    assert copy.read_bytes() == b"hello\n"
+    assert copy.stat().st_mode & 0o777 == 0o640
+    assert (run_dir.path / "rank-00000.log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_second_run_is_refused_before_it_exists(home: Path, tmp_path: Path) -> None:
@@ -146,10 +146,6 @@ def test_half_a_copy_never_has_the_name(home: Path, tmp_path: Path, monkeypatch:
         Path(target).write_bytes(b"ha")
         raise OSError(28, "No space left on device")
 
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(shutil, "copyfile", full)
     assert place(run_dir, folder) == f"{folder} cannot be written: No space left on device"
     assert sorted(path.name for path in folder.iterdir()) == [MARK, ALL_RANKS]

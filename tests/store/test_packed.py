@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hostile_inputs import INPUTS
 from rankfall.store import packed as packed_module
 from rankfall.store.compress import compress, unpack
 from rankfall.store.content import content_size, open_content, packed_path, read_bytes
@@ -28,6 +29,11 @@ def packed(folder: Path, data: bytes, *, frame: int = FRAME) -> Path:
     return folder / "0.out.log"
 
 
+def unpacked(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return b"".join(read_zstd(file.fileno(), path))
+
+
 @given(
     data=st.lists(st.sampled_from([b"a", b"\n", b"step 1 loss 2\n", b"\xff\0"]), max_size=60).map(b"".join),
     frame=st.integers(1, 50),
@@ -40,7 +46,7 @@ def test_any_read_gives_the_bytes_of_the_raw_stream(data: bytes, frame: int, rea
         with open_content(path) as content:
             for start, length in reads:
                 assert content.read(start, length) == data[start : start + length]
-        assert b"".join(read_zstd(packed_path(path))) == data
+        assert unpacked(packed_path(path)) == data
 
 
 @given(data=st.binary(max_size=300), flip=st.integers(0, 10_000), cut=st.integers(0, 40))
@@ -80,10 +86,13 @@ def test_a_torn_or_foreign_zstd_file_is_an_error(tmp_path: Path) -> None:
     file = packed_path(path)
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(OSError, match="is damaged"):
-        list(read_zstd(file))
+        unpacked(file)
+    file.write_bytes(b"")
+    with pytest.raises(OSError, match="ends inside of a frame"):
+        unpacked(file)
     file.write_bytes(b"no zstd at all")
     with pytest.raises(OSError, match="is damaged"):
-        list(read_zstd(file))
+        unpacked(file)
 
 
 def test_few_bytes_are_read_for_one_far_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +219,19 @@ def test_a_file_system_that_cannot_tell_leaves_the_stream(tmp_path: Path, monkey
     monkeypatch.setattr("rankfall.store.compress.fcntl.fcntl", refuse)
     assert compress(path) == "the file system does not tell whether it is being written (Invalid argument)"
     assert content_size(path) == 2
+
+
+def test_i18_a_table_of_frames_that_hold_nothing_is_refused(tmp_path: Path) -> None:
+    """A table is as long as somebody made it; each of its frames needs bytes of its own."""
+    path = tmp_path / "0.out.log"
+    entries = packed_module._ENTRY.pack(0, 1) * 100
+    table = entries + packed_module._FOOTER.pack(100, 0, packed_module._SEEK_MAGIC)
+    packed_path(path).write_bytes(packed_module._SKIPPABLE.pack(packed_module._SKIP_MAGIC, len(table)) + table)
+    with pytest.raises(OSError, match="does not fit its frames"):
+        open_content(path)
+
+
+def test_i18_a_frame_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
+    for name in ("zstd-window", "zstd-window-most", "zstd-claims"):
+        with INPUTS[name].laid(tmp_path / name) as folder, pytest.raises(OSError, match="is damaged"):
+            unpacked(folder / "a.log.zst")

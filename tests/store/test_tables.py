@@ -29,9 +29,9 @@ from rankfall.model import (
     StoreError,
     Verdict,
 )
-from rankfall.store import AttemptRow, RunDir, RunRow, Writer, list_runs
+from rankfall.store import AttemptRow, RunDir, RunRow, StreamRow, Writer, list_runs
 from rankfall.store.writer import MAX_NOTES
-from stream_files import row, stream
+from stream_files import opened, row, stream
 
 
 def piece(number: int, **fields: object) -> Evidence:
@@ -219,6 +219,7 @@ def test_a_finished_run_is_one_file_and_can_be_read_where_nothing_may_be_written
         writer.set_run("succeeded", at=1)
     assert [path.name for path in run_dir.path.glob("run.db*")] == ["run.db"]
     before = {path.name for path in run_dir.path.iterdir()}
+    opened(open_folder)
     run_dir.path.chmod(0o555)
     with as_user(), run_dir.reader() as reader:
         assert reader.run().state == "succeeded"
@@ -420,3 +421,17 @@ def test_readers_never_hinder_a_writer_in_another_process(run_dir: RunDir) -> No
         finally:
             process.kill()
     assert counts == sorted(counts)
+
+
+def test_i18_p2_text_and_numbers_that_no_table_takes_cost_no_record(tmp_path: Path) -> None:
+    run = RunDir.create(JobSpec(command=("train.py",)), home=tmp_path)
+    with run.lease() as writer:
+        writer.begin_attempt(1, at=1, plan={})
+        writer.put_ranks(1, [RankFacts(rank=10**30, state="running", node="n\udc80")])
+        row = StreamRow(stream="logs/\udcff.log", attempt=1, role="worker", slot=0, instance=0, local="0")
+        writer.put_streams([row])
+        writer.note_incomplete("a file \udc80 is odd")
+        (facts,) = writer.ranks(1)
+        assert facts.node == "n?"
+        assert [stored.stream for stored in writer.streams(1)] == ["logs/?.log"]
+        assert "a file ? is odd" in writer.run().incomplete

@@ -301,7 +301,7 @@ until((slots / f"worker-{1 - int(os.environ['RANKFALL_SLOT'])}" / "end.json").ex
 os.kill(os.getppid(), signal.SIGCONT)
 lost()
 """
-    patient = {"settle_quiet_s": 40.0, "settle_max_s": 80.0}
+    patient = {"settle_min_s": 40.0, "settle_quiet_s": 40.0, "settle_max_s": 80.0}
     run, _, verdict = fall(bench, "import re\n" + code, launcher="torchrun", rdzv="c10d", policies=patient)
     assert verdict.cause.slug == "user_code_exception"
     assert verdict.slot is not None

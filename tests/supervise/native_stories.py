@@ -40,6 +40,7 @@ class Workload:
         self.looks = list(looks)
         self.shown = "jobset train-a1"
         self.selector = "a=b"
+        self.uid = "w1"
         self.there: dict[str, str] = {}
         self.asked: list[str] = []
         self.removed = "gone"
@@ -50,7 +51,7 @@ class Workload:
             raise found
         return found() if callable(found) else found
 
-    def pods(self, selector: str) -> dict[str, str]:
+    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
         assert selector.startswith("a=b")
         return dict(self.there)
 

@@ -17,6 +17,7 @@ from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Company
 from rankfall.model import Deadlines, JobSpec, Policies, RankFacts, SlotFacts
 from rankfall.observe.attempt import Delta
+from rankfall.supervise import overdue
 from rankfall.supervise.hang import HangWatch
 from rankfall.supervise.loop import supervise
 from rankfall.supervise.overdue import OverdueWatch
@@ -231,7 +232,7 @@ def test_while_torchrun_has_not_started_all_ranks_nothing_hangs_and_the_wait_is_
     )
     plan = SimpleNamespace(launcher="torchrun", attempt=1, slots=[SimpleNamespace(role=spec.one_role, slot=0)])
     said: list[tuple[str, str]] = []
-    scene: Any = SimpleNamespace(spec=spec, plan=plan, observer=SimpleNamespace(last_activity=0))
+    scene: Any = SimpleNamespace(spec=spec, plan=plan, observer=SimpleNamespace(last_activity=0), blind=False)
     events: Any = SimpleNamespace(say=lambda kind, text, **_: said.append((kind, text)))
     began = time.time_ns()
     # Whoever takes stacks or a verdict asks one of these for what it has not.
@@ -256,3 +257,55 @@ def test_while_torchrun_has_not_started_all_ranks_nothing_hangs_and_the_wait_is_
     # All are there, and stand still.
     with pytest.raises(AttributeError):
         watch.look(Delta(), slots, ranks(None, None), now=time.time_ns() + 60 * SECOND)
+
+
+def test_i19_while_pods_cannot_be_watched_no_rank_is_missing_and_nothing_stands_still() -> None:
+    spec = JobSpec(
+        command=("t.py",),
+        nnodes=1,
+        launcher="plain",
+        policies=Policies(hang_timeout_s=10.0),
+        deadlines=Deadlines(startup_s=5.0),
+    )
+    plan = SimpleNamespace(launcher="plain", attempt=1, slots=[SimpleNamespace(role=spec.one_role, slot=0)])
+    waits: list[str | None] = []
+    scene: Any = SimpleNamespace(
+        spec=spec,
+        plan=plan,
+        observer=SimpleNamespace(last_activity=0),
+        ranks=tuple,
+        blind=True,
+        wait=lambda what, text, *, now: waits.append(f"{what}: {text}"),
+        waited=lambda *, now: waits.append(None),
+    )
+    nobody: Any = SimpleNamespace()
+    began = time.time_ns()
+    said: list[str] = []
+    events: Any = SimpleNamespace(say=lambda kind, text, **_: said.append(f"{kind}: {text}"))
+    watch = OverdueWatch(
+        scene,
+        ending=nobody,
+        run="r",
+        backend=nobody,
+        control=nobody,
+        events=events,
+        window=SettleWindow(Policies()),
+        started=began,
+        total_at=None,
+    )
+    slots = (SlotFacts(slot=0, state="running", recorder=True),)
+    for seconds in (1, 20, 40):
+        watch.look(Delta(), slots, (), now=began + seconds * SECOND)
+    assert set(waits) == {"pods: the startup deadline is over, and waits until the pods can be watched again"}
+    # Seen again, and what is seen now is not taken to be all there is.
+    scene.blind = False
+    watch.look(Delta(), slots, (), now=began + 41 * SECOND)
+    assert said == []
+    overdue.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 60, time_ns=time.time_ns)  # type: ignore[assignment]
+    try:
+        with pytest.raises(AttributeError):
+            watch.look(Delta(), slots, (), now=began + 42 * SECOND)
+    finally:
+        overdue.time = time
+    assert waits[-1] is None
+    assert said == ["deadline: 1 rank was not there 5 s after the start"]

@@ -162,7 +162,7 @@ def test_a_slot_that_ends_on_a_full_disk_is_known_by_its_exit_code(
 
 
 def test_a_slot_that_cannot_come_up_on_a_full_disk_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.supervise.ending.free_bytes", lambda folder: 0)
+    monkeypatch.setattr("rankfall.supervise.ending.disk_trouble", lambda folder: f"{folder} is full")
     real = slot_processes.start
     monkeypatch.setattr(slot_processes, "start", lambda argv, **rest: real((*argv[:3], "/nowhere"), **rest))
     _, outcome = bench.run("pass", nnodes=1)

@@ -22,6 +22,11 @@ class Backend:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.cleared = 0
+        self.taken = None
+
+    def withdrawn(self, plan, *, surely):
+        assert surely
+        return self.taken
 
     def clear(self, plan, *, company):
         assert plan.attempt == 1
@@ -43,8 +48,9 @@ class Desk:
         ledger = SimpleNamespace(
             set_run=lambda state, **_: self.states.append(state), note=self.notes.append, flush=lambda: None
         )
+        spec = JobSpec(command=("x",), **fields)
         self.planner = Planner(
-            SimpleNamespace(spec=JobSpec(command=("x",), **fields), path=folder),
+            SimpleNamespace(spec=spec, whole_spec=lambda: spec, path=folder),
             backend=backend,
             ledger=ledger,
             say=self.said.append,
@@ -60,7 +66,7 @@ class Desk:
 def test_a_later_attempt_waits_for_a_cluster_that_does_not_answer_and_says_so_once(tmp_path):
     backend = Backend(Unreachable("no answer"), Unreachable("no answer"), Unreachable("refused"), "plan")
     desk = Desk(backend, tmp_path)
-    plan = desk.planner.plan(2, before=ROW, exclude=["n1"])
+    plan = desk.planner.plan(2, before=ROW, exclude=lambda: ["n1"])
     assert (plan.attempt, plan.notes) == (2, ("plan", "n1", "1", "None"))
     assert (plan.sizes, plan.changes) == ({"worker": 1}, ())
     assert desk.said == ["attempt 2 waits: no answer", "attempt 2 waits: refused"]
@@ -73,15 +79,23 @@ def test_a_later_attempt_waits_for_a_cluster_that_does_not_answer_and_says_so_on
 )
 def test_what_does_not_pass_by_itself_and_a_first_attempt_end_at_once(tmp_path, number, error):
     desk = Desk(Backend(error), tmp_path)
-    assert desk.planner.plan(number, before=ROW if number > 1 else None, exclude=()) is None
+    assert desk.planner.plan(number, before=ROW if number > 1 else None, exclude=tuple) is None
     assert desk.planner.refusal == error.message
     assert desk.waits == 0
+
+
+def test_i19_p6_no_plan_follows_a_deletion_and_nothing_is_removed(tmp_path):
+    backend = Backend("plan")
+    backend.taken = "job train-a1 was deleted in the cluster"
+    desk = Desk(backend, tmp_path)
+    assert desk.planner.plan(2, before=ROW, exclude=tuple) is None
+    assert (desk.planner.withdrawn, backend.cleared) == (backend.taken, 0)
 
 
 def test_a_wish_ends_the_wait(tmp_path):
     desk = Desk(Backend(*(Unreachable("no answer") for _ in range(9))), tmp_path)
     desk.give_up_after = 2
-    assert desk.planner.plan(2, before=None, exclude=()) is None
+    assert desk.planner.plan(2, before=None, exclude=tuple) is None
     assert desk.waits == 2
 
 
@@ -97,9 +111,9 @@ def test_what_does_not_go_after_a_cancel_is_said_and_noted(tmp_path):
 
 def test_jobapi_s07_the_next_attempt_has_as_many_nodes_as_are_wished_by_then(tmp_path):
     append_resize(tmp_path, ResizeRequest(role="worker", nodes=3, at=5, by="somebody@here", reason="why not"))
-    fixed = Desk(Backend("plan"), tmp_path).planner.plan(2, before=ROW, exclude=())
+    fixed = Desk(Backend("plan"), tmp_path).planner.plan(2, before=ROW, exclude=tuple)
     assert fixed.notes == ("plan", "3", "None")
     assert [(one.before, one.nodes, one.asked_at, one.by) for one in fixed.changes] == [(1, 3, 5, "somebody@here")]
-    within = Desk(Backend("plan"), tmp_path, nnodes=2, nnodes_max=4).planner.plan(1, before=None, exclude=())
+    within = Desk(Backend("plan"), tmp_path, nnodes=2, nnodes_max=4).planner.plan(1, before=None, exclude=tuple)
     assert within.notes == ("plan", "2", "3")
     assert [(one.before, one.nodes) for one in within.changes] == [(4, 3)]

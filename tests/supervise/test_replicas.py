@@ -280,7 +280,7 @@ class Lingering(LocalBackend):
         self.broken = broken
         self.late = late
 
-    def withdrawn(self, plan: Plan) -> str | None:
+    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
         return self.taken
 
     def start_again(self, plan: Plan, slot: int) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from rankfall.model import Decision, JobSpec, Outcome, Policies, RankFacts, SlotFacts, SpecError
+from rankfall.model import Cause, Decision, JobSpec, Outcome, Policies, RankFacts, SlotFacts, SpecError, Verdict
 from rankfall.model.check_spec import check_spec
 from rankfall.store import RunDir
-from rankfall.supervise.events import EVENTS_NAME, EventLog, read_events
+from rankfall.supervise.events import EVENTS_NAME, Event, EventLog, read_events
+from rankfall.supervise.leaving import see_off, slots_text
+from rankfall.supervise.loop import supervise
 from rankfall.supervise.news import bad_ends
-from rankfall.supervise.settle import SettleWindow, went_on
+from rankfall.supervise.settle import SettleWindow, is_final, went_on
 
 from .conftest import QUICK, Bench
 
@@ -97,6 +101,9 @@ def test_restarts_are_bounded(bench: Bench) -> None:
     _, outcome = bench.run("os.kill(os.getpid(), signal.SIGKILL)", nnodes=1, policies={"max_restarts": 1})
     assert (outcome.state, outcome.attempts, outcome.code) == ("failed", 2, 137)
     assert decision_of(outcome).rule in {"restarts_spent", "repeated"}
+    # What was said of the plan of the first attempt and is as before is not said again.
+    started = [event.data["attempt"] for event in bench.events if event.kind == "attempt"]
+    assert (started, len(bench.texts("launcher"))) == ([1, 2], 1)
 
 
 def test_errors_s7_all_evidence_there_no_wait(bench: Bench) -> None:
@@ -146,8 +153,52 @@ time.sleep(600)
         versions = [row.version for row in reader.verdicts()]
     assert versions[0] == 1
     stop = next(event.at for event in bench.events if event.kind == "stopping")
-    ended = next(event.at for event in bench.events if event.kind == "verdict")
+    ended = next(event.at for event in bench.events if event.kind == "decision")
     assert (ended - stop) / 1e9 > 2.0
+    # What is proven is reported before.
+    assert next(event.at for event in bench.events if event.kind == "verdict") < ended - 2 * 10**9
+
+
+def waits(bench: Bench) -> dict[str, str]:
+    """What was waited for at last, by its kind."""
+    return {event.data["waits_for"]: event.text for event in bench.events if event.kind == "waiting"}
+
+
+def test_i19_a_proven_exception_beside_healthy_ranks_waits_for_nothing(bench: Bench) -> None:
+    # A quiet time that would outlast the test.
+    policies = {"max_restarts": 0, "settle_quiet_s": 600.0, "settle_max_s": 900.0}
+    run, outcome = bench.run("if rank == 1: raise ValueError('bad sample')\ntime.sleep(600)", policies=policies)
+    assert verdict_of(run, 1) == ("user_code_exception", 1)
+    assert outcome.code == 1
+    kinds = [event.kind for event in bench.events]
+    # Reported before the others are stopped, and once.
+    assert kinds.count("verdict") == 1
+    assert kinds.index("verdict") < kinds.index("stopping")
+    assert waits(bench) == {}
+
+
+def test_i19_each_wait_of_a_failure_is_named_in_the_events_and_in_the_status(bench: Bench) -> None:
+    code = """
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+    spec = bench.spec(code, policies={"max_restarts": 0, "grace_s": 2.0, "settle_quiet_s": 2.0})
+    run = bench.run_dir(spec)
+    reasons: set[str | None] = set()
+
+    def seen(event: Event) -> None:
+        bench.events.append(event)
+        with run.reader() as reader:
+            reasons.add(reader.run().reason)
+
+    supervise(run, on_event=seen)
+    named = waits(bench)
+    assert named["evidence"] == (
+        "the verdict waits for further evidence, until nothing comes for 2 s and at most 5 s: so far killed_unknown (likely)"
+    )
+    assert named["ends"] == "waits for the end of slot 0 on node0, at most 2 s from SIGTERM on"
+    assert set(named.values()) & reasons
 
 
 def test_a_plan_that_fails_later_ends_the_run_with_its_reason(bench: Bench) -> None:
@@ -190,6 +241,65 @@ def test_the_window_opens_once_and_closes_by_quiet_or_by_the_limit() -> None:
     assert window.over(105.0)
     window.close()
     assert not window.over(200.0)
+
+
+def test_i19_what_a_process_wrote_itself_has_a_moment_to_arrive() -> None:
+    window = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=20.0, settle_max_s=60.0))
+    assert not window.gathered(100.0)
+    window.see(100.0, failed=True, news=False)
+    assert not window.gathered(100.4)
+    assert window.gathered(100.5)
+    window.see(100.45, failed=True, news=True)
+    assert not window.gathered(100.5)
+    assert window.gathered(100.6)
+    short = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=0.1, settle_max_s=0.2))
+    short.see(10.0, failed=True, news=False)
+    assert short.gathered(10.25)
+
+
+@pytest.mark.parametrize(
+    ("slug", "confidence", "rank", "retry", "final"),
+    [
+        ("user_code_exception", "proven", 3, "no", True),
+        ("user_code_exception", "likely", 3, "no", False),
+        ("user_code_exception", "proven", None, "no", False),
+        # A node's own words may still say more.
+        ("gpu_ecc", "proven", 3, "elsewhere", False),
+        ("killed_unknown", "likely", 3, "once", False),
+    ],
+)
+def test_i19_only_a_proven_cause_that_nothing_changes_ends_the_wait(slug, confidence, rank, retry, final) -> None:
+    verdict = Verdict(
+        state="failed", exit_origin="rank", cause=Cause.of(slug, confidence=confidence), rank=rank, retry=retry
+    )
+    assert is_final(verdict) is final
+
+
+def test_i19_slots_in_a_text_are_the_first_few() -> None:
+    assert slots_text([3]) == "slot 3"
+    assert slots_text([5, 1]) == "slots 1, 5"
+    assert slots_text(range(10)) == "slots 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+def test_i19_the_last_states_of_pods_are_waited_for_by_name(tmp_path: Path) -> None:
+    alive = [True, True]
+
+    class Platform:
+        def alive(self, plan: object, slot: int) -> bool:
+            del plan
+            return alive[slot]
+
+    said: list[tuple[str, str]] = []
+
+    def wait(what: str, text: str, *, now: int) -> None:
+        assert now
+        said.append((what, text))
+        alive[:] = [False, False]
+
+    plan: Any = SimpleNamespace(cluster=object())
+    control: Any = SimpleNamespace(wait=time.sleep)
+    see_off(plan, [0, 1], backend=Platform(), control=control, wait=wait)  # type: ignore[arg-type]
+    assert said == [("last_states", "waits for the kubelet's last report on slots 0, 1, at most 10 s")]
 
 
 def test_errors_s5_the_window_stays_open_for_its_minimum_however_quiet_it_is() -> None:

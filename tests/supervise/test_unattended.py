@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -182,6 +184,57 @@ def test_what_kubernetes_ends_after_the_first_fall_is_no_cause(home):
         assert [(facts.slot, facts.killed_by) for facts in reader.slots(1)] == [(0, None), (1, "wrapper")]
     assert outcome.verdict is not None
     assert outcome.verdict.slot == 0
+
+
+@pytest.mark.parametrize(
+    ("codes", "killed_by"),
+    [
+        ((137, 143), ["foreign", "wrapper"]),
+        ((137, 137), ["foreign", "foreign"]),
+        ((3, 143), [None, "wrapper"]),
+        ((143, 143), ["foreign", "foreign"]),
+    ],
+)
+def test_i19_p13_the_slot_whose_end_made_kubernetes_stop_the_others_was_not_stopped_itself(home, codes, killed_by):
+    bench = Bench(home, GOING)
+    bench.workload.looks.append(ended(bench, *codes))
+    outcome = bench.record()
+    assert outcome.verdict is not None
+    assert outcome.verdict.slot in {0, None}
+    with bench.run.reader() as reader:
+        assert [facts.killed_by for facts in reader.slots(1)] == killed_by
+        status = reader.status(time.time_ns())
+    assert (status.failed, status.stopped) == (2 - killed_by.count("wrapper"), killed_by.count("wrapper"))
+
+
+def test_i19_p13_a_container_beside_the_ranks_that_failed_the_pod_is_named(home):
+    bench = Bench(home, GOING)
+
+    def over():
+        bench.pod(0, code=0, phase="Succeeded", others=("pre: Error: exit code 1",))
+        bench.pod(1, code=0, phase="Failed", others=("log-out: Error: exit code 3", "proxy: Error: exit code 143"))
+        return FELL
+
+    bench.workload.looks.append(over)
+    found = bench.record().verdict
+    assert found is not None
+    assert (found.cause.slug, found.slot, found.pod, found.rank) == ("user_exit", 1, "p1", None)
+    assert found.decisive is not None
+    assert found.decisive.line == "container log-out: Error: exit code 3; the ranks of this pod ended with 0"
+
+
+def test_i19_p13_where_a_rank_failed_a_container_beside_it_is_context(home):
+    bench = Bench(home, GOING)
+
+    def over():
+        bench.pod(0, code=3, phase="Failed")
+        bench.pod(1, code=0, phase="Failed", others=("log-out: Error: exit code 4",))
+        return FELL
+
+    bench.workload.looks.append(over)
+    found = bench.record().verdict
+    assert found is not None
+    assert (found.cause.slug, found.slot) == ("user_exit", 0)
 
 
 def test_launch_s11_a_restart_of_the_gang_is_restarting_and_an_attempt_of_its_own(home):
@@ -495,7 +548,7 @@ def test_a_pod_that_the_journal_does_not_have_yet_is_waited_for(home):
     bench.workload.there = {"u10": "Running"}
     asked = []
 
-    def pods(selector):
+    def pods(selector, *, gang=""):
         asked.append(selector)
         if len(asked) == 3:
             bench.pod(0, code=0)
@@ -633,7 +686,8 @@ def test_a_stir_need_not_wait_as_long_as_calm_does_after_a_dear_look(home, monke
     bench.workload.looks += [*[GOING] * 6, ended(bench, 0, 0)]
     # Begin and end of each look, seconds of CPU: the third is dear.
     clock = iter([took for number in range(1000) for took in (0.0, 0.3 if number == 2 else 0.001)])
-    monkeypatch.setattr(gang.time, "thread_time", lambda: next(clock))
+    # Of this module alone: what a look reads counts its own time.
+    monkeypatch.setattr(gang, "time", SimpleNamespace(**vars(time) | {"thread_time": lambda: next(clock)}))
     bench.record(control=Heeding())
     assert len(waits) > 3
     assert waits[2] == (calm.SELDOM_S, 0.001 * calm.STIRS)

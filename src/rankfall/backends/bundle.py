@@ -15,6 +15,8 @@ import zipfile
 from importlib import resources
 from pathlib import Path
 
+from rankfall.store.fs import make_folder, write_file
+
 _PACKAGE = "rankfall_inside"
 _MAIN = "import sys\n\nfrom rankfall_inside.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
 # The zip format's own first date; any fixed one makes the bytes repeatable.
@@ -72,14 +74,14 @@ def unpack(home: Path) -> Path:
     target = _target(home, files)
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
         for name, data in files.items():
             path = temporary / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(data)
-        temporary.chmod(0o755)
+            # Python would make the folder of compiled files by the umask; the files in it get the modes of their sources.
+            make_folder(path.parent / "__pycache__")
+            write_file(path, data)
         # Atomic: whoever is second finds a complete directory, ours or the other's.
         os.rename(temporary, target)  # noqa: PTH104 - Path.rename says the same with one more object
     except OSError:

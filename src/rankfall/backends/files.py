@@ -114,8 +114,13 @@ def _failed(error: CarryError) -> InfrastructureError:
     return InfrastructureError(str(error), hint="nothing half-copied bears its name; cure that and copy again")
 
 
-def across(tree: Tree, dest: bytes) -> Counts:
+def across(tree: Tree, dest: bytes, *, alone: bool = False) -> Counts:
     """Copy a tree on this machine as it would be copied to another: checked, each file whole or not at all.
+
+    Args:
+        tree: what is copied.
+        dest: where its root goes.
+        alone: the copy is for this user alone.
 
     Raises:
         CarryError: it cannot be.
@@ -134,7 +139,7 @@ def across(tree: Tree, dest: bytes) -> Counts:
     thread.start()
     try:
         with two, two.makefile("rb") as file:
-            return Receiver(Channel(file.read, two.sendall), dest, owner=f"local{os.getpid()}").run()
+            return Receiver(Channel(file.read, two.sendall), dest, owner=f"local{os.getpid()}", alone=alone).run()
     except (CarryError, ConnectionError):
         # Who sends knows better why it ended, unless it only noticed that we had.
         thread.join()

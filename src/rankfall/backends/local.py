@@ -15,6 +15,7 @@ from rankfall.backends.ports import Reservation
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
 from rankfall.model import InfrastructureError, JobSpec
+from rankfall.model.secrets import pointer_of, secrets_of
 from rankfall.store import RunDir
 
 
@@ -88,11 +89,15 @@ class LocalBackend:
             ) from error
         # Looked at again here: a supervisor that took over may have been started inside another job than the first.
         drop = environment.removed(os.environ)
+        put_in = _secrets_for(plan)
         started = []
         for slot in plan.present:
             slot_dir = Path(slot.slot_dir)
-            env = environment.assembled(own=slot.env, job=plan.env_of(slot.role), drop=drop)
-            pid = slots.start(slot.argv, env=env, cwd=slot.cwd, slot_dir=slot_dir)
+            if slots.was_started(slot_dir):
+                continue
+            job = {name: put_in(value) for name, value in plan.env_of(slot.role).items()}
+            env = environment.assembled(own=slot.env, job=job, drop=drop)
+            pid = slots.start(tuple(map(put_in, slot.argv)), env=env, cwd=slot.cwd, slot_dir=slot_dir)
             if pid is not None:
                 self._children[pid] = slot_dir
                 started.append(slot.slot)
@@ -179,9 +184,9 @@ class LocalBackend:
         ]
         return (shared, *own)
 
-    def withdrawn(self, plan: Plan) -> str | None:
+    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
         """None: there is nothing on this machine that somebody could take away in place of its processes."""
-        del plan
+        del plan, surely
         return None
 
     def held_back(self, plan: Plan) -> HeldBack | None:
@@ -226,3 +231,28 @@ class LocalBackend:
             del self._children[pid]
             self._exits[slot_dir] = status
         return slot_dir in self._exits
+
+
+def _secrets_for(plan: Plan) -> Callable[[str], str]:
+    """What puts the secrets of the run into texts of its plan. They are read when the first reference is met.
+
+    Raises:
+        InfrastructureError: when it is called and they cannot be read.
+    """
+    known: dict[str, str] = {}
+
+    def put_in(text: str) -> str:
+        pointer = pointer_of(text)
+        if pointer is None:
+            return text
+        if not known:
+            whole = RunDir(Path(plan.slots[0].slot_dir).parents[2]).whole_spec()
+            known.update({place: found.text for place, found in secrets_of(whole).items()})
+        try:
+            return known[pointer]
+        except KeyError:
+            raise InfrastructureError(
+                f"the run has no secret value for {pointer}", hint="submit the job again with its values"
+            ) from None
+
+    return put_in

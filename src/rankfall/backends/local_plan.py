@@ -19,7 +19,7 @@ from rankfall.backends.command import Command, check_hook, given_torchrun, job_w
 from rankfall.backends.gang import told_of, world_launcher, world_rendezvous
 from rankfall.backends.interpreter import Interpreter, find_interpreter
 from rankfall.backends.local_limits import unused
-from rankfall.backends.plan import Launcher, Plan, Rendezvous, SlotPlan, role_env
+from rankfall.backends.plan import Launcher, Plan, Rendezvous, SlotPlan, referred_words, variables
 from rankfall.model import JobSpec, Part, SpecError
 from rankfall.store import RunDir
 
@@ -67,6 +67,7 @@ def planned(
         most=spec.world_nodes,
         least=spec.nnodes if spec.elastic else spec.world_nodes,
         strategy=strategy,
+        referred=referred_words(spec),
     )
     made = []
     for one in own:
@@ -81,8 +82,7 @@ def planned(
         rdzv=rdzv,
         slots=tuple(made[:begun]),
         spare=tuple(made[begun:]),
-        env=dict(spec.env),
-        role_env=role_env(spec),
+        **variables(spec),
         removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
         notes=(*names, *notes),
         port=start.port,
@@ -127,7 +127,7 @@ class _Own(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What all slots of an attempt share; ``most`` and ``least`` are the nodes of the world."""
+    """What all slots of an attempt share; ``most`` and ``least`` are the nodes of the world, ``referred`` what stands for secret arguments."""
 
     run_dir: RunDir
     attempt: int
@@ -137,6 +137,7 @@ class _Start(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     least: int
     strategy: str
+    referred: dict[str, str]
 
 
 def _own(part: Part, *, cwd: Path) -> _Own:
@@ -201,7 +202,7 @@ def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
         slot=number,
         role=part.name,
         node=node,
-        argv=(*wrapper, *job),
+        argv=(*wrapper, *(start.referred.get(word, word) for word in job)),
         env=env,
         cwd=str(start.cwd),
         slot_dir=str(slot_dir),

@@ -1,6 +1,7 @@
 """The plan of one attempt: which slots would be started, with what, and where. It is data: shown by ``--dry-run``, kept in the store, submitted.
 
-What is shown to people is a copy with values masked that look secret; what is stored leaves the job's own variables to the spec.
+It holds no secret of the job: a reference stands in the place of each (``model.secrets``), and the value is put in where a slot is started. What is
+stored leaves the job's own variables to the spec.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.backends.secrets import MASK, masked, masked_words
 from rankfall.diagnose import CAUSAL
 from rankfall.model import JobSpec, decoding
+from rankfall.model.secrets import MASK, masked, masked_words, referring, secrets_of, without_pointer
+from rankfall.model.secrets import reference as secret_reference
 from rankfall.model.sizes import Left, SizeChange
 from rankfall.observe.cluster.source import PodSource
 
@@ -147,8 +149,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
         slots, spare = _shown(self.slots), _shown(self.spare)
-        own = {role: masked(env) for role, env in self.role_env.items()}
-        plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=masked(self.env), role_env=own)
+        own = {role: _shown_env(env) for role, env in self.role_env.items()}
+        plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=_shown_env(self.env), role_env=own)
         if self.cluster is not None:
             plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(self.cluster, token=MASK))
         shown: dict[str, Any] = msgspec.to_builtins(plan)
@@ -166,16 +168,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: it was not written by :meth:`row`.
         """
-        return msgspec.structs.replace(decoding.convert(row, cls), env=dict(spec.env), role_env=role_env(spec))
+        return msgspec.structs.replace(decoding.convert(row, cls), **variables(spec))
 
 
-def role_env(spec: JobSpec) -> dict[str, dict[str, str]]:
-    """The roles' own variables."""
-    return {role.name: dict(role.env) for role in spec.roles if role.env}
+def variables(spec: JobSpec) -> dict[str, Any]:
+    """The job's variables and those of its roles, as the fields ``env`` and ``role_env`` of a plan."""
+    spec = referring(spec)
+    return {
+        "env": dict(spec.env),
+        "role_env": {role.name: dict(role.env) for role in spec.roles if role.env},
+    }
+
+
+def referred_words(spec: JobSpec) -> dict[str, str]:
+    """What stands in a plan for each secret argument of a job's commands, by the argument."""
+    found = {pointer: one for pointer, one in secrets_of(spec).items() if "/command/" in pointer}
+    return {one.text: secret_reference(pointer, one.shown) for pointer, one in found.items()}
 
 
 def _shown(slots: Iterable[SlotPlan]) -> tuple[SlotPlan, ...]:
-    return tuple(msgspec.structs.replace(slot, argv=masked_words(slot.argv), env=masked(slot.env)) for slot in slots)
+    return tuple(
+        msgspec.structs.replace(slot, argv=masked_words(tuple(map(without_pointer, slot.argv))), env=masked(slot.env))
+        for slot in slots
+    )
+
+
+def _shown_env(env: Mapping[str, str]) -> dict[str, str]:
+    return masked({name: without_pointer(value) for name, value in env.items()})
 
 
 def slot_plan(plan: Plan, slot: int) -> SlotPlan:

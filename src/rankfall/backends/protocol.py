@@ -172,8 +172,14 @@ class Backend(Protocol):
         """Where the observations of a plan come from."""
         ...
 
-    def withdrawn(self, plan: Plan) -> str | None:
-        """That somebody else took the attempt away on purpose, in words; None where nothing says so."""
+    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
+        """That somebody else deleted the attempt's workload, as text for people; None where nothing says so.
+
+        Args:
+            plan: of the attempt.
+            surely: only where it is certain, and not also where its own time to live may have removed it. A cluster that does not answer is an
+                ``InfrastructureError`` then; else it is None.
+        """
         ...
 
     def held_back(self, plan: Plan) -> HeldBack | None:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.backends.protocol import Life
-from rankfall.model import InfrastructureError
+from rankfall.model import InfrastructureError, numbers
+from rankfall.observe.left_file import read_left
+from rankfall.store.fs import FILE_MODE, make_folder
 
 MARK: Final = "wrapper.log"
 # From exec to the wrapper's lock on a slow, busy machine; only asked for wrappers whose parent is gone.
@@ -38,7 +40,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Pa
         # posix_spawn cannot change the folder; the shell becomes the wrapper at once.
         words = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *words]
     try:
-        slot_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(slot_dir)
     except OSError as error:
         raise _failed(slot_dir, error) from error
     try:
@@ -48,7 +50,7 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Pa
             dict(env),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(mark), flags, 0o644),
+                (os.POSIX_SPAWN_OPEN, 1, str(mark), flags, FILE_MODE),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
@@ -59,6 +61,11 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Pa
         return None
     except OSError as error:
         raise _failed(slot_dir, error) from error
+
+
+def was_started(slot_dir: Path) -> bool:
+    """Whether :func:`start` has started the slot before; it alone decides that for good."""
+    return (slot_dir / MARK).exists()
 
 
 def _failed(slot_dir: Path, error: OSError) -> InfrastructureError:
@@ -95,10 +102,11 @@ def life(slot_dir: Path) -> Life:
 def _holder_lives(slot_dir: Path) -> bool | None:
     """Whether the process that the slot's lock names lives; None when it names none."""
     try:
-        with (slot_dir / "lock").open("rb") as file:
-            words = file.read(128).split()
-        pid, ticks, boot = int(words[0]), int(words[1]), words[2].decode("ascii", "replace")
-    except (OSError, ValueError, IndexError):
+        words = read_left(slot_dir / "lock", limit=128)[0].split()
+        pid, ticks, boot = numbers.whole(words[0]), numbers.whole(words[1]), words[2].decode("ascii", "replace")
+    except (OSError, IndexError):
+        return None
+    if pid is None or ticks is None:
         return None
     if boot not in {"-", boot_id()}:
         return False
@@ -119,8 +127,8 @@ def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None when it is gone or only a zombie of it is left."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in {b"Z", b"X"} else int(fields[19])
-    except (OSError, IndexError, ValueError):
+        return None if fields[0] in {b"Z", b"X"} else numbers.whole(fields[19])
+    except (OSError, IndexError):
         return None
 
 

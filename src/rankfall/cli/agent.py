@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -11,8 +10,9 @@ import click
 
 from rankfall.cli import emit
 from rankfall.model import UsageError
+from rankfall.model.patterns import anchored
 
-_NODE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_NODE: Final = anchored(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", limit=256)
 _PATH: Final = click.Path(path_type=Path)
 
 

@@ -36,7 +36,7 @@ def run_checks(python: str | None) -> tuple[Check, ...]:
     """All checks, in the order in which a person would want them."""
     job, interpreter = pythons.job_python(python)
     of_python = [pythons.own_python(), job]
-    of_home = [disk.home_folder(), disk.journal(), disk.space()]
+    of_home = [disk.home_folder(), disk.modes(), disk.journal(), disk.space()]
     if interpreter is not None:
         of_python += [pythons.torch(interpreter), pythons.hook(interpreter)]
     return (

@@ -1,20 +1,39 @@
-"""Signals as counts, so that the loop that shows a run decides what they mean, and when."""
+"""Signals to a verb that stays with a run: counted where a session decides what they mean, or the end of a verb that only reads."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Final
+
+from rankfall.model import FINAL_STATES
+from rankfall.store import RunDir
+
+_CODE: Final = 128
+_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts the signals that a person or a system sent to this process."""
+    """Counts the signals that a person or a system sent to this process.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: called by the handler of SIGTERM: a program whose output nobody takes gets to nothing else.
+
+    Attributes:
+        viewing: kept up to date by the session: this process does not hold the run's lease.
+        as_viewer: a SIGINT or SIGTERM came while it did not.
+    """
+
+    def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
+        self._at_once = at_once
         self.interrupts = 0
         self.terminated = False
         self.hung_up = False
+        self.viewing = False
+        self.as_viewer = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         """The handler."""
@@ -24,13 +43,85 @@ class Interrupts:
             self.terminated = True
         else:
             self.hung_up = True
+        self.as_viewer = self.as_viewer or self.viewing
+        if number == signal.SIGTERM:
+            self._at_once()
+
+    def forget(self) -> None:
+        """Act as if nobody had pressed Ctrl-C."""
+        self.interrupts = 0
+        self.as_viewer = False
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
         """While inside, SIGINT, SIGTERM and SIGHUP are counted instead of ending the process."""
-        before = {n: signal.signal(n, self.handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        before = {n: signal.signal(n, self.handle) for n in _NUMBERS}
         try:
             yield
         finally:
             for number, old in before.items():
                 signal.signal(number, old)
+
+
+class Reading:
+    """A verb that only reads a run, and ends at the first signal.
+
+    Attributes:
+        code: exit code of a verb that a signal ended (128 + its number); None = none did.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    @contextlib.contextmanager
+    def until_signal(self) -> Iterator[None]:
+        """SIGINT, SIGTERM or SIGHUP end what is inside, with its clean-up. One that this process was started to ignore stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.getsignal(n) for n in _NUMBERS}
+        for number, old in before.items():
+            if old is not signal.SIG_IGN:
+                signal.signal(number, _end)
+        try:
+            yield
+        except _SignalError as ended:
+            self.code = code_of(ended.number)
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+
+
+def code_of(number: int) -> int:
+    """Exit code of a process that lets go of a run because of a signal."""
+    return _CODE + number
+
+
+def goes_on(directory: RunDir) -> str:
+    """What becomes of a run that this process stops watching, and how to come back to it or end it."""
+    from rankfall.supervise.control import read_cancel  # noqa: PLC0415 - a view that nobody ends early needs none of it
+
+    run = directory.id
+    with directory.reader() as reader:
+        state = reader.run().state
+    if state in FINAL_STATES:
+        return f"{run} is over: {state}"
+    if directory.foreign is not None:
+        return f"{directory.foreign.target.shown} goes on"
+    if read_cancel(directory.path) is not None:
+        return f"{run} is being cancelled. Come back: rankfall attach {run}"
+    if not directory.spec.unattended and directory.lease_holder() is None:
+        return f"{run} goes on, but nobody supervises it now. Take it over: rankfall attach {run}; end it: rankfall cancel {run}"
+    return f"{run} goes on. Come back: rankfall attach {run}; end it: rankfall cancel {run}"
+
+
+class _SignalError(BaseException):
+    """Derived from BaseException, as KeyboardInterrupt is: nothing on the way may take it for an error of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+    raise _SignalError(number)

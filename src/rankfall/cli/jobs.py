@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +18,11 @@ from rankfall.cli.values import (
     parse_success,
 )
 from rankfall.model import JobSpec, UsageError, spec_from
+from rankfall.model.patterns import bounded
 
 _MAX_FILE: Final = 1 << 20
 _NAME_WORDS: Final = 64
+_STRANGE: Final = bounded(r"[^a-z0-9]+", limit=4_096)
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +127,7 @@ def name_from(command: object) -> str:
     """A run's name from its command: ``python train.py`` gives ``train``; ``job`` where nothing fits."""
     words = [word for word in command if isinstance(word, str)] if isinstance(command, Sequence) else []
     script = next((word for word in words[:_NAME_WORDS] if word.endswith(".py")), words[0] if words else "")
-    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:30].strip("-")
+    name = _STRANGE.sub("-", Path(script).stem.lower()).strip("-")[:30].strip("-")
     return name or "job"
 
 

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from rankfall.cli import emit
+from rankfall.cli.interrupts import Reading, goes_on
 from rankfall.cli.options import max_bytes, target_argument
 from rankfall.cli.sources import taker
 from rankfall.cli.target import Where, as_it_is, run_to_look_at
 from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
 from rankfall.cli.view import LineWriter, spent_text
-from rankfall.model import FINAL_STATES, NotFound, UsageError
+from rankfall.model import FINAL_STATES, NotFound, UsageError, numbers
+from rankfall.model.exit_codes import LINES_LOST, SUCCESS
 from rankfall.store import RunDir
 from rankfall.store.follow import PATIENCE_S
-from rankfall.store.lines import Follower, LineQuery, read_lines
+from rankfall.store.incomplete import lost_of_run, sentences, waiting
+from rankfall.store.lines import Follower, LineQuery, read_blocks
 
 if TYPE_CHECKING:
     from rankfall.cli.recording import Recording
@@ -26,8 +29,10 @@ if TYPE_CHECKING:
 _TICK_S: Final = 0.1
 # Whose a line of a launcher's local rank is may only be found by a look into its pod: so long it waits for that, seconds.
 _FOREIGN_PATIENCE_S: Final = 20.0
-# Lines shown at one look of a follow.
-_MOST: Final = 5000
+# More than any run has.
+_MOST_ATTEMPTS: Final = 10**9 - 1
+# A look at thousands of streams that brings nothing costs: one part in so many of the time goes to such looks.
+_SHARE: Final = 60
 
 
 @click.command("logs")
@@ -87,7 +92,7 @@ def logs(
     loki_url: str | None,
     max_bytes: int | None,
     output: str,
-) -> None:
+) -> int:
     """Show what the ranks printed, merged by time.
 
     KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
@@ -128,27 +133,55 @@ def logs(
         from rankfall.cli import recording as recordings  # noqa: PLC0415 - loads the supervisor
 
         recording = recordings.Recording(directory)
-    if recording is not None:
-        try:
-            follow_lines(directory, query, writer, over=recording.over)
-            # Only the console is full: who records goes on to the end.
-            while writer.spent and not recording.over():
-                time.sleep(_TICK_S)
-        finally:
-            recording.stop()
-        _say_whether_ranks_are_known(directory)
-        return
-    if follow:
-        follow_lines(directory, query, writer)
-        return
+    if follow or recording is not None:
+        reading = Reading()
+        with reading.until_signal():
+            _follow(directory, query, writer, recording)
+        if reading.code is not None:
+            emit.say(f"rankfall: {goes_on(directory)}")
+            return reading.code
+        if recording is not None:
+            _say_whether_ranks_are_known(directory)
+            _say_where_ranks_are(directory, ranks, query.attempt)
+        if recorded and (text := recordings.ended_text(directory)):
+            emit.say(f"rankfall: {text}")
+        return say_lost(directory, writer, attempt=chosen)
     problems: list[str] = []
-    count = writer.write(read_lines(directory, query, problems=problems))
+    anything = writer.write(read_blocks(directory, query, problems=problems))
     for problem in problems:
         emit.say(f"rankfall: {problem}")
     if writer.spent:
         emit.say(f"rankfall: {spent_text(directory)}")
-    elif not count:
-        _say_why_empty(directory, ranks)
+    elif not anything:
+        _say_why_empty(directory, ranks, query.attempt)
+    return say_lost(directory, writer, attempt=chosen)
+
+
+def say_lost(directory: RunDir, writer: LineWriter, *, attempt: int | Literal["all"] | None) -> int:
+    """Say which lines of the attempts that were shown are not there, in JSON as a last object too; the exit code that follows."""
+    number = attempt if isinstance(attempt, int) else None
+    if attempt is None:
+        with directory.reader() as reader:
+            number = reader.newest_attempt()
+    lost = lost_of_run(directory, attempt=number)
+    writer.lost(lost)
+    for text in [*sentences(lost), *waiting(directory, state=state_of(directory))]:
+        emit.say(f"rankfall: {text}")
+    return LINES_LOST if any(one.lines or one.bytes or (one.unread and one.why) for one in lost) else SUCCESS
+
+
+def _follow(directory: RunDir, query: LineQuery, writer: LineWriter, recording: Recording | Beside | None) -> None:
+    """Show lines to the run's end; where this process records the run, it lets go of it whatever ends the view."""
+    if recording is None:
+        follow_lines(directory, query, writer)
+        return
+    try:
+        follow_lines(directory, query, writer, over=recording.over)
+        # Only the console is full: who records goes on to the end.
+        while writer.spent and not recording.over():
+            time.sleep(_TICK_S)
+    finally:
+        recording.stop()
 
 
 def follow_lines(
@@ -160,25 +193,24 @@ def follow_lines(
     follower = Follower(directory, query, patience=patience)
     told = False
     while True:
+        before = time.thread_time()
         ended = over()
-        lines = follower.poll(limit=_MOST)
-        writer.write(lines)
+        anything = writer.write(follower.blocks())
         if ended or writer.spent:
             break
         if (
             not told
-            and not lines
+            and not anything
             and directory.foreign is None
             and directory.lease_holder() is None
             and state_of(directory) != "queued"
         ):
             told = True
             emit.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
-        if len(lines) < _MOST:
-            # Also after some lines: what comes a moment later is cheaper to show together.
-            time.sleep(_TICK_S)
+        # Also after some lines: what comes a moment later is cheaper to show together.
+        time.sleep(_TICK_S if anything else max(_TICK_S, _SHARE * (time.thread_time() - before)))
     if not writer.spent:
-        writer.write(follower.drain())
+        writer.write(follower.blocks(final=True))
     if writer.spent:
         emit.say(f"rankfall: {spent_text(directory)}")
     for problem in follower.problems:
@@ -204,11 +236,12 @@ def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) ->
         raise UsageError("--attempt and --previous contradict each other", hint="give one of them")
     if attempt == "all":
         return "all"
-    if attempt is not None and not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt[:9]) == int(attempt)):
+    asked = None if attempt is None else numbers.clamped(attempt, least=1, most=_MOST_ATTEMPTS)
+    if attempt is not None and asked is None:
         raise UsageError(f"--attempt {attempt[:60]!r} is no attempt", hint="allowed: a number from 1, or all")
     with directory.reader() as reader:
         newest = reader.newest_attempt() or 0
-    number = int(attempt) if attempt is not None else newest - 1
+    number = asked if asked is not None else newest - 1
     if not 1 <= number <= newest:
         known = f"it has attempts 1-{newest}" if newest > 1 else "it has one attempt" if newest else "it has none yet"
         wanted = f"attempt {number}" if attempt is not None else "previous attempt"
@@ -222,12 +255,46 @@ def _say_whether_ranks_are_known(directory: RunDir) -> None:
         return
     with directory.reader() as reader:
         attempt = reader.newest_attempt()
+        if attempt is not None and attempt > 1:
+            again = f"its gang was started again: attempt {attempt} is the newest start"
+            emit.say(f"rankfall: {again}; rankfall logs {directory.id} --attempt all shows all of them")
         known = attempt is not None and any(row.rank is not None for row in reader.streams(attempt))
     if not known:
         shown = directory.foreign.target.shown
-        emit.say(f"rankfall: which rank runs in which pod of {shown} is not known: lines stand under their pod's slot")
+        emit.say(
+            f"rankfall: which rank runs in which pod of {shown} is not known: lines stand under their pod's slot "
+            f"(rankfall logs {directory.id} --slot N); torchrun marks each line with its rank when it is started with --tee 3"
+        )
 
 
-def _say_why_empty(directory: RunDir, ranks: Ranks) -> None:
+def _say_where_ranks_are(directory: RunDir, ranks: Ranks, attempt: int | str | None) -> bool:
+    """Whether the lines of a chosen rank stand under its slot, where a verdict or a report says which slot that is; said, with the command that shows them."""
+    if ranks.everything or attempt == "all":
+        return False
+    with directory.reader() as reader:
+        number = attempt if isinstance(attempt, int) else reader.newest_attempt()
+        if number is None:
+            return False
+        apart = {row.slot for row in reader.streams(number) if row.rank is not None}
+        held = [one for one in reader.ranks(number) if one.rank in ranks.numbers or (ranks.failed and one.exit_code)]
+        found = reader.diagnosis(number)
+    named = {one.slot for one in held}
+    if found is not None and (ranks.failed or found.verdict.rank in ranks.numbers):
+        named.add(found.verdict.slot)
+    slots = sorted(slot for slot in named - apart if slot is not None)
+    if slots:
+        shown = ",".join(map(str, slots))
+        emit.say(
+            f"rankfall: which lines are theirs is not known; all of their pods: rankfall logs {directory.id} --attempt {number} --slot {shown}"
+        )
+    return bool(slots)
+
+
+def _say_why_empty(directory: RunDir, ranks: Ranks, attempt: int | str | None) -> None:
+    if _say_where_ranks_are(directory, ranks, attempt):
+        return
     what = "no line matches" if not ranks.everything else "no line so far"
-    emit.say(f"rankfall: {what}; rankfall status {directory.id} shows which ranks there are")
+    where = f"rankfall status {directory.id} shows which ranks there are"
+    if directory.foreign is not None and not ranks.everything:
+        where = f"rankfall logs {directory.id} --slot N shows those of a pod"
+    emit.say(f"rankfall: {what}; {where}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +10,10 @@ import click
 from rankfall.cli import emit
 from rankfall.cli.options import health_config_option
 from rankfall.model import UsageError
+from rankfall.model.patterns import anchored
 
-_DIGEST: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
-_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_DIGEST: Final = anchored(r"[^\s@]+@sha256:[0-9a-f]{64}", limit=1_024)
+_NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", limit=1_024)
 
 
 @click.command("manifests")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rankfall.cli import emit
 from rankfall.cli.session import Supervision
 from rankfall.model import FINAL_STATES
+from rankfall.report.escape import one_line
 from rankfall.store import RunDir
 from rankfall.supervise.events import Event
+
+_TEXT: Final = 400
 
 
 class Recording:
@@ -48,6 +53,20 @@ class Recording:
             own.result()
 
 
+def ended_text(directory: RunDir) -> str:
+    """How a job that Rankfall did not start ended, with the command that says more; empty while it goes on."""
+    foreign = directory.foreign
+    with directory.reader() as reader:
+        row = reader.run()
+    if foreign is None or row.state not in FINAL_STATES:
+        return ""
+    reason = f": {row.reason}" if row.reason else ""
+    why = "" if row.state == "succeeded" else f"; rankfall why {directory.id}"
+    return one_line(f"{foreign.target.shown} {row.state}{reason}{why}", width=_TEXT)
+
+
 def _tell(event: Event) -> None:
-    if event.kind == "gap":
-        emit.say(f"rankfall: {event.text}")
+    """Show what happens to the job itself: lines do not say that they are those of another gang."""
+    later = event.kind == "attempt" and event.data.get("attempt") != 1
+    if later or event.kind in {"gap", "decision", "suspended"}:
+        emit.say(f"rankfall: {one_line(event.text, width=_TEXT)}")

@@ -15,7 +15,7 @@ from rankfall.cli.emit import Output
 from rankfall.cli.job_options import job_options
 from rankfall.cli.jobs import Flags, make_spec
 from rankfall.cli.options import shown_ranks
-from rankfall.cli.session import Session, tell_exit
+from rankfall.cli.session import Session
 from rankfall.cli.values import parse_ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.client import complete, create_run
@@ -74,8 +74,8 @@ def run(
         return 0
     emit.say(f"rankfall: run {directory.id}", quiet=quiet)
     viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=max_bytes)
-    outcome = Session(directory, viewer, own=True).stay()
-    return 0 if outcome is None else tell_exit(outcome)
+    session = Session(directory, viewer, own=True)
+    return session.exit_code(session.stay())
 
 
 @click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)

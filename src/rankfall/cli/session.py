@@ -1,30 +1,38 @@
 """Staying with a run: supervise it here or watch another supervisor do it, until its end, a detach or a cancel.
 
 A thread supervises, the main thread shows what happens and takes signals. Whatever dies here, the job goes on: its slots hang on nobody.
+
+Who holds the run's lease when a signal comes decides what it means: SIGTERM (and SIGINT without a terminal) to the supervisor cancels the run;
+a viewer only lets go.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from rankfall.cli import emit
-from rankfall.cli.interrupts import Interrupts
+from rankfall.cli.interrupts import Interrupts, code_of, goes_on
 from rankfall.cli.viewer import Viewer
-from rankfall.model import FINAL_STATES, LockHeld, Outcome
+from rankfall.model import FINAL_STATES, LockHeld, Outcome, RankfallError
 from rankfall.store import RunDir
-from rankfall.supervise import Control, request_cancel, spawn_detached
+from rankfall.supervise import Control, read_cancel, request_cancel, spawn_detached
 from rankfall.supervise.events import Event
 from rankfall.supervise.loop import finish, supervise
 from rankfall.supervise.outcome import outcome_of
 
 _TICK_S: Final = 0.05
+_TERMINATED: Final = "SIGTERM to rankfall"
 # How long nobody may hold a run that is not over before it is taken over: longer than a hand-over takes.
 _ORPHANED_TICKS: Final = 20
+_MAX_UNWRITTEN: Final = 256
 
 
 class Supervision:
@@ -47,11 +55,14 @@ class Supervision:
     ) -> None:
         self.control = Control(unseen=unseen)
         self._on_event = on_event
+        # Events of this supervisor that its run directory has no room for; whoever shows them takes them off.
+        self.unwritten: deque[Event] = deque(maxlen=_MAX_UNWRITTEN)
         self._standby = standby
         self._directory = directory
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
+        self._held = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
@@ -59,6 +70,11 @@ class Supervision:
     def over(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self._done.is_set()
+
+    @property
+    def holds(self) -> bool:
+        """Whether it became the run's supervisor, among machines too, and has not ended."""
+        return self._held.is_set() and not self.over
 
     def pause(self, seconds: float = _TICK_S) -> None:
         """Wait a moment, or until it ends."""
@@ -78,10 +94,20 @@ class Supervision:
             raise self._error
         return self._outcome
 
+    def _heard(self, event: Event) -> None:
+        if event.data.get("unwritten"):
+            self.unwritten.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
     def _run(self) -> None:
         try:
             self._outcome = supervise(
-                self._directory, control=self.control, standby=self._standby, on_event=self._on_event
+                self._directory,
+                control=self.control,
+                standby=self._standby,
+                on_event=self._heard,
+                on_lease=self._held.set,
             )
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
             self._error = error
@@ -102,7 +128,7 @@ class Session:
     def __init__(self, directory: RunDir, viewer: Viewer, *, own: bool, standby: bool = False) -> None:
         self._directory = directory
         self._viewer = viewer
-        self._signals = Interrupts()
+        self._signals = Interrupts(self._terminated)
         self._asked = 0
         self._cancelled = False
         self._orphaned = 0
@@ -110,7 +136,16 @@ class Session:
         self._standby = standby
         # Nothing hangs on who watches such a run: who leaves it neither ends it nor hands it on.
         self._unattended = directory.spec.unattended
-        self._own = Supervision(directory) if own else None
+        self._own: Supervision | None = None
+        self._announced = own
+        # Its first supervision is the one that it was started with.
+        self._first = own
+        self._left = 0
+
+    def begin(self) -> None:
+        """Supervise from now on, if this session was made for that; ``stay`` does so too. Of an unattended run nothing depends on it."""
+        if self._first and self._own is None:
+            self._own = Supervision(self._directory)
 
     def stay(self) -> Outcome | None:
         """Stay until the run is over.
@@ -119,6 +154,8 @@ class Session:
             How it ended; None when it goes on without us.
         """
         with self._signals.caught():
+            # Not before: a signal that nobody catches would leave slots that nobody supervises.
+            self.begin()
             try:
                 return self._stay()
             except BaseException:
@@ -127,12 +164,26 @@ class Session:
                     self._detach()
                 raise
 
+    def exit_code(self, outcome: Outcome | None) -> int:
+        """The exit code of a verb that stayed until ``outcome``; whose it is stands in the last line of stderr.
+
+        Who leaves a run that goes on has 0, and 128 + N where signal N ended a viewer: its caller must not take that for a run that succeeded.
+        """
+        if outcome is not None:
+            return tell_exit(outcome)
+        if self._left:
+            emit.say(f"rankfall-exit: rankfall {self._left}")
+        return self._left
+
     def _stay(self) -> Outcome | None:
         while True:
             outcome = self._ended()
             if outcome is not None:
                 self._show(final=outcome)
                 return outcome
+            supervises = self._supervises()
+            self._signals.viewing = supervises is False
+            self._announce(supervises=supervises is True)
             if not self._show() or self._asked != self._signals.interrupts:
                 self._pause()
             if self._leave():
@@ -142,8 +193,10 @@ class Session:
         if self._own is not None:
             if not self._own.over:
                 return None
-            own, self._own = self._own, None
+            own, self._own, self._first = self._own, None, False
             outcome = own.result()
+            while own.unwritten:
+                self._viewer.tell(own.unwritten.popleft())
             if outcome is not None and outcome.state in FINAL_STATES:
                 return outcome
         with self._directory.reader() as reader:
@@ -167,6 +220,8 @@ class Session:
     def _show(self, *, final: Outcome | None = None) -> bool:
         """Show what is new. A stdout that takes no more (its reader went away, its disk is full) does not end the job."""
         try:
+            while self._own is not None and self._own.unwritten:
+                self._viewer.tell(self._own.unwritten.popleft())
             if final is None:
                 return self._viewer.step()
             self._viewer.finish(final)
@@ -185,34 +240,72 @@ class Session:
         else:
             threading.Event().wait(_TICK_S)
 
+    def _supervises(self) -> bool | None:
+        """Whether this process holds the run's lease; None until the supervision that it was started with has taken it or been refused."""
+        own = self._own
+        if own is None or own.over or own.control.lost is not None:
+            return False
+        if own.holds or not self._first:
+            return own.holds
+        holder = self._directory.lease_holder()
+        return True if holder is not None and holder.pid == os.getpid() else None
+
+    def _announce(self, *, supervises: bool) -> None:
+        """Say once that a viewer became the supervisor: from then on signals mean something else."""
+        if not supervises or self._announced or self._unattended:
+            return
+        self._announced = True
+        if read_cancel(self._directory.path) is None:
+            emit.say(
+                f"rankfall: nobody supervised {self._directory.id}: this process does now, and SIGTERM to it cancels the run"
+            )
+
     def _leave(self) -> bool:
         """Act on signals; whether we leave the run to itself."""
         signals = self._signals
         if signals.hung_up:
             return True
-        if self._unattended and (signals.terminated or signals.interrupts > self._asked):
+        if not signals.terminated and signals.interrupts == self._asked:
+            return False
+        if self._unattended:
             return True
+        supervises = self._supervises()
+        if supervises is None:
+            # A request for the end would also end a run that another process supervises.
+            return False
+        viewing = signals.as_viewer or not supervises
         if signals.terminated:
+            if viewing:
+                return self._left_by(signal.SIGTERM)
             signals.terminated = False
-            self._cancel("SIGTERM to rankfall")
+            self._cancel(_TERMINATED)
         if signals.interrupts == self._asked:
             return False
         before, self._asked = self._asked, signals.interrupts
         if before > 0 or signals.interrupts > 1:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if viewing:
+                return self._left_by(signal.SIGINT)
             self._cancel("SIGINT to rankfall")
             return False
         answer = self._ask()
         if answer == "c":
             self._cancel("Ctrl-C")
+        elif answer == "t":
+            return False
         elif answer not in {"d", None}:
-            self._asked = signals.interrupts = 0
+            self._asked = 0
+            signals.forget()
             emit.say("rankfall: going on")
         return answer in {"d", None}
 
+    def _left_by(self, number: int) -> bool:
+        self._left = code_of(number)
+        return True
+
     def _ask(self) -> str | None:
-        """Detach, cancel or go on; None = Ctrl-C again, or the terminal went away."""
+        """Detach, cancel or go on; None = Ctrl-C again, or the terminal went away; "t" = SIGTERM came meanwhile."""
         sys.stderr.write(
             f"\nrankfall: detach and leave {self._directory.id} running (d), cancel it (c), or go on (Enter)? "
         )
@@ -222,35 +315,50 @@ class Session:
             if self._signals.interrupts > count or self._signals.hung_up:
                 emit.say()
                 return None
+            if self._signals.terminated:
+                emit.say()
+                return "t"
             if self._own is not None and self._own.over:
                 emit.say()
                 return ""
             ready, _, _ = select.select([sys.stdin], [], [], 0.1)
             if ready:
                 line = sys.stdin.readline()
-                return line.strip().lower()[:1] if line else None
+                answer = line.strip().lower()[:1] if line else None
+                return answer if answer in {"d", "c", None} else ""
+
+    def _terminated(self) -> None:
+        """SIGTERM, in its handler: the supervisor of this process stops the run, although the view may wait for a reader of its output."""
+        own = self._own
+        if own is not None and own.holds and not self._unattended and not self._signals.as_viewer:
+            # What cannot be written from here is written by the loop.
+            with contextlib.suppress(RankfallError, RuntimeError):
+                self._cancel(_TERMINATED)
 
     def _cancel(self, reason: str) -> None:
         """In the directory, so that it holds whoever supervises."""
         if not self._cancelled:
             self._cancelled = True
-            emit.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C leaves it to finish alone")
-            request_cancel(self._directory.path, reason=reason)
-            if self._own is not None:
-                self._own.control.cancel(reason)
+            try:
+                request_cancel(self._directory.path, reason=reason)
+            finally:
+                if self._own is not None:
+                    self._own.control.cancel(reason)
+                emit.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C leaves it to finish alone")
 
     def _detach(self) -> Outcome | None:
         """Leave; the run gets a supervisor of its own when this process was it."""
         if self._own is not None:
+            supervised = (self._own.holds or self._first) and self._own.control.lost is None
             self._own.control.release()
             outcome = self._own.result()
             if outcome is not None and outcome.state in FINAL_STATES:
                 self._show(final=outcome)
                 return outcome
-            if not self._unattended:
+            if supervised and outcome is not None and not self._unattended:
                 with contextlib.suppress(LockHeld):
                     spawn_detached(self._directory)
-        emit.say(f"rankfall: detached; {self._directory.id} goes on. Come back: rankfall attach {self._directory.id}")
+        emit.say(f"rankfall: detached; {goes_on(self._directory)}")
         return None
 
 

@@ -5,7 +5,6 @@ Such a job is written ``KIND/NAME``, as kubectl writes it. It gets a record of i
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,13 +13,14 @@ import msgspec
 from rankfall.cli import emit
 from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError, Refused, UsageError
 from rankfall.model.foreign import FOREIGN_KINDS, Target
+from rankfall.model.patterns import anchored
 from rankfall.store import RunDir, default_home, home, list_runs
 
 if TYPE_CHECKING:
     from rankfall.supervise.events import Event
 
 # As kubectl has them: "job", "jobs", "jobs.batch", "trainjob.trainer.kubeflow.org", "po".
-_TARGET: Final = re.compile(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)")
+_TARGET: Final = anchored(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)", limit=1_024)
 _SHORT: Final = {"po": "pod"}
 
 

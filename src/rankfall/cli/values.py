@@ -9,15 +9,19 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import UsageError, catalogue
+from rankfall.model import UsageError, catalogue, numbers
+from rankfall.model.patterns import anchored, bounded
 
 MAX_NODES: Final = 100_000
 _NS: Final = 1_000_000_000
 _MAX_RANKS: Final = 1_000_000
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
-_SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(?:([kmg])i?)?b?", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?")
+_NODES: Final = anchored(r"([0-9]{1,6})(?::([0-9]{1,6}))?", limit=16)
+_RANGE: Final = anchored(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", limit=32)
+_SHARE: Final = anchored(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)(%?)", limit=16)
+_PART: Final = bounded(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)", limit=256)
+_SIZE: Final = anchored(r"(\d{1,12}(?:\.\d{1,6})?)\s?(?:([kmg])i?)?b?", limit=256, flags=re.IGNORECASE)
+_NUMBER: Final = anchored(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", limit=256)
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +43,8 @@ def parse_nnodes(text: str) -> tuple[int, int | None]:
     Raises:
         UsageError: it is neither.
     """
-    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
-    low, high = (int(match[1]), int(match[2]) if match[2] else None) if match else (0, None)
+    match = _NODES.fullmatch(text)
+    low, high = (numbers.matched(match[1]), numbers.whole(match[2])) if match else (0, None)
     if not 1 <= low <= (high or low) <= MAX_NODES:
         raise UsageError(
             f"--nnodes {text[:60]!r} is no number of nodes",
@@ -55,21 +59,21 @@ def parse_ranks(texts: Iterable[str]) -> Ranks:
     Raises:
         UsageError: a part is none of these, or there are too many.
     """
-    numbers: set[int] = set()
+    chosen: set[int] = set()
     words: set[str] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
         if part in {"first", "last", "failed"}:
             words.add(part)
         elif (found := _range(part)) is not None:
-            numbers.update(found)
+            chosen.update(found)
         else:
             raise UsageError(
                 f"--rank {part[:60]!r} is no rank",
                 hint="allowed: numbers, ranges, first, last, failed; as --rank 0,8-15",
             )
     if "first" in words:
-        numbers.add(0)
-    return Ranks(numbers=frozenset(numbers), last="last" in words, failed="failed" in words)
+        chosen.add(0)
+    return Ranks(numbers=frozenset(chosen), last="last" in words, failed="failed" in words)
 
 
 def parse_slots(texts: Iterable[str]) -> frozenset[int]:
@@ -78,21 +82,22 @@ def parse_slots(texts: Iterable[str]) -> frozenset[int]:
     Raises:
         UsageError: a part is no number and no range.
     """
-    numbers: set[int] = set()
+    chosen: set[int] = set()
     for part in (part.strip() for text in texts for part in text.split(",")):
         found = _range(part)
         if found is None:
             raise UsageError(f"--slot {part[:60]!r} is no slot", hint="allowed: numbers and ranges; as --slot 0,8-15")
-        numbers.update(found)
-    return frozenset(numbers)
+        chosen.update(found)
+    return frozenset(chosen)
 
 
 def _range(text: str) -> range | None:
     """``3`` or ``3-7``, of a size that fits into memory."""
-    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
-    if match and int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + _MAX_RANKS:
-        return range(int(match[1]), int(match[2] or match[1]) + 1)
-    return None
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    first, last = numbers.matched(match[1]), numbers.matched(match[2] or match[1])
+    return range(first, last + 1) if first <= last < first + _MAX_RANKS else None
 
 
 def parse_span(text: str, *, flag: str) -> float:
@@ -102,11 +107,11 @@ def parse_span(text: str, *, flag: str) -> float:
         UsageError: it is no duration.
     """
     if _NUMBER.fullmatch(text):
-        return float(text)
+        return numbers.real(text) or 0.0
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise UsageError(f"{flag} {text[:60]!r} is no duration", hint="allowed: 90, 90s, 10m, 1h30m, 500ms")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return sum((numbers.real(number) or 0.0) * _UNITS[unit] for number, unit in parts)
 
 
 def parse_size(text: str, *, flag: str) -> int:
@@ -118,7 +123,7 @@ def parse_size(text: str, *, flag: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{flag} {text[:60]!r} is no size", hint="allowed: 4096, 64K, 10M, 1.5G")
-    return int(float(found[1]) * (1 << (10 * " kmg".index((found[2] or " ").lower()))))
+    return int((numbers.real(found[1]) or 0.0) * (1 << (10 * " kmg".index((found[2] or " ").lower()))))
 
 
 def parse_span_or_never(text: str, *, flag: str) -> float | None:
@@ -167,7 +172,7 @@ def parse_env(texts: Iterable[str], *, environ: Mapping[str, str]) -> dict[str, 
     for text in texts:
         key, equals, value = text.partition("=")
         if not key:
-            raise UsageError(f"--env {text[:60]!r} has no name", hint="allowed: --env NAME=VALUE, or --env NAME")
+            raise UsageError("--env: there is no name before the =", hint="allowed: --env NAME=VALUE, or --env NAME")
         if not equals and key not in environ:
             raise UsageError(
                 f"--env {key[:60]}: there is no such variable here", hint=f"give a value: --env {key[:60]}=VALUE"
@@ -184,8 +189,8 @@ def parse_success(text: str) -> dict[str, str | float]:
     """
     if text in {"all", "rank0"}:
         return {"policy": text}
-    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)(%?)", text)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    match = _SHARE.fullmatch(text)
+    share = (numbers.real(match[1]) or 0.0) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share <= 1:
         raise UsageError(
             f"--success {text[:60]!r} is no success policy",
@@ -204,14 +209,15 @@ def parse_budgets(texts: Iterable[str], *, also: Collection[str] = ()) -> dict[s
     families = sorted({info.family for info in catalogue().values()})
     for text in texts:
         name, _, number = text.partition("=")
-        if not re.fullmatch(r"[0-9]{1,6}", number):
+        tries = numbers.whole(number, digits=6)
+        if tries is None or not number.isdigit():
             raise UsageError(f"--budget {text[:60]!r} is no budget", hint="allowed: SLUG=N, as --budget network=5")
         if name not in catalogue() and name not in families and name not in also:
             raise UsageError(
                 f"--budget {name[:60]!r}: there is no such cause or family",
                 hint=f"allowed: a cause that `rankfall why` names, or a family: {', '.join(families)}{_near(name)}",
             )
-        found[name] = int(number)
+        found[name] = tries
     return found
 
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from rankfall.report.escape import clean_line
+import msgspec
+
+from rankfall.model import LostLines
+from rankfall.report.escape import clean_line, is_plain
 from rankfall.report.paint import Paint, wants_color
 from rankfall.store import RunDir
 from rankfall.store.derived import ALL_RANKS
-from rankfall.store.lines import Line
+from rankfall.store.lines import Block, Line, block_of
 
 _NS: Final = 1_000_000_000
+# Bytes that are gathered at most: what is written at once must not hold back the first line of much for long.
+_BATCH: Final = 256 << 10
 _COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
 
 
@@ -42,46 +47,85 @@ class LineWriter:
         self._prefix = prefix
         self._timestamps = timestamps
         self._json = as_json
-        self._terminal = sys.stdout.isatty()
+        # Where no bytes are taken neither, text is made.
+        self._safe = sys.stdout.isatty() or getattr(sys.stdout, "buffer", None) is None
         self._paint = Paint(color=wants_color(sys.stdout))
 
-    def write(self, lines: Iterable[Line], *, note: str | None = None) -> int:
-        """Write them and flush; how many they were.
+    def write(self, blocks: Iterable[Block], *, note: str | None = None) -> bool:
+        """Write them, in as few pieces as may be, and flush; whether anything was written.
 
         Args:
-            lines: in the order in which they are shown.
+            blocks: in the order in which they are shown.
             note: what the prefix says beside whose line it is.
         """
-        count = 0
-        buffer = getattr(sys.stdout, "buffer", None)
-        for line in lines:
-            text = self._text(line, note, raw=buffer is not None)
-            if self.spent or not self._fits(text):
-                self.spent = True
+        any_ = False
+        raw: list[bytes] = []
+        shown: list[str] = []
+        size = 0
+        for block in blocks:
+            if self.spent:
                 break
-            count += 1
-            if isinstance(text, str):
-                sys.stdout.write(text)
-            else:
-                # Text written before must stay before.
-                sys.stdout.flush()
-                buffer.write(text)  # type: ignore[union-attr] # bytes are made only where there is one
-        if count:
+            for text in self._texts(block, note):
+                any_ = True
+                size += len(text)
+                if isinstance(text, str):
+                    shown.append(text)
+                else:
+                    raw.append(text)
+            if size >= _BATCH:
+                self._flush(raw, shown)
+                size = 0
+        self._flush(raw, shown)
+        return any_
+
+    def _flush(self, raw: list[bytes], shown: list[str]) -> None:
+        """Hand over what was gathered, at once: whoever reads it line by line is woken up once."""
+        if shown:
+            sys.stdout.write("".join(shown))
+        if shown or raw:
+            # Text written before must stay before.
             sys.stdout.flush()
-        return count
+        if raw:
+            sys.stdout.buffer.write(b"".join(raw))
+            sys.stdout.buffer.flush()
+        raw.clear()
+        shown.clear()
 
-    def _text(self, line: Line, note: str | None, *, raw: bool) -> str | bytes:
-        """What is written: bytes of the job into a pipe, harmless text to a terminal."""
+    def lost(self, lost: Sequence[LostLines]) -> None:
+        """Say in JSON that lines are not there: one last object, ``lost_lines``."""
+        if self._json and lost:
+            found = {"lost_lines": msgspec.to_builtins(lost), "incomplete": [one.text for one in lost]}
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+
+    def _texts(self, block: Block, note: str | None) -> Iterator[str | bytes]:
+        """What is written of a block: all of it, or the lines that fit."""
+        text = self._text(block, note)
+        if self._left is None:
+            yield text
+            return
+        if (size := _size(text)) <= self._left:
+            self._left -= size
+            yield text
+            return
+        for line in block.lines():
+            text = self._text(block_of(line), note)
+            self._left -= _size(text)
+            if self._left < 0:
+                self.spent = True
+                return
+            yield text
+
+    def _text(self, block: Block, note: str | None) -> str | bytes:
+        """Bytes of the job into a pipe, harmless text to a terminal."""
         if self._json:
-            return json.dumps(as_data(line)) + "\n"
-        if self._terminal or not raw:
-            return self._head(line, note) + clean_line(line.data) + "\n"
-        return self._head(line, note).encode() + line.data + b"\n"
-
-    def _fits(self, text: str | bytes) -> bool:
-        if self._left is not None:
-            self._left -= len(text if isinstance(text, bytes) else text.encode(errors="replace"))
-        return self._left is None or self._left >= 0
+            return "".join(json.dumps(as_data(line)) + "\n" for line in block.lines())
+        head = self._head(block.first, note)
+        if not self._safe:
+            return _before_each(head.encode(), block.data)
+        if is_plain(block.data):
+            return _before_each(head.encode(), block.data).decode()
+        return "".join(f"{head}{clean_line(line)}\n" for line in block.data[:-1].split(b"\n"))
 
     def _head(self, line: Line, note: str | None) -> str:
         time = f"{stamp(line.at)} " if self._timestamps else ""
@@ -93,10 +137,19 @@ class LineWriter:
         return f"{time}{self._paint(who, code)} "
 
 
+def _before_each(head: bytes, data: bytes) -> bytes:
+    """Lines, each with its LF, with the same text before each of them."""
+    return head + data[:-1].replace(b"\n", b"\n" + head) + b"\n" if head else data
+
+
+def _size(text: str | bytes) -> int:
+    return len(text if isinstance(text, bytes) else text.encode(errors="replace"))
+
+
 def spent_text(directory: RunDir) -> str:
     """What is said when ``--max-bytes`` is reached."""
-    kept = directory.path / ALL_RANKS
-    return f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {directory.id}, {kept} (at the run's end)"
+    file = f", {directory.path / ALL_RANKS} (at the run's end)" if directory.foreign is None else ""
+    return f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {directory.id}{file}"
 
 
 def as_data(line: Line) -> dict[str, object]:

@@ -6,11 +6,12 @@ It works the same beside a supervisor of this process, of another one, and of no
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 from rankfall.cli import emit
-from rankfall.cli.frames import raised_at
+from rankfall.cli.frames import raised_at, stored_apart
 from rankfall.cli.unknown_ranks import unknown_ranks
 from rankfall.cli.values import Ranks
 from rankfall.cli.view import LineWriter, spent_text
@@ -22,7 +23,8 @@ from rankfall.report.late_ranks import LateRanks
 from rankfall.report.paint import Paint
 from rankfall.report.terminal import render_brief, render_verdict
 from rankfall.store import RunDir
-from rankfall.store.lines import Follower, Line, LineQuery
+from rankfall.store.incomplete import as_of_now, lost_of_run, sentences
+from rankfall.store.lines import Follower, Line, LineQuery, block_of
 from rankfall.supervise.events import Event, read_events
 
 _TOLD: Final = frozenset(
@@ -45,6 +47,7 @@ _TOLD: Final = frozenset(
     }
 )
 _TEXT: Final = 400
+_MAX_KNOWN: Final = 256
 # Shorter than for `logs`: who watches wants to see it now, and ranks that print within a twentieth of a second print together.
 _HOLD_S: Final = 0.05
 # Lines shown at one look; a look that gives fewer has shown all there is.
@@ -92,6 +95,7 @@ class Viewer:
         self._offset = 0 if history else read_events(directory.path)[1]
         self._started: set[tuple[int, int]] = set()
         self._shown_attempt: int | None = None
+        self._known: deque[tuple[int, str]] = deque(maxlen=_MAX_KNOWN)
 
     def step(self) -> bool:
         """Show what is new; whether there is more at once. What comes a moment later is cheaper to show together."""
@@ -115,6 +119,9 @@ class Viewer:
             self._say(one_line(problem, width=_TEXT))
         if not self._final_words:
             return
+        if outcome.verdict is None:
+            for text in sentences(lost_of_run(self._directory)):
+                emit.say(self._paint.warn(f"rankfall: {text}"))
         if outcome.state == "succeeded":
             emit.say(f"rankfall: run {outcome.run} {self._paint.good('succeeded')}{self._took(outcome)}")
             return
@@ -122,8 +129,10 @@ class Viewer:
             emit.say(f"rankfall: run {outcome.run} {outcome.state}, without a verdict; rankfall why {outcome.run}")
             return
         emit.say()
-        frames = raised_at(self._directory, outcome.verdict)
-        emit.say(render_verdict(outcome.verdict, frames=frames, width=emit.width(), color=self._paint.color))
+        verdict = as_of_now(outcome.verdict, self._directory)
+        frames = raised_at(self._directory, verdict)
+        apart, color = stored_apart(self._directory, verdict), self._paint.color
+        emit.say(render_verdict(verdict, frames=frames, apart=apart, width=emit.width(), color=color))
 
     def mute(self) -> None:
         """Show no more lines; news and verdicts go on."""
@@ -149,7 +158,7 @@ class Viewer:
 
     def _write(self, lines: Iterable[Line]) -> bool:
         """Whether more may follow."""
-        self._writer.write(lines if self._choose is None else self._choose.pick(lines))
+        self._writer.write(map(block_of, lines if self._choose is None else self._choose.pick(lines)))
         if self._writer.spent:
             self._muted = True
             self._say(spent_text(self._directory))
@@ -174,9 +183,20 @@ class Viewer:
         found = unknown_ranks(self._directory)
         if found is not None:
             self._say(found.text)
-            self._writer.write(found.lines, note="rank unknown")
+            self._writer.write(map(block_of, found.lines), note="rank unknown")
+
+    def tell(self, event: Event) -> None:
+        """Show an event that is not in the run directory, and may come to be there later."""
+        self._known.append((event.at, event.text))
+        self._show(event)
 
     def _tell(self, event: Event) -> None:
+        if (event.at, event.text) in self._known:
+            self._known.remove((event.at, event.text))
+        else:
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if event.kind == "rank":
             attempt, rank = event.data.get("attempt"), event.data.get("rank")
             if isinstance(attempt, int) and isinstance(rank, int):

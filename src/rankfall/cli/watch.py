@@ -11,6 +11,7 @@ import click
 
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
+from rankfall.cli.interrupts import Reading, goes_on
 from rankfall.cli.options import output_option, run_argument, shown_ranks
 from rankfall.cli.session import Session, Supervision, tell_exit
 from rankfall.cli.target import one_run
@@ -63,8 +64,8 @@ def attach(
         history=False,
         limit=max_bytes,
     )
-    outcome = Session(directory, viewer, own=False, standby=True).stay()
-    return 0 if outcome is None else tell_exit(outcome)
+    session = Session(directory, viewer, own=False, standby=True)
+    return session.exit_code(session.stay())
 
 
 @click.command("wait")
@@ -75,7 +76,14 @@ def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
     """Wait for a run's end and leave with the exit code that `run` would have had; 124 when the time is over."""
     limit = parse_span(timeout, flag="--timeout") if timeout else None
     directory = one_run(run)
-    outcome = _wait(directory, limit=limit)
+    reading = Reading()
+    outcome: Outcome | None = None
+    with reading.until_signal():
+        outcome = _wait(directory, limit=limit)
+    if reading.code is not None:
+        emit.say(f"rankfall: {goes_on(directory)}")
+        emit.say(f"rankfall-exit: rankfall {reading.code}")
+        return reading.code
     if outcome is None:
         emit.say(f"rankfall: {directory.id} is not over after {timeout}")
         emit.say(f"rankfall-exit: rankfall {_TIMED_OUT}")
@@ -118,6 +126,7 @@ def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
 
     viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, final_words=False)
     session = Session(directory, viewer, own=directory.lease_holder() is None)
+    session.begin()
     said: list[str] = []
     answer = steering.cancel(directory, reason=reason, say=said.append)
     if answer != "gone":
@@ -137,25 +146,27 @@ def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | Non
     """Nobody need hold such a run; where nobody does, the wait itself looks and records."""
     begun = time.monotonic()
     own: Supervision | None = None
-    while True:
-        if own is not None and own.over:
+    try:
+        while True:
+            if own is not None and own.over:
+                ended, own = own, None
+                ended.result()
+            if own is None:
+                with directory.reader() as reader:
+                    if reader.run().state in FINAL_STATES:
+                        return outcome_of(directory, reader)
+                if directory.lease_holder() is None:
+                    own = Supervision(directory, unseen=True)
+            if limit is not None and time.monotonic() - begun >= limit:
+                return None
+            if own is None:
+                threading.Event().wait(_TICK_S)
+            else:
+                own.pause(_OWN_S if limit is None else min(_OWN_S, max(0.0, begun + limit - time.monotonic())))
+    finally:
+        if own is not None:
+            own.control.release()
             own.result()
-            own = None
-        if own is None:
-            with directory.reader() as reader:
-                if reader.run().state in FINAL_STATES:
-                    return outcome_of(directory, reader)
-            if directory.lease_holder() is None:
-                own = Supervision(directory, unseen=True)
-        if limit is not None and time.monotonic() - begun >= limit:
-            if own is not None:
-                own.control.release()
-                own.result()
-            return None
-        if own is None:
-            threading.Event().wait(_TICK_S)
-        else:
-            own.pause(_OWN_S if limit is None else min(_OWN_S, max(0.0, begun + limit - time.monotonic())))
 
 
 def _wait(directory: RunDir, *, limit: float | None) -> Outcome | None:

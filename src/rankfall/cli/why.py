@@ -9,7 +9,7 @@ import click
 
 from rankfall.cli import emit
 from rankfall.cli.emit import Output
-from rankfall.cli.frames import raised_at
+from rankfall.cli.frames import raised_at, stored_apart
 from rankfall.cli.options import output_option, place_options
 from rankfall.cli.target import Where, as_it_is, one_run, parse_target, read_home, run_to_look_at
 from rankfall.explain import explain_fall, explain_files, explain_run, explain_stream
@@ -28,7 +28,11 @@ from rankfall.store import RunDir
     metavar="N",
     help="Of a run: the last time that this slot fell alone (restart_scope).",
 )
-@click.option("--fresh", is_flag=True, help="Of a run: diagnose anew, whatever verdict is stored.")
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Of a run: diagnose anew, with what the cluster says by now, whatever verdict is stored.",
+)
 @click.option(
     "--signatures",
     multiple=True,
@@ -76,7 +80,9 @@ def why(
         sys.stdout.write(emit.document(verdict, output))
         return
     frames = raised_at(run, verdict) if run else ()
-    emit.out(render_verdict(verdict, source=source, frames=frames, width=emit.width(), color=emit.color_on()))
+    apart = run is None or stored_apart(run, verdict)
+    color = emit.color_on()
+    emit.out(render_verdict(verdict, source=source, frames=frames, apart=apart, width=emit.width(), color=color))
 
 
 def _explained(
@@ -99,7 +105,7 @@ def _explained(
             raise UsageError("--slot shows what was decided then", hint="leave --fresh and --strategy out")
         return explain_fall(run, slot=slot, attempt=attempt).verdict, run.id, run
     if run is not None:
-        return explain_run(run, attempt=attempt, fresh=fresh, strategy=strategy).verdict, run.id, run
+        return explain_run(run, attempt=attempt, fresh=fresh, strategy=strategy, ask=fresh).verdict, run.id, run
     if attempt is not None or fresh or slot is not None:
         raise UsageError(
             "--attempt, --slot and --fresh are for runs", hint="files have no attempts: leave the flag out"
@@ -117,6 +123,14 @@ def _explained(
     )
 
 
+def _is_there(name: str) -> bool:
+    """Whether there is a file of this name; no file has a name that is too long."""
+    try:
+        return Path(name).exists()
+    except OSError:
+        return False
+
+
 def _as_run(targets: list[str], where: Where) -> RunDir | None:
     """The run that is meant; None when these are files. A run beats a file of the same name, ``./NAME`` is always the file."""
     if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
@@ -127,10 +141,10 @@ def _as_run(targets: list[str], where: Where) -> RunDir | None:
     try:
         return RunDir.open(read_home(), name)
     except NotFound as missing:
-        if Path(name).exists():
+        if _is_there(name):
             return None
         raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
     except UsageError:
-        if Path(name).exists():
+        if _is_there(name):
             return None
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankfall.model import JobSpec, UsageError, check_spec
+from rankfall.model import JobSpec, StoreError, UsageError, check_spec
 from rankfall.store import RunDir
 
 
@@ -71,7 +71,13 @@ def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: b
             home=home,
             request_token=request_token,
             replace=replace,
-            fill=lambda fresh: across(tree, os.fsencode(fresh / CODE)),
+            fill=lambda fresh: across(tree, os.fsencode(fresh / CODE), alone=True),
         )
     except CarryError as error:
+        # Its folders hold none of home: what cannot be written there is no fault of the code.
+        if str(error).startswith(f"{home}{os.sep}"):
+            raise StoreError(
+                f"cannot copy the code: {error}",
+                hint=f"make room in {home}, or set RANKFALL_HOME to a folder on another disk",
+            ) from None
         raise UsageError(f"$.code: {error}", hint="leave it out with code_exclude (--code-exclude)") from None

@@ -5,6 +5,7 @@ Rules, first match wins (the name is kept in the decision):
     no_failure         nothing fell, or the user cancelled                        -> none, stop
     user_final         the root's exception is marked final                       -> stop
     rules[N]           the user's own rule number N, from 0                       -> what it says, within its budget
+    work_done          it failed when the work of the job was done                -> stop
     exit_code          a bare exit code that the table holds for permanent        -> stop
     cause_no           the catalogue says no retry and the cause is at least likely -> stop
     cause_budget       a budget that the spec names for this cause is spent       -> stop
@@ -31,6 +32,8 @@ from rankfall.model.exit_codes import USER_RETRYABLE, code_row
 # The same fault again and again without progress in between: more tries teach nothing (errors.md section 3.1, NVRx: 3).
 MAX_REPEATS: Final = 3
 DEADLINE: Final = "deadline_exceeded"
+# Phase of a verdict about a job whose work was done.
+WORK_DONE: Final = "teardown"
 
 __all__ = ["MAX_REPEATS", "PastAttempt", "RootFacts", "decide"]
 
@@ -106,7 +109,11 @@ class _Case:
         if self._diagnosis.mark == "final":
             return self._stop("user_final", "the exception is marked final")
         found = first_match(self._spec, cause=cause, facts=self._facts)
-        return self._by_rule(*found) if found else self._by_cause()
+        if found:
+            return self._by_rule(*found)
+        if verdict.phase == WORK_DONE:
+            return self._stop("work_done", "the work was done when it failed: another attempt would only repeat it")
+        return self._by_cause()
 
     def _by_rule(self, name: str, rule: FailureRule) -> Decision:
         if rule.action == "fail":

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from rankfall.decide.facts import RootFacts
-from rankfall.model import Cause, FailureRule, JobSpec
+from rankfall.model import Cause, FailureRule, JobSpec, numbers
+from rankfall.model.patterns import anchored
 
 # Causes that say no more than how the process ended: a rule about codes or signals is about just that.
 BARE: Final = frozenset({"user_exit", "killed_unknown", "external_signal", "retryable_exception", "unknown"})
-_NAME: Final = re.compile(r"rules\[(\d{1,3})\]")
+_NAME: Final = anchored(r"rules\[(\d{1,3})\]", limit=64)
 
 
 def first_match(spec: JobSpec, *, cause: Cause, facts: RootFacts) -> tuple[str, FailureRule] | None:
@@ -24,7 +24,7 @@ def first_match(spec: JobSpec, *, cause: Cause, facts: RootFacts) -> tuple[str, 
 def rule_named(name: str, spec: JobSpec) -> FailureRule | None:
     """The rule of the spec that a decision names; None when that decision was none of a rule's."""
     found = _NAME.fullmatch(name)
-    number = int(found[1]) if found else len(spec.rules)
+    number = numbers.matched(found[1]) if found else len(spec.rules)
     return spec.rules[number] if number < len(spec.rules) else None
 
 

@@ -7,12 +7,22 @@ another strategy; what every one has in common (scope, what is no failure at all
 
 from __future__ import annotations
 
-from rankfall.diagnose.standing import no_failure, stopped_by_wish
+from rankfall.diagnose.standing import no_failure, not_begun, stopped_by_wish
 from rankfall.diagnose.strategies import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Pick, Strategy, ask
 from rankfall.diagnose.subjects import Subjects
 from rankfall.model import Case, Diagnosis
 
-__all__ = ["BUILT_IN", "CAUSAL", "EARLIEST", "FIRST_LISTED", "Pick", "Strategy", "diagnose", "stopped_by_wish"]
+__all__ = [
+    "BUILT_IN",
+    "CAUSAL",
+    "EARLIEST",
+    "FIRST_LISTED",
+    "Pick",
+    "Strategy",
+    "diagnose",
+    "not_begun",
+    "stopped_by_wish",
+]
 
 
 def diagnose(case: Case, *, strategy: Strategy = CAUSAL) -> Diagnosis:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankfall.diagnose.candidates import Candidate
+import msgspec
+
+from rankfall.diagnose.candidates import Candidate, of_node
 from rankfall.diagnose.root import Root
 from rankfall.diagnose.rules import ELSEWHERE_WHEN_ALONE
 from rankfall.diagnose.shown import (
@@ -12,12 +14,14 @@ from rankfall.diagnose.shown import (
     alternatives_of,
     consequences_of,
     decisive_of,
+    independent_of,
     missing_of,
     numbered,
     proof_of,
 )
 from rankfall.diagnose.standing import state_of
-from rankfall.diagnose.subjects import Subject, Subjects
+from rankfall.diagnose.subjects import Subject, Subjects, work_over
+from rankfall.diagnose.victims import only_text
 from rankfall.model import (
     Case,
     Cause,
@@ -60,6 +64,8 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     )
     confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
     info = cause_info(chosen.slug)
+    late = chosen.after_work or work_over(case, subjects, subject)
+    doubtful = only_text(chosen, subjects)
     shown = [subject, *chosen.same]
     one_slot = len({s.slot_number for s in shown}) == 1
     verdict = Verdict(
@@ -79,11 +85,20 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         time=_time(chosen.moment),
         decisive=decisive_of(chosen),
         evidence=proof_of(subjects, chosen),
-        consequences=consequences_of(subjects, {s.key for s in shown}, chosen),
+        consequences=consequences_of(
+            subjects,
+            {s.key for s in shown},
+            chosen,
+            independent={c.subject.key for c, _ in root.independent if not of_node(c.best)},
+        ),
         alternatives=alternatives_of(root),
         missing=missing_of(case, subjects, chosen),
-        retry=_retry(info.retry, chosen, case, one_node=_one_node(subjects, shown)),
-        node_action=_node_action(info.node_action, chosen, everywhere=everywhere),
+        independent=independent_of(root) or msgspec.UNSET,
+        phase="teardown" if late else msgspec.UNSET,
+        retry="no"
+        if late
+        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, shown), doubtful=doubtful),
+        node_action=_node_action(info.node_action, chosen, nowhere=everywhere or doubtful),
     )
     return Diagnosis(
         verdict=verdict,
@@ -121,6 +136,7 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
             slot = root.suspect_slots[0]
             node = subjects.slots[slot].node if slot in subjects.slots else None
     place = subjects.slots.get(slot) if slot is not None else None
+    late = piece is not None and subject is not None and (piece.teardown or work_over(case, subjects, subject))
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
@@ -143,7 +159,8 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
         evidence=proof_of(subjects, None),
         consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
         missing=tuple(missing) or ("anything that says why the job ended",),
-        retry=info.retry,
+        phase="teardown" if late else msgspec.UNSET,
+        retry="no" if late else info.retry,
         node_action="none",
     )
     fingerprint = (piece.fingerprint if piece else None) or slug
@@ -187,8 +204,13 @@ def _time(moment: Moment) -> Time:
     return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
 
 
-def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) -> Retry:
+def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool, doubtful: bool) -> Retry:
     """The catalogue's word, bent only by what the evidence itself says."""
+    found = _retry_of(default, chosen, case, one_node=one_node)
+    return "once" if doubtful and found in {"yes", "elsewhere"} else found
+
+
+def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) -> Retry:
     mark = chosen.best.mark if chosen.best else None
     if mark is not None:
         return "yes" if mark == "retryable" else "no"
@@ -196,6 +218,8 @@ def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) -> 
         return chosen.best.retry
     if one_node and chosen.slug in ELSEWHERE_WHEN_ALONE:
         return "elsewhere"
+    if of_node(chosen.best) and chosen.confidence == "suspected":
+        return "once"
     if default == "no" and chosen.confidence in {"suspected", "unknown"} and not case.hung:
         return "once"
     return default
@@ -209,10 +233,11 @@ def _one_node(subjects: Subjects, shown: Sequence[Subject]) -> bool:
     return len(nodes) == 1 and None not in nodes and bool(begun - nodes - {None})
 
 
-def _node_action(most: NodeAction, chosen: Candidate, *, everywhere: bool) -> NodeAction:
+def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeAction:
     """A node is marked only for what a job cannot forge; everywhere at once points away from any node."""
-    if everywhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
+    if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
         return "none"
-    if most == "taint" and not (chosen.best and chosen.best.trust in {"kernel", "platform"}):
+    trusted = chosen.best is not None and chosen.best.trust in {"kernel", "platform"}
+    if most == "taint" and not (trusted and (chosen.confidence == "proven" or not of_node(chosen.best))):
         return "suspect"
     return most

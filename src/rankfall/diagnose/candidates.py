@@ -16,10 +16,15 @@ from typing import Final
 
 import msgspec
 
+from rankfall.diagnose.outlived import of_own_code, without_outlived
 from rankfall.diagnose.rules import (
     CHILD_DEATHS,
     KERNEL_WORDS,
+    NEVER_BEGAN,
     NEVER_CAUSE,
+    NODE_CAUSES,
+    NODE_FAMILIES,
+    NODE_SOURCES,
     OWN_FAULT_SIGNALS,
     SUSPECT_ONLY,
     TERMINAL_WINDOW_S,
@@ -30,7 +35,7 @@ from rankfall.diagnose.rules import (
     exit_slug,
     signal_slug,
 )
-from rankfall.diagnose.subjects import Subject
+from rankfall.diagnose.subjects import Subject, Subjects
 from rankfall.model import Confidence, Evidence, cause_info
 from rankfall.model.clocks import Moment, order
 from rankfall.model.evidence import StampedBy
@@ -76,6 +81,17 @@ class Candidate(msgspec.Struct, kw_only=True):
     unordered: bool = False
 
     @property
+    def bare(self) -> bool:
+        """Whether nothing speaks for it but a line of a job's text, which is no traceback."""
+        best = self.best
+        return best is not None and best.source == "log" and not best.whole and best.trust not in TRUSTED
+
+    @property
+    def after_work(self) -> bool:
+        """Whether it came after its rank's work was done."""
+        return (self.best is not None and self.best.teardown) or self.subject.work_done
+
+    @property
     def order(self) -> tuple[str, int, str]:
         """Place for determinism: node, rank, then the subject's key."""
         rank = self.subject.rank_number
@@ -96,36 +112,58 @@ class Candidate(msgspec.Struct, kw_only=True):
         return order(self.moment, other.moment) == "before"
 
 
-def candidate_of(subject: Subject, *, teardown: bool = False) -> Candidate | None:
-    """The best explanation that this subject offers itself; None when it is a bystander, a victim or fine.
-
-    Args:
-        subject: one rank, slot or stream with all that speaks of it.
-        teardown: also take what was said after the work was done; asked for when nobody else offers anything.
-    """
-    pieces = _terminal(
-        subject,
-        [
-            e
-            for e in subject.evidence
-            if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE and (teardown or not e.teardown)
-        ],
-    )
+def candidate_of(subject: Subject) -> Candidate | None:
+    """The best explanation that this subject offers itself; None when it is a bystander, a victim or fine."""
+    own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
+    # What came after the work was done speaks only where nothing else does.
+    pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
     pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
+    pieces = _without_later_faults(subject, pieces)
     pieces = _without_abort_while_leaving(subject, pieces)
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
+        return silent
+    if best.teardown and silent is not None and silent.best is not None and silent.best.signal is not None:
         return silent
     if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
         return None
     return _from_piece(subject, best, pieces)
 
 
+def outlived_traceback(subjects: Subjects) -> Candidate | None:
+    """The last whole traceback that was outlived, suspected only: for text in which nothing else tells of an end."""
+    found = [
+        (e.at or 0, e.stream or "", e.order or 0, e.id, s, e)
+        for s in subjects.all.values()
+        for e in s.evidence
+        if e.outlived and e.whole and e.slug not in NEVER_CAUSE and cause_info(e.slug).role == "primary"
+    ]
+    if not found:
+        return None
+    *_, subject, piece = max(found, key=lambda row: row[:4])
+    chosen = _from_piece(subject, piece, [piece])
+    chosen.confidence = "suspected"
+    return chosen
+
+
 def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
     """Whether a job printed what only the kernel can know. A file of kernel lines, which belongs to no rank and slot, is another matter."""
     printed = piece.rank is not None or subject.rank is not None or subject.slot is not None
     return printed and piece.trust == "job" and piece.signature in KERNEL_WORDS
+
+
+def of_node(piece: Evidence | None) -> bool:
+    """Whether the platform or the kernel tells of a fault of the node, and not of the pod or the process."""
+    if piece is None or piece.source not in NODE_SOURCES or not _trusted(piece) or piece.slug in NEVER_BEGAN:
+        return False
+    return piece.slug in NODE_CAUSES or cause_info(piece.slug).family in NODE_FAMILIES
+
+
+def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without faults of the node that surely came after an exception of the job's own code had ended this very rank."""
+    own = [subject.when(e) for e in pieces if of_own_code(e)]
+    return [e for e in pieces if not (of_node(e) and any(order(at, subject.when(e)) == "before" for at in own))]
 
 
 def _without_abort_while_leaving(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
@@ -266,10 +304,7 @@ def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, str]:
 
 
 def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
-    """Drop lines that the subject lived on after: an error that was retried and passed is no cause.
-
-    The subject's own last words (a record, a traceback, an exit) always stand; a bare line stands only near the end.
-    """
+    """Without lines long before the subject's end; what a record says and a traceback without any rival always stand."""
     facts = subject.rank or subject.slot
     last = max((e.at for e in pieces if e.source == "record" and e.at is not None), default=None)
     if last is None and facts is not None and not _killed_by_ours(subject):
@@ -277,7 +312,9 @@ def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     if last is None:
         return pieces
     floor = last - round(TERMINAL_WINDOW_S * _NS)
-    return [e for e in pieces if e.source != "log" or e.at is None or e.at >= floor]
+    near = [e for e in pieces if e.source != "log" or e.at is None or e.at >= floor]
+    # A process may take long to end after its last traceback.
+    return near or [e for e in pieces if e.whole]
 
 
 def _trusted(piece: Evidence) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from rankfall.diagnose.candidates import EXPLICIT, HANG, SILENT, Candidate, candidate_of
+from rankfall.diagnose.candidates import CONFIRMED, EXPLICIT, HANG, SILENT, Candidate, candidate_of, outlived_traceback
 from rankfall.diagnose.causeless import left_early, only_consequences
+from rankfall.diagnose.node_faults import own_exceptions, without_faults_elsewhere
 from rankfall.diagnose.root import Root
 from rankfall.diagnose.rules import NEVER_BEGAN
 from rankfall.diagnose.subjects import Subjects
@@ -13,33 +14,40 @@ from rankfall.diagnose.together import MISMATCH, accused, only_silent
 from rankfall.diagnose.victims import (
     drop_generic_after_death,
     drop_mute_beside_death,
+    drop_outlived,
     drop_taken_after_fall,
     is_mute,
     without_told_to_stop,
 )
 from rankfall.model import Case, RankFacts
+from rankfall.model.clocks import first_of, preceded
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:
     """The root of this case."""
+    root = Root()
     candidates = [c for s in subjects.all.values() if (c := candidate_of(s)) is not None]
     candidates = without_told_to_stop(candidates, subjects)
+    late = [c for c in candidates if c.after_work]
+    candidates = [c for c in candidates if not c.after_work]
     if not candidates:
         candidates = [c for c in (left_early(case, subjects),) if c is not None]
     if not candidates:
         candidates = [c for c in (only_silent(case, subjects),) if c is not None]
+    if candidates:
+        root.rejected += [(c, "the work of its rank was done") for c in late]
+    candidates = drop_outlived(candidates or late, subjects, root, hung=case.hung)
     if not candidates:
-        late = [c for s in subjects.all.values() if (c := candidate_of(s, teardown=True)) is not None]
-        candidates = without_told_to_stop(late, subjects)
-    if not candidates:
-        return only_consequences(case, subjects)
-    root = Root()
+        found = only_consequences(case, subjects)
+        only = outlived_traceback(subjects) if found.nearest is None else None
+        return found if only is None else Root(chosen=only)
     strong = [c for c in candidates if not c.weak]
     if strong:
         root.rejected += [(c, "bystanders say this too when something else fell") for c in candidates if c.weak]
         candidates = strong
+    candidates = without_faults_elsewhere(candidates, subjects, root, case=case)
     candidates, disputed = _settle_mismatch(candidates, subjects, root)
-    candidates = _merge(candidates)
+    candidates = _merge(_said_of_rank(candidates))
     candidates = drop_generic_after_death(candidates, root)
     candidates = drop_taken_after_fall(candidates, root)
     candidates = drop_mute_beside_death(candidates, root)
@@ -50,10 +58,10 @@ def find_root(case: Case, subjects: Subjects) -> Root:
     if tier == HANG:
         # Who stands where is seen at one moment: the clock says nothing, only what kind of proof there is.
         most = max(c.specificity for c in first)
-        earliest = [c for c in first if c.specificity == most]
+        earliest, others = _parted(first, [c.specificity < most for c in first])
     else:
-        earliest = [c for c in first if not any(o.before(c) for o in first)]
-    root.rejected += [(c, "fell later, by more than the clocks' uncertainty") for c in first if c not in earliest]
+        earliest, others = _parted(first, preceded([c.moment for c in first]))
+    root.rejected += [(c, "fell later, by more than the clocks' uncertainty") for c in others]
     earliest.sort(key=lambda c: (-c.specificity, -c.support, c.order))
     chosen = earliest[0]
     root.tied = len(earliest) > 1
@@ -61,11 +69,18 @@ def find_root(case: Case, subjects: Subjects) -> Root:
         (c, "fell at the same time as far as the clocks tell; shown beside the chosen one") for c in earliest[1:]
     ]
     root.chosen = chosen
+    root.independent += own_exceptions(c for c in candidates if c is not chosen)
     root.everywhere = _everywhere(case, subjects, chosen) or (disputed and chosen.slug == MISMATCH)
     root.unnamed = (tier == HANG and root.tied) or (is_mute(chosen) and bool(chosen.same) and not root.everywhere)
     if root.unnamed and tier != HANG:
         chosen.confidence = "suspected"
     return root
+
+
+def _parted(candidates: list[Candidate], rejected: list[bool]) -> tuple[list[Candidate], list[Candidate]]:
+    """Those that are not rejected, and those that are."""
+    both = list(zip(candidates, rejected, strict=True))
+    return [c for c, no in both if not no], [c for c, no in both if no]
 
 
 def _settle_mismatch(candidates: list[Candidate], subjects: Subjects, root: Root) -> tuple[list[Candidate], bool]:
@@ -90,6 +105,12 @@ def _weaker(chosen: Candidate, other: Candidate) -> str:
     return "an explicit failure outweighs a silent one" if other.tier == SILENT else "weaker kind of evidence"
 
 
+def _said_of_rank(candidates: list[Candidate]) -> list[Candidate]:
+    """Without what the platform says of a slot where another source says the same of a rank there: both are one fault."""
+    said = {(c.slug, c.subject.slot_number) for c in candidates if c.tier >= CONFIRMED and c.subject.rank is not None}
+    return [c for c in candidates if c.subject.rank is not None or (c.slug, c.subject.slot_number) not in said]
+
+
 def _merge(candidates: list[Candidate]) -> list[Candidate]:
     """One candidate a fingerprint: the same fault on many ranks is one fault."""
     groups: dict[str, list[Candidate]] = defaultdict(list)
@@ -100,8 +121,7 @@ def _merge(candidates: list[Candidate]) -> list[Candidate]:
     merged = []
     for group in groups.values():
         group.sort(key=lambda c: c.order)
-        surely_first = [c for c in group if all(c is o or c.before(o) for o in group)]
-        head = surely_first[0] if surely_first else group[0]
+        head = group[first_of([c.moment for c in group]) or 0]
         head.same = [c.subject for c in group if c is not head]
         merged.append(head)
     return merged

@@ -111,8 +111,44 @@ ELSEWHERE_WHEN_ALONE: Final = frozenset({"image_pull"})
 # What the platform does to a pod at the very moment that it names, so that a fall before it is none of its consequences. A lost node is noticed late.
 TAKEN_AWAY: Final = frozenset({"preempted", "pod_evicted"})
 
+# Faults of a node or of what lies around it, which strike whatever runs there: by the family of the cause, or by the cause.
+NODE_FAMILIES: Final = frozenset({"gpu", "network", "storage"})
+NODE_CAUSES: Final = frozenset({"node_lost", "node_stuck", "node_oom"})
+# Who says so of the node itself; what a rank says of its own is not meant.
+NODE_SOURCES: Final = frozenset({"node", "event", "kernel", "pod"})
+
 # Sources that a job cannot forge.
 TRUSTED: Final = frozenset({"kernel", "platform", "wrapper", "supervisor"})
+
+# Phases of a rank whose work is done.
+WORK_DONE: Final = frozenset({"teardown", "done"})
+
+# Families whose libraries print details of a fault before they raise an exception that says less.
+SAME_FAULT: Final = frozenset({"network", "gpu", "memory", "storage"})
+
+# Types of exceptions, as text shows them, that a rank may raise because its partner is gone.
+ECHO_TYPES: Final = (
+    "RuntimeError",
+    "OSError",
+    "IOError",
+    "Connection",
+    "BrokenPipeError",
+    "EOFError",
+    "TimeoutError",
+    "socket.",
+    "ssl.",
+    "asyncio.",
+    "concurrent.",
+    "multiprocessing.",
+    "torch.",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+    "jax",
+    "grpc.",
+    "ray.",
+)
 
 # How long before its subject's end a line may stand and still speak of that end, seconds.
 TERMINAL_WINDOW_S: Final = 30.0

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from typing import Final
 
 from rankfall.diagnose.candidates import HANG, Candidate
 from rankfall.diagnose.root import Root
 from rankfall.diagnose.rules import NEAREST
 from rankfall.diagnose.subjects import Subject, Subjects, own_failure
-from rankfall.model import Alternative, Case, Consequence, Decisive, Evidence, Proof
+from rankfall.model import Alternative, Case, Consequence, Decisive, Evidence, IndependentFault, Proof, Time
 from rankfall.model.times import rfc3339
 
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
 MAX_LINE: Final = 2000
 MAX_MISSING: Final = 20
+MAX_INDEPENDENT: Final = 8
 
 
 def decisive_of(chosen: Candidate) -> Decisive | None:
@@ -64,12 +66,21 @@ def _as_proof(subject: Subject, e: Evidence) -> Proof:
     )
 
 
-def consequences_of(subjects: Subjects, struck: set[object], chosen: Candidate | None) -> tuple[Consequence, ...]:
-    """Who fell because of the root, and how that is known, in the order of the subjects."""
+def consequences_of(
+    subjects: Subjects, struck: set[object], chosen: Candidate | None, *, independent: Collection[object] = ()
+) -> tuple[Consequence, ...]:
+    """Who fell because of the root, and how that is known, in the order of the subjects.
+
+    Args:
+        subjects: of the case.
+        struck: keys of those that the root itself struck.
+        chosen: the root; None where there is none.
+        independent: keys of those that failed of something else.
+    """
     found = []
     for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
         subject = subjects.all[key]
-        if key in struck or subject.rank is None or ("slot", subject.slot_number) in struck:
+        if key in struck or key in independent or subject.rank is None or ("slot", subject.slot_number) in struck:
             continue
         because = _why_victim(subject, chosen, stopper=subjects.stopper)
         if because is not None:
@@ -103,6 +114,26 @@ def alternatives_of(root: Root) -> tuple[Alternative, ...]:
     return tuple(
         Alternative(slug=c.slug, rank=c.subject.rank_number, rejected=reason) for c, reason in rows[:MAX_ALTERNATIVES]
     )
+
+
+def independent_of(root: Root) -> tuple[IndependentFault, ...]:
+    """What went wrong as well, and neither caused the fall nor followed from it; bounded."""
+    found = []
+    for candidate, because in root.independent[:MAX_INDEPENDENT]:
+        subject, best = candidate.subject, candidate.best
+        at, uncertainty = candidate.moment.common
+        found.append(
+            IndependentFault(
+                slug=candidate.slug,
+                rank=subject.rank_number,
+                slot=subject.slot_number,
+                node=subject.node,
+                time=Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time(),
+                line=best.line[:MAX_LINE] if best is not None else candidate.because,
+                because=because,
+            )
+        )
+    return tuple(found)
 
 
 def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rankfall.model import Case, Cause, Confidence, Decisive, Diagnosis, RunState, Verdict
+from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosis, RunState, Verdict
 
 
 def no_failure(case: Case) -> Diagnosis:
@@ -53,6 +53,29 @@ def stopped_by_wish(
         retry="no",
     )
     return Diagnosis(verdict=verdict, fingerprint=how)
+
+
+def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
+    """What is said of a run that ended before its first attempt.
+
+    Args:
+        text: why, as it was stored with the run.
+        run: its id.
+        state: its own.
+    """
+    failed = state == "failed"
+    slug = "container_config" if failed else "cancelled"
+    verdict = Verdict(
+        run=run,
+        state=state,
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence="proven"),
+        scope="external",
+        decisive=Decisive(source="recorder", where="before attempt 1", line=text),
+        retry="no",
+        decision=Decision(action="stop", rule="not_begun", because="no attempt was begun", state="done"),
+    )
+    return Diagnosis(verdict=verdict, fingerprint=f"not_begun:{slug}")
 
 
 def state_of(case: Case) -> RunState:

@@ -6,20 +6,25 @@ elimination when exactly one rank of a slot can have written it; the last is mar
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
 
-from rankfall.diagnose.rules import VICTIMS_WORDS
+from rankfall.diagnose.rules import VICTIMS_WORDS, WORK_DONE
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts
 from rankfall.model.clocks import EXACT, Bound, Moment
 from rankfall.model.evidence import StampedBy
+from rankfall.model.patterns import bounded
 
 # torch's own prefix of a rank's traceback.
-_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s*")
+_PREFIX: Final = bounded(r"^\[rank\d+\]:\s*", limit=1 << 16)
+
+_NS: Final = 1_000_000_000
+# How long after a line, or after a whole traceback, a step must have been done to show that the rank went on, seconds.
+_STEP_AFTER_S: Final = 0.1
+_STEP_AFTER_TRACEBACK_S: Final = 1.0
 
 SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
 
@@ -75,6 +80,11 @@ class Subject(msgspec.Struct, kw_only=True):
         return tuple(e for e in self.evidence if e.role == "secondary" and e.source != "exit")
 
     @property
+    def work_done(self) -> bool:
+        """Whether it is a rank that had done its work before it ended, as it reported itself."""
+        return self.rank is not None and self.rank.phase in WORK_DONE
+
+    @property
     def rank_number(self) -> int | None:
         """Global rank, when known."""
         return self.rank.rank if self.rank else None
@@ -110,6 +120,17 @@ def own_failure(facts: RankFacts) -> bool:
     if facts.state != "ended" or facts.killed_by in {"wrapper", "agent"}:
         return False
     return facts.signal is not None or facts.exit_code not in {0, None}
+
+
+def work_over(case: Case, subjects: Subjects, failed: Subject) -> bool:
+    """Whether every rank had done its work before this one failed: it said so, or ended well."""
+    if failed.rank is not None and not (failed.rank.finished or failed.work_done):
+        return False
+    others = [r for r in subjects.ranks.values() if failed.rank is None or r.rank != failed.rank.rank]
+    complete = len(others) + (failed.rank is not None) >= max(1, case.world_size or 0)
+    return complete and all(
+        (r.state == "ended" and r.exit_code == 0) or r.finished or r.phase in WORK_DONE for r in others
+    )
 
 
 class Subjects:
@@ -202,7 +223,7 @@ class Subjects:
         if piece.slot is not None and subject.slot_number is None:
             # A rank of which only words tell stands where they were written.
             subject.ahead = self._ahead.get(piece.slot, EXACT)
-        subject.evidence.append(piece)
+        subject.evidence.append(_weighed(subject, piece))
         place = self.slots.get(piece.slot) if piece.slot is not None else None
         subject.seen_in = subject.seen_in or (place.pod if place is not None else None)
         if eliminated:
@@ -252,3 +273,15 @@ def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
 def _in_scope(piece: Evidence, case: Case) -> bool:
     """Only this attempt's evidence counts; pieces that know no attempt are taken as of this one."""
     return piece.attempt is None or case.attempt is None or piece.attempt == case.attempt
+
+
+def _weighed(subject: Subject, piece: Evidence) -> Evidence:
+    """A piece of text by the steps that its rank reported: done after it, it is context; the work being done before, it is of the teardown."""
+    facts = subject.rank
+    if piece.source != "log" or piece.at is None or facts is None or facts.step_at is None:
+        return piece
+    if facts.phase in WORK_DONE:
+        return msgspec.structs.replace(piece, teardown=True) if piece.at >= facts.step_at else piece
+    patience = _STEP_AFTER_TRACEBACK_S if piece.whole else _STEP_AFTER_S
+    outlived = facts.step_at > piece.at + round(patience * _NS)
+    return msgspec.structs.replace(piece, role="context", outlived=True) if outlived else piece

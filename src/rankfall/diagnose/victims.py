@@ -1,11 +1,16 @@
-"""Candidates that are another fall's victims: told to stop, taken away after it, stopped by torchrun, or ended without a word beside a death."""
+"""Candidates that are another fall's victims: told to stop, taken away after it, stopped by torchrun, or ended without a word beside a death.
+
+And those that did not fail at all: lines of ranks that went on, where another rank failed by itself.
+"""
 
 from __future__ import annotations
 
 from rankfall.diagnose.candidates import EXPLICIT, SILENT, Candidate
+from rankfall.diagnose.outlived import of_own_code, repeats, surely_after
 from rankfall.diagnose.root import Root
 from rankfall.diagnose.rules import TAKEN_AWAY
-from rankfall.diagnose.subjects import Subjects
+from rankfall.diagnose.subjects import Subjects, own_failure
+from rankfall.model import cause_info
 from rankfall.model.clocks import Moment, order
 
 # An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
@@ -100,3 +105,78 @@ def drop_mute_beside_death(candidates: list[Candidate], root: Root) -> list[Cand
     echoes = [c for c in candidates if is_mute(c) and any(not c.before(d) for d in deaths)]
     root.rejected += [(c, "ended with code 1 and without a word, as whoever loses its partner does") for c in echoes]
     return [c for c in candidates if c not in echoes]
+
+
+def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *, hung: bool) -> list[Candidate]:
+    """Without lines of ranks that did not fail, where another one did, or where nothing moved any more (``hung``)."""
+    caught = [c for c in candidates if _was_caught(c)]
+    if hung or len(caught) < len(candidates):
+        root.rejected += [(c, "the rank caught it: something else ended that rank") for c in caught]
+        candidates = [c for c in candidates if all(c is not one for one in caught)]
+    own_code = [c for c in candidates if of_own_code(c.best)]
+    others = [c for c in candidates if not c.bare and not (c.best and c.best.passed)]
+    decided = any(c.best is None or c.best.source == "exit" or of_own_code(c.best) for c in others)
+    failed = not all(is_mute(c) for c in others)
+
+    def reason(c: Candidate) -> str | None:
+        facts, best = c.subject.rank, c.best
+        if best is None or not (c.bare or best.passed):
+            return None
+        if best.passed and (decided or (c.bare and others)):
+            return "the job went on with its work after it"
+        if not c.bare:
+            return None
+        if facts is not None and facts.killed_by in {"wrapper", "agent"} and failed:
+            stopper = subjects.stopper if facts.killed_by == "wrapper" else "its agent"
+            return f"{stopper} stopped this rank, which had not failed"
+        if facts is not None and own_failure(facts):
+            return None
+        if any(not surely_after(best, o.best) and not _of_others(c, o) for o in own_code if o is not c and o.best):
+            return "a line of text only, and an exception of the job's own code that nobody caught ended another rank"
+        return None
+
+    kept = []
+    for candidate in candidates:
+        why = reason(candidate)
+        if why is None:
+            kept.append(candidate)
+        else:
+            root.rejected.append((candidate, why))
+    return kept
+
+
+def _was_caught(candidate: Candidate) -> bool:
+    """Whether the recorder in this rank shows that a printed traceback did not end it: each exception that ends a rank leaves a record.
+
+    Either it was stopped and left none, or its record tells of a lost partner; had that come of the printed one, the record would hold both.
+    """
+    facts, best = candidate.subject.rank, candidate.best
+    if best is None or facts is None or best.source != "log" or not best.whole or facts.hook != "loaded":
+        return False
+    records = [piece for piece in candidate.subject.evidence if piece.source == "record"]
+    if not records:
+        return facts.state == "running" or facts.killed_by in {"wrapper", "agent"}
+    return all(
+        record.role == "secondary" and not repeats(best, record) and not surely_after(best, record)
+        for record in records
+    )
+
+
+def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
+    """Whether a line is of the node or the platform: in a file of its own, which belongs to no rank."""
+    best, other = candidate.best, own_code.best
+    kind, _ = candidate.subject.key
+    if best is None or other is None or kind != "stream" or best.stream == other.stream:
+        return False
+    return cause_info(best.slug).family in {"gpu", "memory", "platform", "control"}
+
+
+def only_text(chosen: Candidate, subjects: Subjects) -> bool:
+    """Whether a line of text alone speaks for a candidate, and the job's output shows that something else may have ended it."""
+    best = chosen.best
+    if best is None or not (chosen.bare or best.outlived):
+        return False
+    if best.passed or best.outlived:
+        return True
+    raised = (e for s in subjects.all.values() for e in s.evidence if e.role == "primary" and of_own_code(e))
+    return any(not surely_after(best, piece) for piece in raised)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankfall.model import numbers
 from rankfall.model.errors import UsageError
 
 
@@ -12,6 +13,7 @@ def address_of(text: str) -> tuple[str, int]:
         UsageError: it is none.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 - largest port
+    number = numbers.clamped(port, least=0, most=65_535)
+    if not colon or number is None or not port.isdigit():
         raise UsageError(f"{text[:60]!r} is no address", hint="as 127.0.0.1:9090, or :9090 for all of this machine")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - asked for by leaving it out
+    return host.strip("[]") or "0.0.0.0", number  # noqa: S104 - asked for by leaving it out

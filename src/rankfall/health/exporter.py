@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from rankfall.health.rules import MetricKind, metric_fields
+from rankfall.model import numbers
 from rankfall.model.health import NodeFault, shown
+from rankfall.model.patterns import anchored, bounded
 
 SECOND: Final = 1_000_000_000
 #: Readings of one node that are looked at: eight GPUs, seven instances each, and room.
@@ -24,10 +25,12 @@ MAX_READINGS: Final = 1_024
 # DCGM's numbers for "blank" begin here: not supported, not found, not permitted; as 32 bits, as 64, and as a double.
 _BLANK: Final = 0x7FFFFFF0
 _MAX_LABELS: Final = 4_096
-_LINE: Final = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)\{(.*)\}[ \t]+(\S+)(?:[ \t]+-?[0-9]+)?[ \t]*")
-_LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*,?[ \t]*')
-_PCI: Final = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?")
-_UUID: Final = re.compile(r"GPU-[0-9a-fA-F-]{4,64}")
+_LINE: Final = anchored(r"([A-Za-z_:][A-Za-z0-9_:]*)\{(.*)\}[ \t]+(\S+)(?:[ \t]+-?[0-9]+)?[ \t]*", limit=4_096)
+_LABEL: Final = bounded(
+    r'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*,?[ \t]*', limit=4_096
+)
+_PCI: Final = anchored(r"(?:[0-9a-f]{4})?([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-9a-f])?", limit=128)
+_UUID: Final = anchored(r"GPU-[0-9a-fA-F-]{4,64}", limit=128)
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -125,11 +128,8 @@ def _same(kind: MetricKind, was: int, value: int) -> bool:
 
 
 def _number(text: str) -> int | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return int(value) if math.isfinite(value) and 0 <= value < _BLANK else None
+    value = numbers.real(text)
+    return math.floor(value) if value is not None and 0 <= value < _BLANK else None
 
 
 def _device(labels: Mapping[str, str]) -> str | None:

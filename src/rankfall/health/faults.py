@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Final
 
 import msgspec
@@ -14,13 +13,14 @@ from rankfall.health.rules import SUSPECT, bad_conditions
 from rankfall.model.health import FaultSource, FaultTrust, NodeFault, shown
 from rankfall.model.health_report import KernelLine, KernelReport
 from rankfall.model.health_verdict import RunVerdict
+from rankfall.model.patterns import anchored
 from rankfall.observe.kmsg import KmsgRecord
 
 #: The kernel's own clock is not that of the epoch and drifts from it; nothing tells by how much, so a second on each side is allowed.
 STAMP_UNCERTAINTY_S: Final = 1.0
 #: Last word of the code of a condition that is good again.
 GOOD: Final = "/good"
-_BOOT: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
+_BOOT: Final = anchored(r"[0-9A-Za-z-]{1,64}", limit=64)
 
 
 def of_record(

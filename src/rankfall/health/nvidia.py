@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rankfall.model import numbers
 from rankfall.model.health import shown
 from rankfall.signatures.engine import compile_one
 
@@ -69,7 +70,7 @@ def read_xid(text: bytes) -> Line | None:
     found = _search(_XID, text)
     if found is None:
         return Line(code="xid/unreadable")
-    number = int(_text(found["number"]))
+    number = numbers.matched(found["number"])
     rest = found["rest"] or b""
     process = _search(_PROCESS, rest) or {}
     word, detail = _xid_word(number, rest)
@@ -78,7 +79,7 @@ def read_xid(text: bytes) -> Line | None:
         code=f"xid/{number}" + (f"/{word}" if word else ""),
         device=f"gpu {_text(found['pci']).lower()}",
         instance=_text(found["mig"]).strip() or None,
-        pid=int(pid) if pid.isdigit() and int(pid) < 1 << 32 else None,
+        pid=numbers.clamped(pid, least=0, most=(1 << 32) - 1),
         process=shown(_text(process.get("name")), 64) or None,
         detail=detail,
     )
@@ -96,7 +97,7 @@ def read_sxid(text: bytes) -> Line | None:
         return None
     word = _search(_SXID_WORD, rest)
     grave = "" if word is None else "/fatal" if _text(word["word"]).lower() == "fatal" else "/nonfatal"
-    return Line(code=f"sxid/{int(_text(found['number']))}{grave}", device=f"switch {_text(found['pci']).lower()}")
+    return Line(code=f"sxid/{numbers.matched(found['number'])}{grave}", device=f"switch {_text(found['pci']).lower()}")
 
 
 def read_lost(text: bytes) -> Line | None:
@@ -122,7 +123,7 @@ def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
         found = _search(_RECOVERY, rest)
         if found is None:
             return "", None
-        value = int(_text(found["new"]), 16)
+        value = numbers.hexadecimal(found["new"]) or 0
         return (_ACTIONS[value] if value < len(_ACTIONS) else "other"), f"action {value:#x}"
     if number in _NVLINK5_NUMBERS:
         found = _search(_NVLINK5, rest)
@@ -130,10 +131,12 @@ def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
             return "", None
         word = "fatal" if _text(found["word"]).lower() == "fatal" else "nonfatal"
         first = found["first"]
-        told = "" if first is None else f", sub-code {int(_text(first), 16) >> _SUBCODE_SHIFT & _SUBCODE_MASK}"
-        return word, f"link {int(_text(found['link']))}{told}"
+        told = (
+            "" if first is None else f", sub-code {(numbers.hexadecimal(first) or 0) >> _SUBCODE_SHIFT & _SUBCODE_MASK}"
+        )
+        return word, f"link {numbers.matched(found['link'])}{told}"
     previous = _search(_PREVIOUS, rest)
-    return "", None if previous is None else f"previous xid {int(_text(previous['previous']))}"
+    return "", None if previous is None else f"previous xid {numbers.matched(previous['previous'])}"
 
 
 def _text(data: bytes | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,8 +11,9 @@ from rankfall.health.rules import Rule, packaged
 from rankfall.model import decoding
 from rankfall.model.errors import SpecError
 from rankfall.model.health import shown
+from rankfall.model.patterns import anchored
 
-_CODE: Final = re.compile(r"[a-z]{1,16}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){1,2}")
+_CODE: Final = anchored(r"[a-z]{1,16}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95}){1,2}", limit=256)
 
 
 def rules_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Rule, ...]:

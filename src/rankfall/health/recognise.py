@@ -2,11 +2,12 @@
 
 A signature counts only where it matches at the very beginning of a line: the kernel prints names that users choose (of a process, of a file), and
 such a name must not make a kernel line of another one. What is no fault gives nothing; an unknown number of NVIDIA gives its code.
+
+Cost: at most ``MAX_LINE`` bytes of a line; nothing is kept but the line before.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,6 +16,8 @@ from typing import Final
 import msgspec
 
 from rankfall.health.nvidia import Line, lost_head, lost_tail, read_lost, read_sxid, read_xid
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored
 from rankfall.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.signatures.matcher import Hit, best
 
@@ -27,7 +30,9 @@ _SAME_NS: Final = 10 * 1_000_000_000
 # How NVIDIA's own lines begin.
 _NVIDIA: Final = (b"NVRM: ", b"nvidia-nvswitch", b"fallen off the bus")
 # What dmesg puts before a line: "<6>[ 1235.431527][ T1234] ".
-_PREFIX: Final = re.compile(rb"(?:<[0-9]{1,4}>)?\[ {0,12}[0-9]{1,12}\.[0-9]{6}\](?:\[ {0,8}[TC][0-9]{1,10}\])? ")
+_PREFIX: Final = anchored(
+    rb"(?:<[0-9]{1,4}>)?\[ {0,12}[0-9]{1,12}\.[0-9]{6}\](?:\[ {0,8}[TC][0-9]{1,10}\])? ", limit=128
+)
 
 
 class Recogniser:
@@ -122,7 +127,7 @@ class Recogniser:
             code=f"kernel/{hit.signature.id}",
             device=f"pci {device}" if device else None,
             slug=hit.signature.slug,
-            pid=int(pid) if pid.isdigit() and int(pid) < 1 << 32 else None,
+            pid=numbers.clamped(pid, least=0, most=(1 << 32) - 1),
         )
 
     def _hits(self, line: bytes) -> list[Hit]:

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from rankfall.model import decoding
+from rankfall.model import decoding, numbers
 from rankfall.model.causes import catalogue as causes
 from rankfall.model.health import BY_HAND, MAX_SEEN
 
@@ -157,7 +157,7 @@ _NUMBERS: Final = ("count", "window_s")
 
 def _rule(code: str, row: Mapping[str, str]) -> Rule:
     known: dict[str, object] = {key: row[key] for key in Rule.__struct_fields__ if row.get(key)}
-    known |= {key: int(row[key]) for key in _NUMBERS if key in known}
+    known |= {key: numbers.matched(row[key]) for key in _NUMBERS if key in known}
     known |= {key: row.get(key) == "yes" for key in ("release", "after_job")}
     return decoding.convert({**known, "code": code}, Rule)
 

@@ -21,11 +21,12 @@ from rankfall.kube import retry
 from rankfall.kube.errors import ApiError, Unreachable, error_class
 from rankfall.kube.secret import excerpt, masked
 from rankfall.model import decoding
+from rankfall.model.patterns import bounded
 
 _HINTS: Final[dict[int, str]] = {
     400: "the request is not understood by this server; its version may be too old for it",
     401: "log in again; the job itself is not touched",
-    403: "ask the cluster's administrator for this right: kubectl auth can-i shows what you may",
+    403: "ask the cluster's administrator for this right: kubectl auth can-i shows what you may, rankfall config rights what Rankfall needs",
     404: "check name, namespace and context; a kind that is not there may need its controller installed",
     409: "look at the object that is there, then decide",
     410: "list again",
@@ -33,9 +34,13 @@ _HINTS: Final[dict[int, str]] = {
     422: "correct the field that the message names",
     429: "the server is busy; try again later",
 }
+_NOT_THERE: Final = 404
+_NAMESPACE_HINT: Final = (
+    "create the namespace (kubectl create namespace), or name another one (-n NAMESPACE, or kubernetes.namespace)"
+)
 _SERVER_SIDE: Final = 500
 _SERVER_HINT: Final = "the API server, or a proxy before it, is in trouble; try again later"
-_TITLE: Final = re.compile(rb"<title[^>]{0,200}>([^<]{1,500})</title", re.IGNORECASE)
+_TITLE: Final = bounded(rb"<title[^>]{0,200}>([^<]{1,500})</title", limit=1 << 16, flags=re.IGNORECASE)
 # How many of a Status's own words are shown: a field error of a large manifest fits.
 _MESSAGE: Final = 1500
 
@@ -70,6 +75,7 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
             details = masked(found, secrets)
         said = excerpt(_text(status.get("message")), secrets=secrets, limit=_MESSAGE) or "no reason given"
     code = refusal.status
+    hint = _NAMESPACE_HINT if code == _NOT_THERE and details.get("kind") == "namespaces" else _HINTS.get(code)
     name = f"{code} {reason}" if reason else str(code)
     return error_class(code)(
         f"cannot {what}: {said} ({name})",
@@ -78,7 +84,7 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
         details=details,
         retry_after=retry_after(refusal.headers, details),
         maybe_done=maybe_done and code >= _SERVER_SIDE,
-        hint=_HINTS.get(code, _SERVER_HINT if code >= _SERVER_SIDE else None),
+        hint=hint or (_SERVER_HINT if code >= _SERVER_SIDE else None),
     )
 
 
@@ -170,7 +176,7 @@ def _innermost(error: BaseException) -> BaseException:
 def _status_object(body: bytes) -> dict[str, Any] | None:
     try:
         found = decoding.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None
     return found if isinstance(found, dict) and found.get("kind") == "Status" else None
 

@@ -8,7 +8,6 @@ by plain discovery, and then nobody can say which fields it drops: that is an er
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +18,12 @@ from rankfall.kube.discovery_cache import Cache
 from rankfall.kube.discovery_schema import Node, Schemas, ServedResource, reduce
 from rankfall.kube.errors import ApiError, KubeError, ObjectNotFound
 from rankfall.kube.resources import Resource
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored
 
 _INDEX: Final = "/openapi/v3"
-_GROUP_VERSION: Final = re.compile(r"api/(v[a-z0-9]+)|apis/([a-z0-9.-]+/v[a-z0-9]+)")
-_STABILITY: Final = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
+_GROUP_VERSION: Final = anchored(r"api/(v[a-z0-9]+)|apis/([a-z0-9.-]+/v[a-z0-9]+)", limit=512)
+_STABILITY: Final = anchored(r"v(\d+)(?:(alpha|beta)(\d+))?", limit=512)
 # A document may change between the index and its fetching; a server that changes that often is not ready yet.
 _TRIES: Final = 3
 _MOVED: Final = range(300, 400)
@@ -227,7 +228,7 @@ def _order(version: str) -> tuple[int, int, int, str]:
     if match is None:
         return (3, 0, 0, version)
     rank = {None: 0, "beta": 1, "alpha": 2}[match[2]]
-    return (rank, -int(match[1]), -int(match[3] or 0), version)
+    return (rank, -numbers.matched(match[1]), -numbers.matched(match[3]), version)
 
 
 def _shown(version: tuple[int, int]) -> str:

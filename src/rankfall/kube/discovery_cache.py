@@ -44,7 +44,7 @@ class Cache:
             return None
         try:
             return decoding.decode(self._path(self._folder, name, digest).read_bytes(), kind=Schemas)
-        except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        except (OSError, msgspec.MsgspecError):
             return None
 
     def put(self, name: str, digest: str, schemas: Schemas) -> None:

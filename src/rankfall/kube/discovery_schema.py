@@ -8,17 +8,18 @@ without what its user asked for. Types and values are not looked at: those the s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from rankfall.model.patterns import anchored
+
 _REF: Final = "#/components/schemas/"
 _META: Final = frozenset({"apiVersion", "kind", "metadata"})
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_LISTS: Final = re.compile(
-    r"/(?:api/[^/]+|apis/[^/]+/[^/]+)(?P<space>/namespaces/\{namespace\})?/(?P<plural>[a-z0-9.-]+)"
+_PLAIN: Final = anchored(r"[A-Za-z_][A-Za-z0-9_-]*", limit=4_096)
+_LISTS: Final = anchored(
+    r"/(?:api/[^/]+|apis/[^/]+/[^/]+)(?P<space>/namespaces/\{namespace\})?/(?P<plural>[a-z0-9.-]+)", limit=4_096
 )
 # References to references do not occur; a circle of them must not hang us.
 _MAX_HOPS: Final = 16

@@ -36,7 +36,8 @@ class ExecResult(msgspec.Struct, frozen=True):
     Attributes:
         stdout: all of it.
         stderr: all of it.
-        code: exit code, 0 to 255; a signal is 128 and its number.
+        code: exit code, 0 to 255; a signal is 128 and its number. 0 proves nothing by itself: an API server that loses its own connection to the
+            kubelet says ``Success`` (kubernetes/kubectl issue 1726). Who needs to know lets the command print that it is done.
     """
 
     stdout: bytes

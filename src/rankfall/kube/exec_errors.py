@@ -5,33 +5,39 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Final, Literal
 
 from rankfall.kube.errors import KubeError
 from rankfall.kube.exec_frames import NotRun
 from rankfall.kube.secret import excerpt
+from rankfall.model.patterns import Bounded, bounded
 
 Why = Literal["no_container", "no_program", "no_node", "other"]
 
-_TABLE: Final[tuple[tuple[Why, str, str], ...]] = (
+_MESSAGE: Final = 1000
+_TABLE: Final[tuple[tuple[Why, Bounded[str], str], ...]] = (
     (
         "no_container",
-        r"container not found|is not created or running|container .* (?:is )?not running|task .* not found|in a stopped state",
+        bounded(
+            r"container not found|is not created or running|container .* (?:is )?not running|task .* not found|in a stopped state",
+            limit=_MESSAGE,
+        ),
         "the container does not run; its state in the pod tells why",
     ),
     (
         "no_program",
-        r"executable file not found|no such file or directory|permission denied|is a directory|exec format error",
+        bounded(
+            r"executable file not found|no such file or directory|permission denied|is a directory|exec format error",
+            limit=_MESSAGE,
+        ),
         "the image has no such program, or it cannot be executed",
     ),
     (
         "no_node",
-        r"error dialing backend|proxy error|connection refused|no route to host|i/o timeout",
+        bounded(r"error dialing backend|proxy error|connection refused|no route to host|i/o timeout", limit=_MESSAGE),
         "the API server does not reach the node's kubelet; try again, or look at the node",
     ),
 )
-_MESSAGE: Final = 1000
 
 
 class ExecFailed(KubeError):  # noqa: N818 - reads as the answer that it is
@@ -76,7 +82,7 @@ def not_run(end: NotRun, *, what: str) -> ExecFailed:
         what: verb and object.
     """
     text = end.message[:_MESSAGE]
-    known = ((why, hint) for why, pattern, hint in _TABLE if re.search(pattern, text))
+    known = ((why, hint) for why, pattern, hint in _TABLE if pattern.search(text))
     why, hint = next(known, ("other", "look at the pod, and at the kubelet's log on its node"))
     said = excerpt(end.message, limit=_MESSAGE) or end.reason or "no reason given"
     return ExecFailed(f"cannot {what}: {said}", why=why, reason=end.reason, status=end.status, hint=hint)

@@ -6,12 +6,11 @@ has ended: the only way to end a command's stdin. It refuses a message it cannot
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.model import decoding
+from rankfall.model import decoding, numbers
 
 V5: Final = "v5.channel.k8s.io"
 V4: Final = "v4.channel.k8s.io"
@@ -22,7 +21,6 @@ STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 # A status is a few hundred bytes; a runtime's complaint about a command line can be longer.
 MAX_STATUS: Final = 64 << 10
 _MAX_CODE: Final = 255
-_CODE: Final = re.compile(r"[0-9]{1,3}")
 
 Output = Literal["stdout", "stderr"]
 
@@ -128,8 +126,9 @@ def _exit_code(document: dict[str, Any]) -> int:
     for cause in causes if isinstance(causes, list) else ():
         if isinstance(cause, dict) and cause.get("reason") == "ExitCode":
             text = _text(cause.get("message"))
-            if _CODE.fullmatch(text) and int(text) <= _MAX_CODE:
-                return int(text)
+            code = numbers.whole(text, digits=3)
+            if code is not None and 0 <= code <= _MAX_CODE and text.isdigit():
+                return code
             raise BadFrame(f"an exit code that is none: {text[:50]!r}")
     raise BadFrame("a failed command without its exit code")
 

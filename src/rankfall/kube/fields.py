@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rankfall.model import numbers
+
 # Characters kept of a name, a reason, a stamp; and of a message.
 MAX_WORD: Final = 256
 MAX_TEXT: Final = 4096
@@ -40,8 +42,8 @@ def text(value: Any) -> str | None:
 
 def number(value: Any) -> int | None:
     """A whole number from 0, as a number or in digits (labels are texts); None where it is neither."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10:  # noqa: PLR2004 - as digits of ``MOST``
-        return int(value)
+    if isinstance(value, str):
+        value = numbers.whole(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else None
 
 

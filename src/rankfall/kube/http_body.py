@@ -7,17 +7,19 @@ the client words as it does every broken answer.
 from __future__ import annotations
 
 import errno
-import re
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored
+
 # Of a head, and of what stands between two chunks: more than any server sends.
 MAX_HEAD: Final = 64 * 1024
 _MAX_SIZE_LINE: Final = 4096
-_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?")
-_HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)")
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_STATUS: Final = anchored(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?", limit=8_192)
+_HEADER: Final = anchored(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)", limit=1 << 16)
+_SIZE: Final = anchored(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n", limit=8_192)
 _CONTINUES: Final = 200
 _LF: Final = ord("\n")
 
@@ -51,8 +53,9 @@ def split_head(data: bytes) -> tuple[Head, bytes] | None:
             headers.add(field[1].decode("ascii"), field[2].rstrip().decode("utf-8", "replace"))
         if found is None:
             raise _garbled("its first line")
-        if int(found[1]) >= _CONTINUES:
-            return Head(int(found[1]), headers), rest
+        status = numbers.matched(found[1])
+        if status >= _CONTINUES:
+            return Head(status, headers), rest
         data = rest
 
 
@@ -80,9 +83,9 @@ class Body:
         self._rest = b""
         self.ended = False
         if not self._chunked and length is not None:
-            if not (length.isascii() and length.isdigit()):
+            self._left = numbers.whole(length) if length.isdigit() else None
+            if self._left is None:
                 raise _garbled("the length of its body")
-            self._left = int(length)
             self.ended = self._left == 0
 
     def feed(self, data: bytes) -> bytes:
@@ -110,7 +113,7 @@ class Body:
                         raise _garbled("the size of a chunk")
                     self._rest = data[at:]
                     break
-                at, left = found.end(), int(found[1], 16) + 2
+                at, left = found.end(), (numbers.hexadecimal(found[1]) or 0) + 2
                 if left == 2:  # noqa: PLR2004 - the chunk that ends a body; what may follow it are headers
                     self.ended = True
                     break
@@ -144,20 +147,6 @@ class Body:
         return data
 
 
-class _Sizes(dict[int, bytes]):
-    """A chunk's size as Go writes it behind a line feed, by the chunk's length with a line feed before it."""
-
-    def __missing__(self, length: int) -> bytes:
-        if len(self) > _MOST_SIZES:
-            self.clear()
-        size = self[length] = b"\n%x" % (length - 1)
-        return size
-
-
-_MOST_SIZES: Final = 8192
-_SIZES: Final = _Sizes()
-
-
 def _whole_chunks(data: bytes) -> bytes | None:
     """What a row of whole chunks holds, where none of their texts holds a CR: most often, and told with few operations on all together.
 
@@ -166,7 +155,7 @@ def _whole_chunks(data: bytes) -> bytes | None:
     # Size, LF and text, LF and size, LF and text, ..., LF: one byte is searched for in half of the time of two.
     parts = (b"\n" + data).split(b"\r")
     texts = parts[1::2]
-    if parts[:-1:2] != [*map(_SIZES.__getitem__, map(len, texts))]:
+    if parts[:-1:2] != [b"\n%x" % (len(text) - 1) for text in texts]:
         return None
     found = [text[1:] for text in texts]
     # All texts began with the line feed that was taken off, and held something else.

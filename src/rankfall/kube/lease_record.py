@@ -53,7 +53,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
             holder=_text(spec.get("holderIdentity")),
             acquired=_text(spec.get("acquireTime")),
             renewed=_text(spec.get("renewTime")),
-            duration_s=min(float(seconds), _LONGEST_S) if isinstance(seconds, int) and seconds > 0 else _DURATION_S,
+            duration_s=float(min(seconds, _LONGEST_S)) if isinstance(seconds, int) and seconds > 0 else _DURATION_S,
             transitions=count if isinstance(count, int) and count >= 0 else 0,
             deleting=bool(meta.get("deletionTimestamp")),
             labels=_texts(meta.get("labels")),

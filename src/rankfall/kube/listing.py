@@ -89,7 +89,7 @@ async def _pages(transport: Transport, resource: Resource, *, space: str | None,
             found = _PAGE.decode(body)
         except msgspec.ValidationError:
             raise answers.unreadable(200, b"an object that is no list", what=request.what) from None
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             raise answers.unreadable(200, body, what=request.what, secrets=transport.secrets) from None
         items += found.items or ()
         if not found.metadata.get("continue"):

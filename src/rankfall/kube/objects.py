@@ -19,7 +19,7 @@ from rankfall.kube.request import Params, Request
 from rankfall.kube.resources import Resource
 from rankfall.kube.retry import Risk
 from rankfall.kube.transport import Transport
-from rankfall.model import decoding
+from rankfall.model import decoding, numbers
 
 ALL_NAMESPACES: Final = ""
 """For ``list``: every namespace."""
@@ -276,12 +276,11 @@ class Objects:
     async def version(self) -> tuple[int, int]:
         """Major and minor version of the server."""
         found = await self.raw("/version", what="the server's version")
-        try:
-            major, minor = (int("".join(filter(str.isdigit, str(found[key])))) for key in ("major", "minor"))
-        except (KeyError, ValueError):
+        major, minor = (numbers.whole("".join(filter(str.isdigit, str(found.get(key))))) for key in ("major", "minor"))
+        if major is None or minor is None:
             raise ApiError(
                 "cannot get the server's version: it says none", status=200, hint="is this a Kubernetes API server?"
-            ) from None
+            )
         return major, minor
 
     async def raw(
@@ -331,7 +330,7 @@ class Objects:
     def _decoded(self, body: bytes, *, what: str) -> Any:
         try:
             return decoding.decode(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             raise answers.unreadable(200, body, what=what, secrets=self._transport.secrets) from None
 
     def _space(self, resource: Resource, namespace: str | None) -> str | None:

@@ -71,7 +71,7 @@ def understood(output: bytes, plugin: ExecPlugin, *, secrets: Sequence[str]) -> 
     """
     try:
         document = decoding.decode(output)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         document = None
     if not isinstance(document, Mapping):
         raise Misspoken("printed no JSON object")

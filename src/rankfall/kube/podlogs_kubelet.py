@@ -8,15 +8,16 @@ It refuses to see a complaint in a line with a time stamp: a job may print such 
 
 from __future__ import annotations
 
-import re
 from typing import Final, Literal
 
 import msgspec
 
+from rankfall.model.patterns import bounded
+
 Kind = Literal["gone", "limits", "runtime", "file"]
 
 # What the stamp of a log line looks like; the kubelet writes one before every line when asked to.
-STAMP: Final = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) ")
+STAMP: Final = bounded(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) ", limit=8_192)
 # A path and an error number make a few hundred bytes.
 MAX_COMPLAINT: Final = 4096
 
@@ -33,7 +34,7 @@ _TABLE: Final[tuple[tuple[Kind, bytes], ...]] = (
     ("runtime", rb"rpc error: code = \w+ desc = .*"),
     ("runtime", rb"context cancell?ed"),
 )
-_COMPLAINTS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _TABLE)
+_COMPLAINTS: Final = tuple((kind, bounded(pattern, limit=8_192)) for kind, pattern in _TABLE)
 
 
 class Complaint(msgspec.Struct, frozen=True):
@@ -64,11 +65,12 @@ def complaint(piece: bytes) -> Complaint | None:
 
 
 # Our own messages end with the status in parentheses.
-_WAITS: Final = re.compile(
-    r'container "[^"]*" in pod "[^"]*" is waiting to start(?:: (?P<why>[^\n]*?)| - no logs yet)(?: \(\d{3}(?: \w+)?\))?$'
+_WAITS: Final = bounded(
+    r'container "[^"]*" in pod "[^"]*" is waiting to start(?:: (?P<why>[^\n]*?)| - no logs yet)(?: \(\d{3}(?: \w+)?\))?$',
+    limit=8_192,
 )
-_NOT_THERE: Final = re.compile(
-    r'container "[^"]*" in pod "[^"]*" is not available|pod "[^"]*" cannot be found - no logs available'
+_NOT_THERE: Final = bounded(
+    r'container "[^"]*" in pod "[^"]*" is not available|pod "[^"]*" cannot be found - no logs available', limit=8_192
 )
 
 

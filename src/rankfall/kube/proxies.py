@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from rankfall.kube.access import Endpoint
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.secret import Secret
+from rankfall.model import numbers
 from rankfall.model.http_address import is_http
 
 _PORTS: Final = {"https": 443, "http": 80}
@@ -62,7 +63,7 @@ def _excludes(rule: str, host: str, address: ipaddress.IPv4Address | ipaddress.I
         return address is not None and address in network
     name, separator, wanted = rule.rpartition(":")
     if separator and wanted.isdigit():
-        if int(wanted) != port:
+        if numbers.whole(wanted) != port:
             return False
         rule = name.strip("[]")
     if address is not None:

@@ -7,13 +7,14 @@ A request that may already have been carried out is never repeated blindly: a se
 from __future__ import annotations
 
 import enum
-import math
 import random
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
+
+from rankfall.model import numbers
 
 TOO_MANY: Final = 429
 _INTERNAL: Final = 500
@@ -83,8 +84,8 @@ def seconds(header: str | None, *, now: datetime | None = None) -> float | None:
         return None
     text = header.strip()
     if text.isascii() and text.replace(".", "", 1).isdigit():
-        found = float(text)
-        return min(found, _LONGEST) if math.isfinite(found) else _LONGEST
+        found = numbers.real(text)
+        return _LONGEST if found is None else min(found, _LONGEST)
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import ssl
 import tempfile
 from asyncio import sslproto
@@ -17,12 +16,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from rankfall.kube.errors import CredentialsError, KubeConfigError
+from rankfall.model.patterns import bounded
 
 READ_BUFFER: Final = 16 * 1024
 """Bytes: the largest TLS record."""
 
-_CERTIFICATES: Final = re.compile(
-    rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----[^-]+-----END (?:TRUSTED |X509 )?CERTIFICATE-----"
+_CERTIFICATES: Final = bounded(
+    rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----[^-]+-----END (?:TRUSTED |X509 )?CERTIFICATE-----", limit=1 << 24
 )
 
 

@@ -222,7 +222,7 @@ class Watcher:
         """The events of one line of the body."""
         try:
             document = decoding.decode(line)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             document = None
         kind, item = (document.get("type"), document.get("object")) if isinstance(document, dict) else (None, None)
         if kind == "ERROR":
@@ -246,14 +246,14 @@ class Watcher:
         """Of an object of a list, which stays bytes until it is wanted."""
         try:
             meta = _ITEM.decode(raw).metadata
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             raise unreadable(bytes(raw), what=f"list {self._what}") from None
         return Head((meta.namespace or "", meta.name), meta.uid, meta.resourceVersion, lambda: self._whole(raw))
 
     def _whole(self, raw: msgspec.Raw) -> Object:
         try:
             item = decoding.decode(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             raise unreadable(bytes(raw), what=f"list {self._what}") from None
         return labelled(self._checked(item), self._resource)
 

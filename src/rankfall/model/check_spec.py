@@ -19,6 +19,7 @@ from rankfall.model.check_rules import check_rules
 from rankfall.model.check_store import check_error_file, check_record_store
 from rankfall.model.errors import SpecError
 from rankfall.model.foreign import FOREIGN
+from rankfall.model.secrets import is_masked, secrets_of
 from rankfall.model.spec import JobSpec
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -40,6 +41,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
             hint="allowed values of $.backend: local, job, jobset, trainjob",
         )
     _check_names(spec)
+    _check_masked(spec)
     _check_members(spec)
     _check_env(spec)
     _check_code(spec)
@@ -113,6 +115,16 @@ def _check_env(spec: JobSpec) -> None:
             raise SpecError(f"$.env.{key}", "is no valid variable: the name must not be empty or hold = or NUL")
         if key.startswith(_RESERVED_ENV):
             raise SpecError(f"$.env.{key}", "names beginning with RANKFALL_ are set by Rankfall itself")
+
+
+def _check_masked(spec: JobSpec) -> None:
+    for pointer, found in secrets_of(spec).items():
+        if is_masked(found.text):
+            raise SpecError(
+                f"${pointer.replace('/', '.')}",
+                "is masked: the value itself is not in this document",
+                hint="give the value, or take it from your environment with --env NAME",
+            )
 
 
 def _check_code(spec: JobSpec) -> None:

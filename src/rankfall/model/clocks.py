@@ -6,6 +6,7 @@ stamp was written after it. Of two stamps by different clocks "before" and "afte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -105,6 +106,50 @@ def order(one: Moment, other: Moment) -> Order:
     if other.latest is not None and one.earliest is not None and other.latest < one.earliest:
         return "after"
     return "unknown"
+
+
+def preceded(moments: Sequence[Moment]) -> list[bool]:
+    """Of each moment whether any other one was before it, as ``order`` says it; in time linear in their number."""
+    chosen: dict[str, Moment] = {}
+    soonest: list[Moment] = []
+    for moment in moments:
+        if moment.at is None:
+            continue
+        if moment.clock and _ends(moment) < _ends(chosen.setdefault(moment.clock, moment)):
+            chosen[moment.clock] = moment
+        if moment.latest is not None:
+            # The first to be over, and the first one of another clock: within a clock no offset counts.
+            soonest = sorted((*soonest, moment), key=lambda one: one.latest or 0)
+            soonest = [soonest[0], *[one for one in soonest if not one.clock or one.clock != soonest[0].clock][:2]]
+    found = []
+    for moment in moments:
+        own = chosen.get(moment.clock)
+        rivals = soonest if own is None else (own, *soonest)
+        found.append(any(order(rival, moment) == "before" for rival in rivals))
+    return found
+
+
+def first_of(moments: Sequence[Moment]) -> int | None:
+    """Which moment was before all others, as ``order`` says it; None where nobody can be sure. Time is linear in their number."""
+    if len(moments) == 1:
+        return 0
+    timed = [number for number, moment in enumerate(moments) if moment.at is not None]
+    if len(timed) < len(moments):
+        return None
+    by_end = min(timed, key=lambda number: _ends(moments[number]), default=None)
+    bounded = (number for number in timed if moments[number].latest is not None)
+    by_latest = min(bounded, key=lambda number: moments[number].latest or 0, default=None)
+    for number in (by_end, by_latest):
+        if number is not None and all(
+            order(moments[number], other) == "before" for each, other in enumerate(moments) if each != number
+        ):
+            return number
+    return None
+
+
+def _ends(moment: Moment) -> int:
+    """The end of a moment by its own clock."""
+    return (moment.at or 0) + round(moment.uncertainty * _NS)
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -1,24 +1,76 @@
-"""Structs out of JSON and out of plain data: the one way to them, because msgspec's own is not safe where threads come at once.
+"""The one decoder of JSON and of plain data that others wrote: safe in threads, and one exception for everything that can be wrong.
 
 msgspec makes what it needs to know of a Struct type when the type is decoded for the first time, and hangs it on the type before it is
 whole. A second thread that comes meanwhile takes the half of it, and the process dies of a segmentation fault (msgspec 0.22: seen).
 A supervisor, its feed and the readers of a log store do meet there. So what is needed is made under one lock, here, once for each type.
+
+Foreign JSON is hostile. msgspec reports damage as ``msgspec.DecodeError``, but deep nesting as ``RecursionError`` and text that is no UTF-8
+as ``UnicodeError``; here each of them is a ``msgspec.DecodeError``. A value without a type (``Any``) is nested at most ``MAX_DEPTH`` deep,
+so that whoever compares, prints or writes it does not overflow the stack either.
 """
 
 from __future__ import annotations
 
+import operator
 import threading
-from typing import Any, Final, TypeVar, overload
+from itertools import accumulate, count
+from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
 T = TypeVar("T")
 
+#: Deepest nesting of a value without a type. Kubernetes objects have about 15 levels.
+MAX_DEPTH: Final = 200
+
 _MAKING: Final = threading.Lock()
-_MADE: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}
+_MADE: Final[dict[Any, Decoder[Any]]] = {}
+
+_AS_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_NEITHER: Final = bytes(set(range(256)) - set(b'[]{}"'))
+# Rounds of depth() that take away one level each; what is deeper is counted bracket by bracket.
+_ROUNDS: Final = 16
 
 
-def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+class Decoder(Generic[T]):
+    """Decodes JSON into one type; any thread may use it. ``decoder`` makes it.
+
+    Args:
+        kind: the type.
+    """
+
+    __slots__ = ("_decode", "_kind", "_open")
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._open: bool | None = True if kind is Any else None
+
+    def decode(self, data: bytes | str) -> T:
+        """A value of the type.
+
+        Raises:
+            msgspec.DecodeError: it is no JSON, no UTF-8, nested too deeply, or (``msgspec.ValidationError``) not of this type.
+        """
+        try:
+            if self._open is not False and _brackets(data) > MAX_DEPTH:
+                self._check_depth(data)
+            return self._decode(data)  # type: ignore[no-any-return] # the stub knows Any alone
+        except msgspec.DecodeError:
+            raise
+        except RecursionError:
+            raise msgspec.DecodeError("JSON is nested too deeply") from None
+        except (ValueError, OverflowError) as error:
+            raise msgspec.DecodeError(f"JSON cannot be decoded: {str(error)[:200]}") from None
+
+    def _check_depth(self, data: bytes | str) -> None:
+        if self._open is None:
+            self._open = _holds_any(self._kind)
+        if self._open and depth(_octets(data)) > MAX_DEPTH:
+            raise msgspec.DecodeError(f"JSON is nested more than {MAX_DEPTH} levels deep")
+
+
+def decoder(kind: type[T]) -> Decoder[T]:
     """The decoder of a type; any thread may use it.
 
     Args:
@@ -29,7 +81,7 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
         with _MAKING:
             made = _MADE.get(kind)
             if made is None:
-                made = _MADE[kind] = msgspec.json.Decoder(kind)
+                made = _MADE[kind] = Decoder(kind)
     return made
 
 
@@ -49,8 +101,7 @@ def decode(data: bytes | str, kind: Any = Any) -> Any:
         kind: what it has to be; anything by default.
 
     Raises:
-        msgspec.DecodeError: it is no JSON, or (``msgspec.ValidationError``) not of this kind.
-        UnicodeDecodeError: it is no UTF-8.
+        msgspec.DecodeError: it is no JSON, no UTF-8, nested too deeply, or (``msgspec.ValidationError``) not of this type.
     """
     return decoder(kind).decode(data)
 
@@ -73,7 +124,63 @@ def convert(given: object, kind: Any, *, strict: bool = True) -> Any:
         strict: false = text that reads as a number is one.
 
     Raises:
-        msgspec.ValidationError: it is not of this kind.
+        msgspec.ValidationError: it is not of this kind, or nested too deeply.
     """
     decoder(kind)
-    return msgspec.convert(given, kind, strict=strict)
+    try:
+        return msgspec.convert(given, kind, strict=strict)
+    except msgspec.ValidationError:
+        raise
+    except RecursionError:
+        raise msgspec.ValidationError("the value is nested too deeply") from None
+    except (ValueError, OverflowError) as error:
+        raise msgspec.ValidationError(f"the value cannot be converted: {str(error)[:200]}") from None
+
+
+def depth(data: bytes) -> int:
+    """Nesting of JSON, in time linear in its length and without recursion; of text that is no JSON, any number.
+
+    Brackets and quotes are kept, then brackets outside strings. Then each round removes the innermost pairs of brackets.
+    """
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = data.translate(_AS_SQUARE, _NEITHER).replace(b'""', b"")
+    if b'"' in brackets:  # a string holds brackets
+        brackets = b"".join(brackets.split(b'"')[::2])
+    for rounds in range(_ROUNDS):
+        if not brackets:
+            return rounds
+        brackets = brackets.replace(b"[]", b"")
+    # The code of "[" is 91 and of "]" 93: at the n-th bracket, 92 * n less the sum of all codes so far is the number of open ones.
+    return _ROUNDS + max(map(operator.sub, count(92, 92), accumulate(brackets)), default=0)
+
+
+def _brackets(data: bytes | str) -> int:
+    """Number of opening brackets, which no nesting exceeds."""
+    if isinstance(data, str):
+        return data.count("[") + data.count("{")
+    plain = _octets(data)
+    return plain.count(b"[") + plain.count(b"{")
+
+
+def _octets(data: bytes | str) -> bytes:
+    """The text as bytes; a copy for ``str`` and ``msgspec.Raw`` alone."""
+    return data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
+
+
+def _holds_any(kind: Any) -> bool:
+    """Whether a value of the type may hold one without a type."""
+    import msgspec.inspect  # noqa: PLC0415 - loaded only for documents of many brackets
+
+    seen: set[int] = set()
+    waiting: list[object] = [msgspec.inspect.type_info(kind)]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, msgspec.inspect.AnyType):
+            return True
+        if isinstance(each, list | tuple):
+            waiting += each
+        elif isinstance(each, msgspec.Struct) and id(each) not in seen:
+            seen.add(id(each))
+            waiting += [getattr(each, name) for name in each.__struct_fields__]
+    return False

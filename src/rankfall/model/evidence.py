@@ -41,6 +41,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pid: process that it speaks of.
         pod: name of the pod that wrote it, where only its own words say so.
         attempt, round: None = unknown, taken as the present ones.
+        teardown: it was printed or raised when the work was done.
+        whole: in text: a whole traceback, and not one line among many.
+        passed: in text: the job as a whole went on with its work for long after it, or its speaker perhaps did.
+        outlived: in text: its speaker went on with its work after it, so that its role is ``context``.
     """
 
     id: str
@@ -76,6 +80,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int | None = None
     round: int | None = None
     teardown: bool = False
+    whole: bool = False
+    passed: bool = False
+    outlived: bool = False
     detail: str | None = None
 
 
@@ -89,6 +96,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ended_at: nanoseconds since the epoch by its node's clock, with ``ended_uncertainty`` seconds by that clock.
         hook: ``loaded`` or ``absent``.
         last_seq: last collective of torch's flight recorder, when there is one.
+        finished: its own output says that its work is done, and shows no work after that.
+        step_at: when it reported ``step``, by its node's clock.
         stream: where a launcher reported it, when its slot is not known.
     """
 
@@ -111,6 +120,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hook: Literal["loaded", "absent"] | None = None
     phase: str | None = None
     step: int | None = None
+    step_at: int | None = None
+    finished: bool = False
     last_line_at: int | None = None
     last_seq: int | None = None
     stream: str | None = None

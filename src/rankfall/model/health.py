@@ -282,7 +282,7 @@ def decode_annotation(text: str, kind: type[T], *, name: str, most: int, hint: s
         raise EvidenceLost(f"{name}: it does not begin with the schema {schema}", hint=hint)
     try:
         return decoding.decode(text, kind=kind)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise EvidenceLost(f"{name}: {shown(str(error))}", hint=hint) from None
 
 

@@ -189,5 +189,5 @@ def decode_line(text: str | bytes) -> KernelLine | None:
         return None
     try:
         return decoding.decode(data, kind=KernelLine)
-    except (msgspec.DecodeError, RecursionError):
+    except msgspec.DecodeError:
         return None

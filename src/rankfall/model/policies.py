@@ -28,7 +28,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             tightest one counts.
         retryable, final: qualified names of exception types that the user declares retryable or final.
         hang_timeout_s: no progress (step records, output, CPU time of the ranks) for so long is a hang; null = never.
-        settle_quiet_s: after the first failure: how long nothing new must come before the verdict.
+        settle_quiet_s: after the first failure: how long nothing new must come before the verdict, unless its cause is proven and final.
         settle_min_s: after the first failure: the least time of waiting for what is not there yet, however quiet it is.
         settle_max_s: after the first failure: the hard limit of waiting.
         grace_s: between SIGTERM and SIGKILL when Rankfall stops slots.

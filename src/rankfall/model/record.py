@@ -83,6 +83,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             any stream may be missing.
         lines, bytes: how much of the stream is missing; None = not known.
         after_ns, before_ns: stamps of the lines on both sides of the place, by the node's clock; None = the log's beginning, its end.
+        why: what kept them from being stored, as ``No space left on device``; None = not known.
     """
 
     number: int = 0
@@ -91,6 +92,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int | None = None
     after_ns: int | None = None
     before_ns: int | None = None
+    why: str | None = None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from rankfall.model.kubernetes_spec import Resources
 from rankfall.model.policies import Positive
+from rankfall.model.secrets import concealed
 
 LauncherName = Literal["auto", "torchrun", "plain", "exec"]
 RestartScope = Literal["gang", "replica"]
@@ -57,3 +58,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     env: dict[str, str] = {}
     restart_scope: RestartScope | None = None
     kubernetes: RoleKubernetes = RoleKubernetes()
+
+    def __repr__(self) -> str:
+        return msgspec.Struct.__repr__(concealed(self))
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return list(msgspec.structs.asdict(concealed(self)).items())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from rankfall.model import numbers
 from rankfall.model.verdict import ExitOrigin, RunState, Verdict
 
 RUNS_SCHEMA = "rankfall.runs/1"
 STATUS_SCHEMA = "rankfall.status/1"
+# Of so many ranks or slots the total is told beside their numbers.
+_MANY = 3
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "deleted"})
 
 
@@ -95,6 +98,46 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
+class LostLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of one attempt that were printed and are not in the record.
+
+    Attributes:
+        attempt: counted from 1.
+        lines, bytes: how much; None = nobody counted it, and without ``bytes`` it may be nothing.
+        ranks: whose lines; empty where only the slots are known.
+        slots: where they were printed.
+        after, before: RFC 3339, on both sides of what is missing; None = the beginning, the end.
+        why: what kept them from being stored, or from being read; None = not known.
+        unread: so many logs of containers could not be read to their end.
+    """
+
+    attempt: int
+    lines: int | None = None
+    bytes: int | None = None
+    ranks: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    after: str | None = None
+    before: str | None = None
+    why: str | None = None
+    unread: int = 0
+
+    @property
+    def text(self) -> str:
+        """One sentence for people."""
+        of = ("rank", self.ranks) if self.ranks else ("slot", self.slots)
+        total = f" ({len(of[1])} in all)" if len(of[1]) > _MANY else ""
+        whose = f"{of[0]}{'s' if len(of[1]) > 1 else ''} {numbers.ranges(of[1])}{total}"
+        when = f"between {self.after or 'the beginning'} and {self.before or 'the end'} of attempt {self.attempt}"
+        pods = "the log of 1 pod" if self.unread == 1 else f"the logs of {self.unread} pods"
+        tail = f"; {pods} could not be read to their end" if self.unread else ""
+        why = f"{tail} ({self.why})" if self.why else tail
+        if self.lines is None and not self.bytes:
+            return f"lines of {whose} {when} may be missing, nobody counted them{why}"
+        many = "an unknown number of" if self.lines is None else f"{self.lines}"
+        lines = "line" if self.lines == 1 else "lines"
+        return f"{many} {lines} of {whose} {when} are missing, {self.bytes or 0} bytes{why}"
+
+
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """``rankfall status -o json``: the run's fields plus slots and ranks of the newest attempt.
 
@@ -115,6 +158,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         restarts: by cause.
         sizes: nodes by role, as the newest attempt has them.
         sizes_wished: nodes by role, as they are to be; another number is a resize under way.
+        incomplete: what the record lacks, in sentences, the text of each of ``lost_lines`` first.
+        lost_lines: lines that were printed and are not in the record.
     """
 
     schema: str = STATUS_SCHEMA
@@ -140,6 +185,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     stopped: int = 0
     restarts: Restarts = Restarts()
     incomplete: tuple[str, ...] = ()
+    lost_lines: tuple[LostLines, ...] = ()
     sizes: dict[str, int] = {}
     sizes_wished: dict[str, int] = {}
     slots: tuple[SlotStatus, ...] = ()

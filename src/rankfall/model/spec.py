@@ -9,6 +9,7 @@ import msgspec
 from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.model.policies import Count, Deadlines, FailureRule, Policies, Positive, Success
 from rankfall.model.roles import LauncherName, RestartScope, Role
+from rankfall.model.secrets import concealed
 
 SCHEMA = "rankfall.job/1"
 
@@ -85,6 +86,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     error_file: str | None = None
     restart_scope: RestartScope = "gang"
     kubernetes: Kubernetes = Kubernetes()
+
+    def __repr__(self) -> str:
+        return msgspec.Struct.__repr__(concealed(self))
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return list(msgspec.structs.asdict(concealed(self)).items())
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -95,10 +95,26 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     rejected: str
 
 
+class IndependentFault(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong as well, and neither caused the fall nor followed from it; ``because`` says how that is known.
+
+    A fault of a healthy rank's node, or an exception that another rank's own code raised.
+    """
+
+    slug: str
+    rank: int | None
+    slot: int | None
+    node: str | None
+    time: Time
+    line: str
+    because: str
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Cause, rank, node, confidence, proof, consequences, rejected alternatives, missing evidence.
 
-    ``version`` grows when later, stronger evidence changes the answer of the same attempt.
+    ``version`` grows when later, stronger evidence changes the answer of the same attempt. ``phase`` is ``teardown`` where the work
+    was done when it failed, and absent otherwise; ``independent`` is absent where nothing else went wrong.
     """
 
     schema: str = SCHEMA
@@ -122,6 +138,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     consequences: tuple[Consequence, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     missing: tuple[str, ...] = ()
+    independent: tuple[IndependentFault, ...] | msgspec.UnsetType = msgspec.UNSET
+    phase: Literal["teardown"] | msgspec.UnsetType = msgspec.UNSET
     retry: Retry = "once"
     node_action: NodeAction = "none"
     decision: Decision | None = None

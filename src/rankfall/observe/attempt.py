@@ -6,9 +6,10 @@ because every piece of evidence has an identity of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -19,22 +20,35 @@ from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.facts import Facts
 from rankfall.observe.gathered import Gathered
 from rankfall.observe.incoming import Incoming
+from rankfall.observe.isolation import ReaderGuard
 from rankfall.observe.late_looks import LateLooks
 from rankfall.observe.life import Life
 from rankfall.observe.lone import stands_alone
-from rankfall.observe.lost import lock_is_free, unrecorded_end
+from rankfall.observe.lost import unrecorded_end
 from rankfall.observe.records import Found
 from rankfall.observe.slot_streams import SlotStreams
 from rankfall.observe.starts import Starts
+from rankfall.observe.watchdog import POLL_BYTES, POLL_S, Budget
 from rankfall.signatures.catalogue import Catalogue
 from rankfall.store import RunDir, StreamRow
 from rankfall.store.catalogues import tolerant_catalogue
+from rankfall.store.content import lock_is_free
+from rankfall.store.incomplete import lost_lines, sentences
 
 if TYPE_CHECKING:
     from rankfall.observe.cluster.platform import PlatformView
 
-# So many gaps are named.
-_MAX_GAPS: Final = 16
+T = TypeVar("T")
+
+# So many gap records are counted, so many that count nothing are named, and so many notes kept in all.
+_MAX_GAPS: Final = 4096
+_MAX_NAMED: Final = 16
+_MAX_NOTES: Final = 512
+_MAX_NOTE: Final = 1000
+# Dumps and error files are read for so long when a case is made, seconds.
+_LATE_S: Final = 10.0
+_NO_EVIDENCE: Final[list[Evidence]] = []
+_NOTHING_NEW: Final[tuple[bool, list[Evidence]]] = (False, [])
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +59,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         changed: anything at all that a verdict could depend on.
         bytes: of streams.
         new_streams: streams seen for the first time; a viewer waits for whose they are.
+        behind: there is more that this poll had no time for.
     """
 
     records: tuple[Record, ...] = ()
@@ -53,6 +68,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool = False
     bytes: int = 0
     new_streams: int = 0
+    behind: bool = False
 
 
 class AttemptObserver:
@@ -66,6 +82,7 @@ class AttemptObserver:
         launcher: what started the ranks in each slot, where the plan is known. Roles outside the world have ``exec`` by the spec.
         spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
         starts: which start of slots that are started again alone is looked at; the first of those that are not named.
+        around: file of what is known around the pods, where it is not the attempt's own.
     """
 
     def __init__(
@@ -78,7 +95,10 @@ class AttemptObserver:
         launcher: SlotLauncher | None = None,
         spare_listing: bool = False,
         starts: Mapping[int, int] | None = None,
+        around: Path | None = None,
     ) -> None:
+        self._guard = ReaderGuard(run_dir.path)
+        self._interrupted: Callable[[], bool] = lambda: False
         self.run_dir = run_dir
         self.spec = spec
         self.attempt = attempt
@@ -92,7 +112,7 @@ class AttemptObserver:
         if not here:
             from rankfall.observe.cluster.platform import PlatformView  # noqa: PLC0415 - a run on this machine has none
 
-            self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found)
+            self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found, around=around)
         pods = self._platform.pods if self._platform is not None else None
         self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=pods)
         alone = spare_listing and stands_alone(spec, launcher) and not numbers
@@ -103,24 +123,51 @@ class AttemptObserver:
             facts=self._facts,
             starts=self._starts,
             lone=launcher if alone else None,
+            guard=self._guard,
         )
         # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
         outside = {n for part in spec.parts if spec.several_roles and not part.in_world for n in part.slots}
         self._streams = SlotStreams(
-            run_dir, attempt=attempt, role_of=spec.role_of, outside=outside, catalogue=found, starts=self._starts
+            run_dir,
+            attempt=attempt,
+            role_of=spec.role_of,
+            outside=outside,
+            catalogue=found,
+            starts=self._starts,
+            guard=self._guard,
         )
         stop = None if here else StopMark(run_dir.path, attempt)
-        self._gathered = Gathered(attempt=attempt, catalogue=found, stop=stop)
-        self._late = LateLooks(run_dir, attempt=attempt, catalogue=found, here=here)
-        self._gaps = 0
+        self._gathered = Gathered(
+            attempt=attempt, catalogue=found, stop=stop, guard=self._guard, unattended=spec.unattended
+        )
+        self._late = LateLooks(run_dir, attempt=attempt, catalogue=found, here=here, guard=self._guard)
+        self._gaps: dict[str, Record] = {}
+        self._named = 0
         self._notes: list[str] = [problem] if problem else []
 
     def prepare(self) -> None:
         """Do now what the first line of a stream would have to wait for otherwise."""
         self._catalogue.prepare(Catalogue.STREAM)
 
+    def interrupt_by(self, check: Callable[[], bool]) -> None:
+        """End reading early while ``check`` is true: somebody waits for an answer."""
+        self._interrupted = check
+
+    def take_time(self) -> None:
+        """Read more of costly text than a supervisor could: somebody asks for an explanation. Called before the first poll."""
+        self._streams.take_time()
+
+    def hurry(self) -> None:
+        """Read what is left within a bound from now on, whoever waits: all slots have ended."""
+        self._interrupted = lambda: False
+        self._streams.hurry()
+
+    def take_new_problems(self) -> list[str]:
+        """What readers failed on or left out since the last call."""
+        return self._guard.take_new()
+
     def poll(self, now: int) -> Delta:
-        """Take what is new.
+        """Take what is new, for a bounded time.
 
         Args:
             now: nanoseconds since the epoch by the caller's clock.
@@ -131,22 +178,24 @@ class AttemptObserver:
         for item in found:
             self._take_record(item)
             self._life.saw(min(self._facts.clocks.ours(item.record.slot, item.mtime), now))
-        news = self._streams.poll(self._facts, now)
+        news = self._streams.poll(self._facts, now, Budget(POLL_S, POLL_BYTES, interrupted=self._interrupted))
         self._gathered.keep(news.evidence)
         self._life.saw(news.output_at)
-        self._life.look(self._facts, self._slot_dirs().values(), now)
+        self._read(lambda: self._life.look(self._facts, self._slot_dirs().values(), now), None, "steps of ranks")
         looked = False
-        if self._platform is not None:
-            looked, pieces = self._platform.poll(self._facts)
+        platform = self._platform
+        if platform is not None:
+            looked, pieces = self._read(lambda: platform.poll(self._facts), _NOTHING_NEW, "journal of the cluster")
             self._gathered.keep(pieces)
-            self._note(self._platform.problems)
+            self._note(platform.problems)
         else:
-            self._poll_slots()
+            self._read(self._poll_slots, None, "slot directories")
         self._gathered.derive(self._facts)
         new = tuple(piece for piece in self._gathered.all if piece.id not in before)
         ends = self._bad_ends()
         failures = sum(1 for piece in new if piece.role != "context") + len(ends - ends_before)
-        changed = bool(found or new or looked or ends != ends_before)
+        revised = any(piece.outlived and piece.id in before for piece in news.evidence)
+        changed = bool(found or new or looked or revised or ends != ends_before)
         return Delta(
             records=tuple(item.record for item in found),
             evidence=new,
@@ -154,6 +203,7 @@ class AttemptObserver:
             changed=changed,
             bytes=news.bytes,
             new_streams=news.new_streams,
+            behind=news.behind or self._incoming.behind,
         )
 
     def look_at(self, slot: int, number: int) -> None:
@@ -198,7 +248,13 @@ class AttemptObserver:
 
     def waits(self) -> str | None:
         """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
-        return None if self._platform is None else self._platform.waits(self._facts)
+        platform = self._platform
+        nothing: str | None = None
+        return (
+            None
+            if platform is None
+            else self._read(lambda: platform.waits(self._facts), nothing, "journal of the cluster")
+        )
 
     def streams(self) -> tuple[StreamRow, ...]:
         """Which bytes belong to which rank; what is not known yet has rank None."""
@@ -224,12 +280,23 @@ class AttemptObserver:
         platform = self._platform
         if platform is not None:
             # Why slots do not start, and what is around them: true now, and never kept.
-            waiting = {piece.id: piece for piece in platform.waiting()}
-            evidence += [*waiting.values(), *platform.around(self._facts)]
+            waiting = {
+                piece.id: piece for piece in self._read(platform.waiting, _NO_EVIDENCE, "journal of the cluster")
+            }
+            evidence += [
+                *waiting.values(),
+                *self._read(lambda: platform.around(self._facts), _NO_EVIDENCE, "journal of the cluster"),
+            ]
         evidence += self._late.left
-        missing = [*self._incoming.problems, *self._streams.problems, *self._notes]
+        missing = [
+            *sentences(lost_lines(self._gaps.values())),
+            *self._incoming.problems,
+            *self._streams.problems,
+            *self._notes,
+        ]
         if platform is not None and not explained(evidence):
-            missing += platform.missing()
+            missing += self._read(platform.missing, [], "journal of the cluster")
+        missing += self._guard.problems
         return make_case(
             self.spec,
             self._facts,
@@ -246,29 +313,46 @@ class AttemptObserver:
 
     def _look_late(self) -> None:
         folders = self._slot_dirs()
-        found, problems = self._late.confirm(self._facts, folders)
+        budget = Budget(_LATE_S, interrupted=self._interrupted)
+        found, problems = self._late.confirm(self._facts, folders, budget)
         self._gathered.keep(found)
         self._note(problems)
         self._gathered.derive(self._facts)
         found, problems = self._late.error_files(
-            self._facts, folders, known=self._gathered.all, shared=self._incoming.settled
+            self._facts, folders, budget, known=self._gathered.all, shared=self._incoming.settled
         )
         self._gathered.keep(found)
         self._note(problems)
 
+    def _read(self, reader: Callable[[], T], otherwise: T, what: str) -> T:
+        return self._guard.read(reader, otherwise=otherwise, what=what, where=self.run_dir.id)
+
     def _take_record(self, item: Found) -> None:
+        self._guard.read(
+            lambda: self._take(item),
+            otherwise=None,
+            what="record",
+            where=f"records/{item.name}",
+            data=partial(msgspec.json.encode, item.record),
+        )
+
+    def _take(self, item: Found) -> None:
         record = item.record
         self._facts.add(item)
         self._gathered.take(item)
-        if record.kind == "gap":
-            self._gaps += 1
-            if self._gaps <= _MAX_GAPS:
-                self._notes += [f"{item.name}: {note}" for note in record.notes[:4]]
+        if record.kind == "gap" and record.lost is not None:
+            if len(self._gaps) < _MAX_GAPS:
+                self._gaps[item.name] = record
+        elif record.kind == "gap" and self._named < _MAX_NAMED:
+            self._named += 1
+            self._note(f"{item.name}: {note}" for note in record.notes[:4])
         elif record.kind == "slot_end":
-            self._notes += [f"slot {record.slot}: {note}" for note in record.notes[:4]]
+            self._note(f"slot {record.slot}: {note}" for note in record.notes[:4])
 
     def _note(self, problems: Iterable[str]) -> None:
-        self._notes += [problem for problem in problems if problem not in self._notes]
+        for problem in problems:
+            if len(self._notes) < _MAX_NOTES and (text := problem[:_MAX_NOTE]) not in self._notes:
+                self._notes.append(text)
 
     def _slot_dir(self, slot: int) -> Path:
         return self._starts.slot_dir(self.spec.role_of(slot), slot)
@@ -278,6 +362,9 @@ class AttemptObserver:
 
     def _poll_slots(self) -> None:
         """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
+        if self._incoming.behind:
+            # Its end may be among the records that there was no time for.
+            return
         for number, facts in self._facts.slots.items():
             if facts.state != "running":
                 continue

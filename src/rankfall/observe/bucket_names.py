@@ -19,6 +19,8 @@ from typing import Final
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
 
+from rankfall.model import numbers
+from rankfall.model.patterns import bounded
 from rankfall_inside.bucket import Bucket
 
 PAGE: Final = 1000
@@ -29,7 +31,9 @@ _TIMEOUT_S: Final = 5.0
 # Before a question that got no answer is asked again, seconds.
 _PAUSES: Final = (0.3, 1.0)
 # What XML 1.0 has no way to say, as it is and as a reference.
-_NO_XML: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*1?[0-9a-f]|0*[12]?[0-9]|0*3[01]);", re.IGNORECASE)
+_NO_XML: Final = bounded(
+    rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|&#(?:x0*1?[0-9a-f]|0*[12]?[0-9]|0*3[01]);", limit=1 << 24, flags=re.IGNORECASE
+)
 
 
 def names_in(url: str, folder: str, *, until: float) -> Iterator[list[tuple[str, int]]]:
@@ -90,4 +94,4 @@ def _said(element: ET.Element, name: str) -> str:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0
+    return numbers.whole(text, digits=_MAX_DIGITS) or 0

@@ -1,4 +1,7 @@
-"""Exceptions and ends of processes as evidence: the same rules for a record, for a traceback in text, and for a wait status."""
+"""Exceptions and ends of processes as evidence: the same rules for a record, for a traceback in text, and for a wait status.
+
+Cost: a fixed part of each message is looked at, once for each exception of a chain; nothing is kept.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from rankfall.model import EvidenceRole
+from rankfall.model.numbers import whole
 from rankfall.observe.gpu_shares import mostly_its_own
 from rankfall.observe.text import normalise
 from rankfall.signatures.catalogue import Catalogue
@@ -120,8 +124,9 @@ def numbers(text: str) -> tuple[int, ...]:
     found = []
     for word in text.replace(",", " ").split()[:1024]:
         digits = word.strip("[](){}.;:'\"")
-        if digits.isdecimal() and len(digits) <= 7:  # noqa: PLR2004 - no rank is larger
-            found.append(int(digits))
+        number = whole(digits, digits=7) if digits.isdigit() else None
+        if number is not None:
+            found.append(number)
     return tuple(found)
 
 

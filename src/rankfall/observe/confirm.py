@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rankfall.diagnose.rules import CHILD_DEATHS
 from rankfall.diagnose.subjects import own_failure
 from rankfall.model import Evidence, RankFacts
+from rankfall.model.patterns import bounded
 from rankfall.observe import evidence as make
 from rankfall.observe.facts import Facts
-from rankfall.observe.flight import MAX_DUMP, Dump, dump_rank, flight_evidence, read_dump
+from rankfall.observe.flight import Dumps, dump_rank
 from rankfall.observe.kernel import read_kernel
 from rankfall.observe.left_file import read_left
 from rankfall.signatures.catalogue import Catalogue
 
 _SIGKILL: Final = 9
 # How Python's own words about a child that was killed end: of subprocess and of multiprocessing.
-_CHILD_KILLED: Final = re.compile(r"died with <Signals\.SIGKILL: 9>|non-zero exit status (?:-9|137)\b")
+_CHILD_KILLED: Final = bounded(r"died with <Signals\.SIGKILL: 9>|non-zero exit status (?:-9|137)\b", limit=8_192)
+# So many dumps that cannot be read are named.
+_MAX_PROBLEMS: Final = 64
 
 
 def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
@@ -63,7 +66,7 @@ def kernel_evidence(
 
 def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -> tuple[list[Evidence], list[str]]:
     """What flight-recorder dumps in these folders say, and what is wrong with some of them."""
-    dumps: list[Dump] = []
+    dumps = Dumps()
     problems: list[str] = []
     for folder in folders:
         for path in sorted(folder.glob("*")):
@@ -71,13 +74,14 @@ def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -
             if rank is None:
                 continue
             try:
-                data, _ = read_left(path, limit=MAX_DUMP + 1)
+                name, size = str(path.relative_to(relative_to)), path.lstat().st_size
+                problem = dumps.add(rank, name, size, partial(_content, path))
             except OSError as error:
-                problems.append(f"{path.name} cannot be read: {error.strerror}")
-                continue
-            dump = read_dump(data, rank=rank, name=str(path.relative_to(relative_to)))
-            if isinstance(dump, str):
-                problems.append(dump)
-            else:
-                dumps.append(dump)
-    return flight_evidence(dumps, attempt=attempt), problems
+                problem = f"{path.name} cannot be read: {error.strerror}"
+            if problem is not None and len(problems) < _MAX_PROBLEMS:
+                problems.append(problem)
+    return dumps.evidence(attempt=attempt), [*problems, *dumps.left_out]
+
+
+def _content(path: Path, limit: int) -> bytes:
+    return read_left(path, limit=limit)[0]

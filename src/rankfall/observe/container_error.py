@@ -3,28 +3,33 @@
 Fields by number (flyteidl ``core/errors.proto``): code 1, message 2, kind 3, origin 4, timestamp 5, worker 6; the last two are missing in what
 older and again the newest workers write. Where Flyte's own reader went wrong (errors.md section 1) this one differs: without a time a record is
 never the earliest, an unreadable one is named and the others are used, and its worker is shown but names no rank.
+
+Cost: time linear in the bytes of the file, of which at most ``MAX_FILE`` are read; memory a few times that.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final, Literal
 
 import msgspec
 
 from rankfall.model import Evidence
+from rankfall.model.patterns import bounded, linear
 from rankfall.observe import wire
 from rankfall.observe.classify import exception_meaning
 from rankfall.observe.text import digest
-from rankfall.observe.tracebacks import Incomplete, find_tracebacks
+from rankfall.observe.tracebacks import find_tracebacks
 from rankfall.signatures.catalogue import Catalogue
 
 MAX_FILE: Final = 4 << 20
-_NAME: Final = re.compile(r"error(?:[-_][\w.-]{1,200})?\.pb")
+_NAME: Final = bounded(r"error(?:[-_][\w.-]{1,200})?\.pb", limit=255)
 # The words in a record that flytekit writes: traceback, then "Message:", then the exception once more.
-_MESSAGE: Final = re.compile(r"^\s*(?:Message|Error Message):\s*$", re.MULTILINE)
-_CLOSING: Final = re.compile(r"\n\s*(?:User error\.|System error\.|SYSTEM ERROR!.*)\s*\Z", re.IGNORECASE)
-_TYPE: Final = re.compile(r"[A-Za-z_][\w.]{0,200}")
+_MESSAGE: Final = linear(r"(?m)^[ \t]*(?:Message|Error Message):[ \t\r]*$")
+_CLOSING: Final = ("user error.", "system error.")
+_CLOSING_HEAD: Final = "system error!"
+_TYPE: Final = bounded(r"[A-Za-z_][\w.]{0,200}", limit=201)
+# Text of an exception without a traceback, characters.
+_MAX_TEXT: Final = 16 << 10
 _ORIGINS: Final = ("unknown", "user", "system")
 _RECOVERABLE: Final = 1
 _NS: Final = 1_000_000_000
@@ -143,17 +148,25 @@ def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
     chain: list[tuple[str, str]] = []
     frame = ""
     for item in find_tracebacks(error.message.encode("utf-8", "replace") + b"\n"):
-        if not isinstance(item, Incomplete) and item.chain:
-            chain, frame = list(item.chain), item.frame
+        chain, frame = list(item.chain), item.frame
     if chain:
         return chain, frame
     mark = _MESSAGE.search(error.message)
-    text = _CLOSING.sub("", error.message[mark.end() :] if mark else error.message).strip() or error.message.strip()
+    text = (_without_closing(error.message[mark.end() :] if mark else error.message) or error.message.strip())[
+        :_MAX_TEXT
+    ]
     kind, colon, words = text.partition(": ")
     if colon and _TYPE.fullmatch(kind.strip()):
         return [(kind.strip(), words)], ""
     named = error.code.rpartition(":")[2]
     return [(named if _TYPE.fullmatch(named) else "Exception", text)], ""
+
+
+def _without_closing(text: str) -> str:
+    """The message without the line that flytekit ends it with."""
+    before, newline, last = text.strip().rpartition("\n")
+    last = last.strip().lower()
+    return before.strip() if newline and (last in _CLOSING or last.startswith(_CLOSING_HEAD)) else text.strip()
 
 
 def _text(value: int | bytes) -> str:

@@ -1,18 +1,22 @@
 """torchelastic's own ``error.json``: read with care, because empty, truncated, list-shaped and mistyped ones are common (errors.md 2.2).
 
 Its time is whole seconds; a missing or zero one is unknown, never earliest.
+
+Cost: time linear in the bytes of a file, of which at most ``MAX_FILE`` are read; memory at most thirty times that, as JSON of small containers
+takes.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import msgspec
 
-from rankfall.model import Evidence, decoding
+from rankfall.model import Evidence, decoding, numbers
 from rankfall.observe.classify import exception_meaning
 from rankfall.observe.text import digest
-from rankfall.observe.tracebacks import Incomplete, find_tracebacks
+from rankfall.observe.tracebacks import find_tracebacks
 from rankfall.signatures.catalogue import Catalogue
 
 MAX_FILE: Final = 1 << 20
@@ -34,7 +38,7 @@ def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catal
         return f"{name} is larger than {MAX_FILE} bytes and was not used"
     try:
         document = decoding.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return f"{name} is damaged: not JSON"
     if not isinstance(document, dict) or "message" not in document:
         return f"{name} is no error record: it has no message"
@@ -45,8 +49,7 @@ def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catal
     chain: list[tuple[str, str]] = []
     frame = ""
     for item in find_tracebacks(stack.encode("utf-8", "replace") + b"\n"):
-        if not isinstance(item, Incomplete):
-            chain, frame = list(item.chain), item.frame
+        chain, frame = list(item.chain), item.frame
     if not chain:
         kind, _, words = text.partition(": ")
         chain = [(kind, words)] if kind.replace(".", "").isidentifier() else [("Exception", text)]
@@ -84,8 +87,5 @@ def _fields(message: Any, document: dict[str, Any]) -> tuple[str | None, str, An
 
 
 def _seconds(stamp: Any) -> int | None:
-    try:
-        value = int(float(stamp))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return value if 0 < value < 1 << 33 else None
+    value = stamp if isinstance(stamp, int | float) else numbers.real(stamp) if isinstance(stamp, str) else None
+    return math.floor(value) if value is not None and 1 <= value < 1 << 33 else None

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankfall.model import Evidence, RankFacts, Record, SlotFacts
+from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.observe.classify import exception_meaning
 from rankfall.observe.kernel import KernelLine
 from rankfall.observe.scan import Finding
+from rankfall.observe.streams import When
 from rankfall.observe.text import digest
 from rankfall.signatures.catalogue import Catalogue
 
 _SIGKILL: Final = 9
-# An exception while the work was done already is noise unless nothing else is there.
-_TEARDOWN: Final = "teardown"
-_LINE_MS: Final = 0.05
+# Phases of a rank whose work is done: an exception of then is noise unless nothing else is there.
+WORK_DONE: Final = frozenset({"teardown", "done"})
+# How long a line may be on its way to whoever gives it its stamp, seconds.
+_LINE_S: Final = 0.05
+_NS: Final = 1_000_000_000
 
 
 def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
@@ -59,7 +62,7 @@ def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | Non
         step=record.step,
         attempt=record.attempt,
         round=record.round,
-        teardown=record.phase == _TEARDOWN,
+        teardown=record.phase in WORK_DONE,
     )
 
 
@@ -69,7 +72,7 @@ def of_finding(
     stream: str,
     byte: int,
     where: str,
-    at: int | None,
+    when: When | None,
     rank: int | None,
     slot: int | None,
     node: str | None,
@@ -78,7 +81,7 @@ def of_finding(
 ) -> Evidence:
     """A line or traceback of a stream. A rank named by the stream's owner beats one that the line claims."""
     meaning, prefix = finding.meaning, finding.prefix
-    claimed = prefix.rank if prefix.rank is not None else _number(finding.groups.get("rank"))
+    claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
     return Evidence(
         id=digest("log", stream, byte, meaning.slug),
         source="log",
@@ -88,10 +91,12 @@ def of_finding(
         rank=rank if rank is not None else claimed,
         slot=slot,
         node=node,
-        local_rank=prefix.local_rank if prefix.local_rank is not None else _number(finding.groups.get("local_rank")),
+        local_rank=prefix.local_rank
+        if prefix.local_rank is not None
+        else numbers.whole(finding.groups.get("local_rank")),
         pid=meaning.pid,
-        at=at,
-        uncertainty=_LINE_MS if at is not None else None,
+        at=None if when is None else (when.earliest + when.latest) // 2,
+        uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,
         stream=stream,
         order=byte,
         where=where,
@@ -101,22 +106,25 @@ def of_finding(
         fingerprint=meaning.fingerprint,
         peers=meaning.peers,
         peer_hosts=meaning.hosts,
-        exit_code=_number(finding.groups.get("exit")),
+        exit_code=numbers.whole(finding.groups.get("exit")),
         gpu=meaning.gpu,
         attempt=attempt,
         round=round_number,
+        whole=finding.explicit,
+        teardown=finding.clean_up,
     )
 
 
-def of_rank_end(facts: RankFacts, *, attempt: int | None) -> Evidence | None:
-    """The end of a rank's process, when it was not a plain success."""
+def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:
+    """The end of a rank's process, when it was not a plain success. In an ``unattended`` run nobody outside of the pods sends anything."""
     if facts.state != "ended" or (facts.exit_code == 0 and facts.signal is None):
         return None
     if facts.exit_code is None and facts.signal is None:
         return None
     ours = facts.killed_by in {"wrapper", "agent"}
     words = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
-    by = {"wrapper": ", sent by Rankfall", "agent": ", sent by its own agent", "foreign": ", sender not known"}
+    sender = "the wrapper in its pod" if unattended else "Rankfall"
+    by = {"wrapper": f", sent by {sender}", "agent": ", sent by its own agent", "foreign": ", sender not known"}
     said = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{by.get(facts.killed_by or '', '')}"
     return Evidence(
         id=digest("exit", attempt, facts.rank, facts.slot, facts.pid, facts.round),
@@ -186,15 +194,6 @@ def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where
         fingerprint="host_oom:cgroup",
         attempt=attempt,
     )
-
-
-def _number(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 def of_kernel(line: KernelLine, facts: RankFacts, *, attempt: int | None) -> Evidence:

@@ -48,8 +48,10 @@ class Facts:
         self._reported: dict[Process, tuple[Reported, str]] = {}
         self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
         self.clocks = NodeClocks(self._node_of)
-        self._steps: dict[Process, tuple[int, str | None]] = {}
+        self._steps: dict[Process, tuple[int, str | None, int | None]] = {}
         self._last_lines: dict[tuple[int | None, int], int] = {}
+        # By slot and ordinal: the streams that end with the statement that the work is done.
+        self._finished: dict[tuple[int | None, int], set[str]] = {}
         # When Rankfall asked the platform for the end of all slots, by this machine's clock; None: it did not.
         self._stop_at: int | None = None
         self._sheets: tuple[RankFacts, ...] | None = None
@@ -83,7 +85,10 @@ class Facts:
             self._slot(record, found.name)
 
     def add_report(self, reported: Reported, *, slot: int | None, where: str) -> None:
-        """Take one statement of torchrun about a process of its slot."""
+        """Take one statement of torchrun about a process of its slot; under the plain launcher such a line is the job's own text."""
+        place = self.slots.get(slot) if slot is not None else None
+        if place is not None and place.launcher == "plain":
+            return
         self._sheets = None
         key = (slot, reported.pid)
         if reported.kind == "stopped":
@@ -93,10 +98,11 @@ class Facts:
             if reported.rank is not None:
                 self._reported_ranks[reported.rank] = (reported, slot, where)
 
-    def add_step(self, process: Process, step: int, phase: str | None) -> None:
-        """Take the last step that a process reported."""
-        if self._steps.get(process) != (step, phase):
-            self._steps[process] = (step, phase)
+    def add_step(self, process: Process, step: int, phase: str | None, *, at: int | None = None) -> None:
+        """Take the last step that a process reported, and when, by its own clock."""
+        held = self._steps.get(process)
+        if held is None or held[:2] != (step, phase):
+            self._steps[process] = (step, phase, at)
             self._sheets = None
 
     def step_of(self, process: Process) -> int | None:
@@ -108,6 +114,13 @@ class Facts:
         """Take when the last bytes of a process came."""
         self._last_lines[slot, ordinal] = at
         self._sheets = None
+
+    def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
+        """Take whether the text of a stream of a process says that its work is done."""
+        said = self._finished.setdefault((slot, ordinal), set())
+        if (by in said) != done:
+            (said.add if done else said.discard)(by)
+            self._sheets = None
 
     def set_slot(self, facts: SlotFacts) -> None:
         """Take what is known of a slot from somewhere else than records."""
@@ -200,10 +213,10 @@ class Facts:
         rank = start.rank if start.rank is not None else -1
         place = self.slots.get(slot) if slot is not None else None
         ended = end is not None or key in self._reported
-        step = error.step if error and error.step is not None else self._steps.get(key, (None, None))[0]
-        phase = (
-            (error.phase if error else None) or (end[0].phase if end else None) or self._steps.get(key, (0, None))[1]
-        )
+        step, phase, step_at = self._steps.get(key, (None, None, None))
+        if error is not None and error.step is not None:
+            step, step_at = error.step, error.step_ns
+        phase = (error.phase if error else None) or (end[0].phase if end else None) or phase
         how = exit_info.how if exit_info else None
         return RankFacts(
             rank=rank,
@@ -225,6 +238,8 @@ class Facts:
             hook="loaded" if start.writer == "hook" else "absent",
             phase=phase,
             step=step,
+            step_at=step_at,
+            finished=bool(self._finished.get((slot, start.ordinal if start.ordinal is not None else -1))),
             last_line_at=self._last_lines.get((slot, start.ordinal if start.ordinal is not None else -1)),
             where=f"records/{end[1] if end else name}",
         )

@@ -7,14 +7,16 @@ stacks are kept as they came, and what is made of them takes the place of what w
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import partial
 
 import msgspec
 
-from rankfall.model import Evidence
+from rankfall.model import Evidence, RankFacts
 from rankfall.observe import evidence as make
 from rankfall.observe.cluster.stops import StopMark
 from rankfall.observe.confirm import oom_evidence
 from rankfall.observe.facts import Facts
+from rankfall.observe.isolation import ReaderGuard
 from rankfall.observe.records import Found
 from rankfall.observe.signals import Signals
 from rankfall.observe.stacks import imports, stack_evidence
@@ -28,9 +30,21 @@ class Gathered:
         attempt: counted from 1.
         catalogue: the signatures in force.
         stop: the mark of our own stop; None on this machine.
+        guard: takes what a reader fails on.
+        unattended: Kubernetes alone stops slots.
     """
 
-    def __init__(self, *, attempt: int, catalogue: Catalogue, stop: StopMark | None) -> None:
+    def __init__(
+        self,
+        *,
+        attempt: int,
+        catalogue: Catalogue,
+        stop: StopMark | None,
+        guard: ReaderGuard | None = None,
+        unattended: bool = False,
+    ) -> None:
+        self._unattended = unattended
+        self._guard = guard or ReaderGuard()
         self._attempt = attempt
         self._catalogue = catalogue
         self._by_id: dict[str, Evidence] = {}
@@ -39,6 +53,8 @@ class Gathered:
         self._stacks: list[Found] = []
         # What was made of them: with each further stack who is the odd one out may be another.
         self._by_stacks: frozenset[str] = frozenset()
+        # Of what they were made: stacks are long, and the same ones say the same.
+        self._stacks_of: object = None
         self._signals = Signals(stop)
 
     @property
@@ -56,7 +72,13 @@ class Gathered:
 
     def importing(self) -> dict[tuple[int | None, int | None], str]:
         """Ranks that are inside of an import by the stacks that came: by slot and pid, what the stack is known again by."""
-        return imports(item.record for item in self._stacks)
+        found: dict[tuple[int | None, int | None], str] = self._guard.read(
+            lambda: imports(item.record for item in self._stacks),
+            otherwise={},
+            what="records of stacks",
+            where="records",
+        )
+        return found
 
     def keep(self, pieces: Iterable[Evidence]) -> None:
         """Keep these; one whose identity is known already is replaced."""
@@ -86,17 +108,37 @@ class Gathered:
 
     def derive(self, facts: Facts) -> None:
         """Make anew what depends on facts, under the same identities."""
+        guard = self._guard
         self._of_errors(facts)
+        guard.read(lambda: self._of_signals(facts), otherwise=None, what="records of signals", where="records")
+        ranks = facts.ranks()
+        ends = (make.of_rank_end(sheet, attempt=self._attempt, unattended=self._unattended) for sheet in ranks)
+        self.keep(end for end in ends if end is not None)
+        self.keep(oom_evidence(facts, self._by_id.values(), attempt=self._attempt))
+        self._of_stacks(ranks)
+
+    def _of_signals(self, facts: Facts) -> None:
         theirs, ours = self._signals.weigh(facts)
         self.keep(theirs)
         for piece in ours:
             self._by_id.pop(piece.id, None)
-        ranks = facts.ranks()
-        ends = (make.of_rank_end(sheet, attempt=self._attempt) for sheet in ranks)
-        self.keep(end for end in ends if end is not None)
-        self.keep(oom_evidence(facts, self._by_id.values(), attempt=self._attempt))
+
+    def _of_stacks(self, ranks: tuple[RankFacts, ...]) -> None:
+        made_of = (
+            [item.record.id for item in self._stacks],
+            [(r.slot, r.pid, r.rank, r.node) for r in ranks] if self._stacks else (),
+        )
+        if made_of == self._stacks_of:
+            return
+        self._stacks_of = made_of
         stacks = [(item.name, item.record) for item in self._stacks]
-        told = stack_evidence(stacks, ranks=ranks, attempt=self._attempt)
+        told: list[Evidence] = self._guard.read(
+            lambda: stack_evidence(stacks, ranks=ranks, attempt=self._attempt),
+            otherwise=[],
+            what="records of stacks",
+            where="records",
+            data=lambda: "".join(item.record.stacks or "" for item in self._stacks[-1:]).encode(),
+        )
         for key in self._by_stacks:
             self._by_id.pop(key, None)
         self._by_stacks = frozenset(piece.id for piece in told)
@@ -105,14 +147,25 @@ class Gathered:
     def _of_errors(self, facts: Facts) -> None:
         waiting: list[Found] = []
         for item in self._errors:
-            record = item.record
-            if not facts.exit_stands(record):
+            if not facts.exit_stands(item.record):
                 waiting.append(item)
                 continue
-            rank = facts.rank_of(record.slot, record.pid)
-            if rank is None:
-                rank = record.rank
-            piece = make.of_error(record, name=f"records/{item.name}", catalogue=self._catalogue, rank=rank)
-            start = facts.start_of(record.slot, record.pid)
-            self.keep([msgspec.structs.replace(piece, round=start.round if start else record.round)])
+            self.keep(
+                self._guard.read(
+                    partial(self._of_error, item, facts),
+                    otherwise=[],
+                    what="record",
+                    where=f"records/{item.name}",
+                    data=partial(msgspec.json.encode, item.record),
+                )
+            )
         self._errors = waiting
+
+    def _of_error(self, item: Found, facts: Facts) -> list[Evidence]:
+        record = item.record
+        rank = facts.rank_of(record.slot, record.pid)
+        if rank is None:
+            rank = record.rank
+        piece = make.of_error(record, name=f"records/{item.name}", catalogue=self._catalogue, rank=rank)
+        start = facts.start_of(record.slot, record.pid)
+        return [msgspec.structs.replace(piece, round=start.round if start else record.round)]

@@ -6,11 +6,14 @@ the process itself.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-_SHARE: Final = re.compile(
-    r"(?P<who>[Pp]rocess \d{1,10}|this process) has (?P<number>\d{1,9}(?:\.\d{1,4})?) (?P<unit>bytes|[KMGT]iB) memory in use"
+from rankfall.model import numbers
+from rankfall.model.patterns import bounded
+
+_SHARE: Final = bounded(
+    r"(?P<who>[Pp]rocess \d{1,10}|this process) has (?P<number>\d{1,9}(?:\.\d{1,4})?) (?P<unit>bytes|[KMGT]iB) memory in use",
+    limit=4_096,
 )
 _UNITS: Final = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MOST: Final = 4096
@@ -20,7 +23,7 @@ def mostly_its_own(text: str) -> bool:
     """Whether the process that ran out holds at least as much as all others together; false where it does not say how much it holds."""
     own = others = 0.0
     for share in _SHARE.finditer(text[:_MOST]):
-        size = float(share["number"]) * _UNITS[share["unit"]]
+        size = (numbers.real(share["number"]) or 0.0) * _UNITS[share["unit"]]
         if share["who"] == "this process":
             own = max(own, size)
         else:

@@ -8,6 +8,7 @@ from rankfall.model import JobSpec
 from rankfall.model.evidence import SlotLauncher
 from rankfall.model.foreign import FOREIGN
 from rankfall.observe.facts import Facts
+from rankfall.observe.isolation import ReaderGuard
 from rankfall.observe.lone import PATIENCE_S, LoneSlot
 from rankfall.observe.record_store import RecordStore
 from rankfall.observe.records import Found, RecordFolder
@@ -27,13 +28,25 @@ class Incoming:
         facts: of the attempt: slots that joined count too.
         starts: which start of a slot is looked at; records of later ones wait.
         lone: what started the one rank of a job whose records are not listed while nothing is wrong; None = they are read as they come.
+        guard: takes what a reader fails on.
     """
 
     def __init__(
-        self, run_dir: RunDir, *, spec: JobSpec, attempt: int, facts: Facts, starts: Starts, lone: SlotLauncher | None
+        self,
+        run_dir: RunDir,
+        *,
+        spec: JobSpec,
+        attempt: int,
+        facts: Facts,
+        starts: Starts,
+        lone: SlotLauncher | None,
+        guard: ReaderGuard | None = None,
     ) -> None:
         self._spec, self._facts, self._starts = spec, facts, starts
-        self._folder = RecordFolder(run_dir.records_dir, run=run_dir.id, attempt=attempt)
+        self._guard = guard or ReaderGuard()
+        self._folder = RecordFolder(
+            run_dir.records_dir, run=run_dir.id, attempt=attempt, ranks=spec.world_size, guard=self._guard
+        )
         self._store = (
             RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)
             if spec.record_store is not None
@@ -50,6 +63,11 @@ class Incoming:
         return self._lone is None or self._lone.succeeded
 
     @property
+    def behind(self) -> bool:
+        """There are records that the newest look had no time for."""
+        return self._folder.behind
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read or was not used, in words."""
         return (*self._folder.problems, *(self._store.problems if self._store else ()), *self._notes)
@@ -58,8 +76,11 @@ class Incoming:
         """What has come since."""
         told: list[Found] = []
         if self._lone is not None:
-            told = self._lone.poll()
-            if not self._lone.over:
+            lone = self._lone
+            # None: it failed, so the records themselves are read.
+            from_files = self._guard.read(lone.poll, otherwise=None, what="slot directory", where="slots")
+            told = from_files or []
+            if from_files is not None and not lone.over:
                 return told
             self._lone = None
         found = [*self._later, *filter(self._is_ours, self._folder.poll())]
@@ -82,7 +103,7 @@ class Incoming:
         """What a record store has beyond what came by itself."""
         if self._store is None or self._lone is not None:
             return []
-        self._store.fetch()
+        self._guard.read(self._store.fetch, otherwise=None, what="record store", where="record_store")
         return self.new()
 
     def _is_ours(self, item: Found) -> bool:

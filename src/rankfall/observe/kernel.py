@@ -2,6 +2,8 @@
 
 Only facility 0 counts: what a process writes into the ring has another one, so a job cannot forge a kernel line. A line that names a
 process counts only when that process is a rank of this attempt: the ring is shared by everything on the node.
+
+Cost: at most ``_MAX_LINES`` records of at most 16 KiB a look, each matched once; what is kept are the lines that a signature knows.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from rankfall.model import numbers
 from rankfall.observe.kmsg import KmsgRecord
 from rankfall.observe.kmsg_ring import Ring
 from rankfall.signatures.catalogue import Catalogue
@@ -80,6 +83,4 @@ def _line(entry: KmsgRecord, *, boot: int, since: int, catalogue: Catalogue) -> 
     if hit is None:
         return None
     pid = hit.groups.get("pid", "")
-    return KernelLine(
-        at=at, text=entry.text.decode("utf-8", "replace")[:2000], hit=hit, pid=int(pid) if pid.isdigit() else None
-    )
+    return KernelLine(at=at, text=entry.text.decode("utf-8", "replace")[:2000], hit=hit, pid=numbers.whole(pid))

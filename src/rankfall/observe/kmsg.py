@@ -4,14 +4,18 @@ The form is that of the kernel's ABI text (``dev-kmsg``): ``priority,number,stam
 here asks for. The record is split at its first semicolon only, and further fields of the head are left alone. The text stays as the kernel escaped it (what is
 not printable ASCII, and the backslash, as ``\xNN``): so it is one line, and a name with a newline in it cannot begin another. Facility 0 is the kernel itself; a process that writes to the device gets another one and cannot choose 0. Anything of another form is
 refused as unreadable, with its bytes, and never read half.
+
+Cost: time linear in the bytes of a record, at most ``MAX_RECORD``; nothing is kept.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
+
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored, bounded
 
 #: More than any record: the kernel's own limit is 8 KiB with its dictionary (CONSOLE_EXT_LOG_MAX).
 MAX_RECORD: Final = 16 << 10
@@ -19,8 +23,10 @@ MAX_RECORD: Final = 16 << 10
 _FACILITY_SHIFT: Final = 3
 _LEVEL_MASK: Final = 7
 # Numbers are bounded before they are read: a priority has a facility of at most a few digits, number and stamp are 64 bits.
-_RECORD: Final = re.compile(rb"([0-9]{1,9}),([0-9]{1,20}),([0-9]{1,20})(?:,([^,;\n]{0,8})(?:,[^;\n]*)?)?;([^\n]*)")
-_ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
+_RECORD: Final = anchored(
+    rb"([0-9]{1,9}),([0-9]{1,20}),([0-9]{1,20})(?:,([^,;\n]{0,8})(?:,[^;\n]*)?)?;([^\n]*)", limit=1 << 14
+)
+_ESCAPE: Final = bounded(rb"\\x([0-9a-fA-F]{2})", limit=1 << 14)
 _UINT64: Final = 1 << 64
 
 
@@ -57,10 +63,10 @@ def parse_record(data: bytes) -> KmsgRecord | None:
     if found is None:
         return None
     head, seq, stamp, flags, text = found.groups()
-    number, stamp_us = int(seq), int(stamp)
+    number, stamp_us = numbers.matched(seq, most=20), numbers.matched(stamp, most=20)
     if number >= _UINT64 or stamp_us >= _UINT64:
         return None
-    priority = int(head)
+    priority = numbers.matched(head)
     return KmsgRecord(
         facility=priority >> _FACILITY_SHIFT,
         level=priority & _LEVEL_MASK,

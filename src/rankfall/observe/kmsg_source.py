@@ -7,18 +7,18 @@ message is the boot id, every further one a record in the device's form. From th
 from __future__ import annotations
 
 import os
-import re
 import socket
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankfall.model import EvidenceLost
+from rankfall.model.patterns import anchored
 
 DEVICE: Final = Path("/dev/kmsg")
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # Seconds that the other side of a socket may take to say which boot it is.
 _PATIENCE_S: Final = 5.0
-_BOOT: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
+_BOOT: Final = anchored(r"[0-9A-Za-z-]{1,64}", limit=64)
 
 
 class Opened(NamedTuple):

@@ -17,7 +17,9 @@ import msgspec
 
 from rankfall.model import Evidence, RankFacts, SlotFacts
 from rankfall.observe.container_error import MAX_FILE, container_error_evidence, is_container_error
+from rankfall.observe.isolation import ReaderGuard
 from rankfall.observe.left_file import read_left
+from rankfall.observe.watchdog import Budget
 from rankfall.signatures.catalogue import Catalogue
 
 FOLDER: Final = "errors"
@@ -35,13 +37,16 @@ class LeftErrors:
         shared: the folder of records that all slots write into.
         catalogue: the signatures in force.
         attempt: whose files these are.
+        guard: takes files on which this reader fails.
 
     Attributes:
         problems: files that were not used, in words.
         any: whether the newest look found a file of this attempt, also of a slot that said more itself.
     """
 
-    def __init__(self, shared: Path, *, catalogue: Catalogue, attempt: int) -> None:
+    def __init__(self, shared: Path, *, catalogue: Catalogue, attempt: int, guard: ReaderGuard | None = None) -> None:
+        self._guard = guard or ReaderGuard()
+        self._budget: Budget | None = None
         self._shared = shared / FOLDER
         self._catalogue = catalogue
         self._attempt = attempt
@@ -55,6 +60,7 @@ class LeftErrors:
         slots: Mapping[int, tuple[SlotFacts, Path]],
         ranks: Iterable[RankFacts],
         known: Collection[Evidence],
+        budget: Budget | None = None,
     ) -> list[Evidence]:
         """Evidence of the files of slots that said nothing of a cause themselves.
 
@@ -62,7 +68,9 @@ class LeftErrors:
             slots: facts and directory of each slot.
             ranks: fact sheets of the attempt.
             known: what is known so far.
+            budget: what reading may take; files that were read before cost nothing. None = no bound.
         """
+        self._budget = budget
         spoken = {e.slot for e in known if e.role == "primary" and e.source in {"log", "record"}}
         by_pod = {facts.pod: number for number, (facts, _) in slots.items() if facts.pod}
         of_slot: dict[int, list[int]] = {}
@@ -133,11 +141,24 @@ class LeftErrors:
         held = self._read.get(path)
         if held is not None:
             return held
+        if self._budget is not None and self._budget.spent:
+            return "there was no time to read all error files", 0
         try:
             data, written = read_left(path, limit=MAX_FILE + 1)
         except OSError as error:
             return f"{_short(path)} cannot be read: {error.strerror}", 0
-        held = container_error_evidence(data, name=_short(path), catalogue=self._catalogue), written
+        name = _short(path)
+        failed: Evidence | str = f"{name} could not be read"
+        held = (
+            self._guard.read(
+                lambda: container_error_evidence(data, name=name, catalogue=self._catalogue),
+                otherwise=failed,
+                what="error file",
+                where=name,
+                data=data,
+            ),
+            written,
+        )
         # A file that is being written is damaged now and whole at the next look.
         if not isinstance(held[0], str):
             self._read[path] = held

@@ -71,7 +71,8 @@ class Life:
             if step.ordinal in processes and step.step is not None:
                 if step.cpu_s is not None and facts.step_of(processes[step.ordinal]) != step.step:
                     self.saw(step.at)
-                facts.add_step(processes[step.ordinal], step.step, step.phase)
+                at = step.at if step.cpu_s is None else None
+                facts.add_step(processes[step.ordinal], step.step, step.phase, at=at)
 
     def _share(self, slot: int, step: Step) -> None:
         """Whether a rank elsewhere worked between its two newest words."""

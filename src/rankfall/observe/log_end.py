@@ -26,5 +26,5 @@ def decode_end(data: bytes) -> End | None:
     """What it says; None = it is damaged, so nothing is known of the end."""
     try:
         return decoding.decode(data, kind=End)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None

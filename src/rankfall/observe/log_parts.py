@@ -10,13 +10,13 @@ A part that is larger than a writer makes them, or is none, is named and not pas
 from __future__ import annotations
 
 import errno
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from rankfall.model import decoding
+from rankfall.model.patterns import anchored
 from rankfall.observe.log_end import END, MAX_END, End, decode_end
 from rankfall.observe.record_store import has_reader, open_bucket
 from rankfall.store.append import Counted, StreamAppender
@@ -34,7 +34,7 @@ MAX_PIECES: Final = 16_000
 MAX_STREAMS: Final = 20_000
 # Parts taken at one look, so that a folder that is far behind holds up no other.
 _AT_ONCE: Final = 64
-_STREAM: Final = re.compile(r"[0-9]{1,9}\.(?:out|err)")
+_STREAM: Final = anchored(r"[0-9]{1,9}\.(?:out|err)", limit=64)
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class PartsCopy:
         cut = part.find(b"\n", 0, MAX_HEAD)
         try:
             head = decoding.decode(part[: max(cut, 0)], kind=_Head)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except msgspec.DecodeError:
             raise self._wrong("is none that a recorder writes") from None
         data = part[cut + 1 :]
         sizes = [size for _, _, size, _ in head.pieces]

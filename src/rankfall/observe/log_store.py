@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.model import JobSpec, decoding
+from rankfall.model import JobSpec, decoding, numbers
 from rankfall.model.log_store import log_store_place
+from rankfall.model.patterns import anchored
 from rankfall.observe.log_end import END, MAX_END, End, decode_end
 from rankfall.observe.log_parts import Bucket, PartsCopy
 from rankfall.store.append import Counted, StreamAppender
@@ -33,9 +33,9 @@ from rankfall.store.stream import IndexReader
 MARK: Final = "log-store.json"
 # As an environment variable: where this machine sees the store, when that is another path than the pods'.
 AT: Final = "RANKFALL_LOG_STORE_AT"
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*){3}")
+_NAME: Final = anchored(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*){3}", limit=1_024)
 _MAX_NAME: Final = 400
-_FILE: Final = re.compile(r"([0-9]{1,9}\.(?:out|err))-([0-9]{15})\.log")
+_FILE: Final = anchored(r"([0-9]{1,9}\.(?:out|err))-([0-9]{15})\.log", limit=256)
 _BLOCK: Final = 1 << 20
 
 
@@ -148,7 +148,7 @@ def _streams(source: Path) -> dict[str, dict[int, Path]]:
     for entry in source.iterdir():
         match = _FILE.fullmatch(entry.name)
         if match is not None:
-            found.setdefault(match[1], {})[int(match[2])] = entry
+            found.setdefault(match[1], {})[numbers.matched(match[2])] = entry
     return found
 
 

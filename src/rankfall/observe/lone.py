@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from rankfall.model import JobSpec, Record, decoding
+from rankfall.model import JobSpec, Record, decoding, numbers
 from rankfall.model.evidence import SlotLauncher
+from rankfall.observe.left_file import read_left
 from rankfall.observe.records import Found, read_end
 
 # A hook that has not claimed for so long is not there, seconds.
@@ -149,11 +150,11 @@ class LoneSlot:
 def _numbers(path: Path) -> tuple[int, ...] | None:
     """The numbers of a claim; None when it is missing or not whole."""
     try:
-        with path.open("rb") as file:
-            found = tuple(int(word) for word in file.read(256).split())
-    except (OSError, ValueError):
+        said = [numbers.whole(word) for word in read_left(path, limit=256)[0].split()]
+    except OSError:
         return None
-    return found if len(found) >= _NUMBERS else None
+    found = tuple(each for each in said if each is not None)
+    return found if len(found) == len(said) >= _NUMBERS else None
 
 
 def _written(path: Path) -> int | None:
@@ -168,6 +169,6 @@ def _written(path: Path) -> int | None:
 def _lives(pid: int, ticks: int) -> bool:
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return fields[_STATE] not in {b"Z", b"X"} and int(fields[_START_TICKS]) == ticks
-    except (OSError, ValueError, IndexError):
+        return fields[_STATE] not in {b"Z", b"X"} and numbers.whole(fields[_START_TICKS]) == ticks
+    except (OSError, IndexError):
         return False

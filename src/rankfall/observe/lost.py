@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
 from rankfall.observe.records import Found, read_end
-
-
-def lock_is_free(path: Path) -> bool:
-    """Whether nobody holds the ``flock`` of this file; False when it is not there yet or cannot be opened."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def unrecorded_end(folder: Path, *, run: str, attempt: int) -> Found | None:

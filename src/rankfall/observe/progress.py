@@ -1,4 +1,7 @@
-"""Signs of life of a slot's ranks: step files (of the hook, or of the feed of a slot elsewhere), CPU time from /proc."""
+"""Signs of life of a slot's ranks: step files (of the hook, or of the feed of a slot elsewhere), CPU time from /proc.
+
+Cost: at most ``_MAX_FILE`` bytes of each step file a look; nothing is kept but the newest steps.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import decoding
+from rankfall.model import decoding, numbers
 from rankfall.observe.left_file import read_left
-from rankfall.observe.standing import Standing
+from rankfall.store.standing import Standing
 
 _MAX_FILE: Final = 64 << 10
 
@@ -75,7 +78,9 @@ def _steps(folder: str) -> Iterator[Step]:
             item = decoding.decode(data, kind=_File)
         except (OSError, msgspec.DecodeError):
             continue
-        yield Step(ordinal=int(stem), step=item.step, phase=item.phase, at=at, cpu_s=item.cpu_s, cpu_at=item.at_ns)
+        yield Step(
+            ordinal=numbers.matched(stem), step=item.step, phase=item.phase, at=at, cpu_s=item.cpu_s, cpu_at=item.at_ns
+        )
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -85,8 +90,7 @@ def cpu_seconds(pid: int) -> float | None:
     except OSError:
         return None
     fields = data.rpartition(b")")[2].split()
-    try:
-        ticks = int(fields[11]) + int(fields[12])
-    except (IndexError, ValueError):
+    user, system = (numbers.whole(each) for each in (*fields, b"", b"")[11:13])
+    if user is None or system is None:
         return None
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return (user + system) / os.sysconf("SC_CLK_TCK")

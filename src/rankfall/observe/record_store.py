@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from rankfall.model import Record, SpecError, decoding
+from rankfall.model.patterns import anchored
 from rankfall.observe.left_file import read_left
 from rankfall.observe.records import MAX_RECORD
+from rankfall.store.fs import make_folder, write_file
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -30,7 +32,7 @@ MAX_OBJECTS: Final = 100_000
 # One look at the store, seconds: a verdict must not wait for one that is gone. And the least time between two looks.
 LIMIT_S: Final = 10.0
 _BETWEEN_S: Final = 2.0
-_NAME: Final = re.compile(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json", re.ASCII)
+_NAME: Final = anchored(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json", limit=256, flags=re.ASCII)
 _MAX_PROBLEMS: Final = 8
 _MAX_SHOWN: Final = 60
 _AT_ONCE: Final = 16
@@ -168,14 +170,14 @@ class RecordStore:
             return
         try:
             record = decoding.decode(data, kind=Record)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             self._problem(f"record {name} in {self._url} is damaged: {str(error)[:100]}")
             return
         if record.run != self._run or record.attempt != self._attempt:
             return
-        self._into.mkdir(parents=True, exist_ok=True)
+        make_folder(self._into)
         temporary = self._into / f".{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(data)
+        write_file(temporary, data)
         if record.at_ns is not None and record.at_ns > 0:
             # When it came says nothing of the writer's clock.
             os.utime(temporary, ns=(record.at_ns, record.at_ns))

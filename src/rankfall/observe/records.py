@@ -1,8 +1,13 @@
-"""Read the records of one attempt as they appear: bounded, tolerant of damage, never of another run's or attempt's."""
+"""Read the records of one attempt as they appear: bounded, tolerant of damage, never of another run's or attempt's.
+
+Cost: time linear in bytes, of one record at most ``MAX_RECORD`` of them; memory that of the records and the names of the files that were read.
+"""
 
 from __future__ import annotations
 
 import os
+import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,10 +15,21 @@ import msgspec
 
 from rankfall.model import Record, decoding
 from rankfall.model.record import SCHEMA
+from rankfall.observe.isolation import MAX_COPY, ReaderGuard
 from rankfall.observe.left_file import read_left
+from rankfall.observe.watchdog import Budget
 
 # A record is at most 256 KiB when our writer made it; anything much larger is none of ours and is read by its head only.
 MAX_RECORD: Final = 1 << 20
+# A job of N ranks has at most so many records (its ranks write a handful each), and large ones take so many bytes; the rest is not read.
+MAX_RECORDS: Final = 20_000
+RECORDS_A_RANK: Final = 64
+MAX_LARGE_BYTES: Final = 64 << 20
+LARGE_BYTES_A_RANK: Final = 256 << 10
+_LARGE: Final = 4 << 10
+_MOST: Final = 1 << 62
+# One poll reads for so long, CPU time; the rest comes with the next ones.
+_POLL_S: Final = 1.0
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +75,16 @@ class RecordFolder:
     Args:
         folder: need not exist yet.
         run, attempt: only records of these are taken; a record that names none is taken, its place being the proof.
+        ranks: how many ranks write here.
+        guard: takes records on which this reader fails.
+
+    Attributes:
+        behind: there are records that the newest poll had no time for.
     """
 
-    def __init__(self, folder: Path, *, run: str, attempt: int) -> None:
+    def __init__(
+        self, folder: Path, *, run: str, attempt: int, ranks: int = 1, guard: ReaderGuard | None = None
+    ) -> None:
         self.folder = folder
         self.problems: list[str] = []
         self._run = run
@@ -69,6 +92,10 @@ class RecordFolder:
         self._seen: set[str] = set()
         self._ids: set[str] = set()
         self._decoder = decoding.decoder(Record)
+        self._guard = guard or ReaderGuard()
+        self._left = MAX_RECORDS + RECORDS_A_RANK * ranks
+        self._large = MAX_LARGE_BYTES + LARGE_BYTES_A_RANK * ranks
+        self.behind = False
 
     def poll(self) -> list[Found]:
         """Records that came since, in order of their names."""
@@ -81,16 +108,30 @@ class RecordFolder:
             self._problem(f"records folder {self.folder.name} cannot be read: {error.strerror}")
             return []
         found = []
+        budget = Budget(_POLL_S, clock=time.thread_time)
+        self.behind = False
         for name in names:
+            if budget.spent:
+                self.behind = True
+                break
             self._seen.add(name)
-            item = self._read(name)
+            item = self._guard.read(
+                partial(self._read, name), otherwise=None, what="record", where=name, data=partial(self._data, name)
+            )
             if item is not None and item.record.id not in self._ids:
                 self._ids.add(item.record.id)
                 found.append(item)
         return found
 
+    def _data(self, name: str) -> bytes:
+        return read_left(self.folder / name, limit=MAX_COPY)[0]
+
     def _read(self, name: str) -> Found | None:
         path = self.folder / name
+        if self._left <= 0:
+            self._problem("there are more records than ranks can have written; the rest was not read")
+            return None
+        self._left -= 1
         try:
             data, mtime = read_left(path, limit=MAX_RECORD + 1)
         except OSError as error:
@@ -102,12 +143,20 @@ class RecordFolder:
         if len(data) > MAX_RECORD:
             self._problem(f"record {name} is larger than {MAX_RECORD} bytes and was not used")
             return None
+        if len(data) > _LARGE:
+            self._large -= len(data)
+            if self._large < 0:
+                self._problem(f"large records take too much room: {name} and more of them were not used")
+                return None
         try:
             record = self._decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             newer = _newer_schema(data)
             what = f"is of {newer}, newer than this reader, and was not understood" if newer else "is damaged"
             self._problem(f"record {name} {what}: {str(error)[:200]}")
+            return None
+        if not _in_range(record):
+            self._problem(f"record {name} holds a number that no process, time or rank has, and was not used")
             return None
         if record.run not in {None, self._run} or record.attempt not in {None, self._attempt}:
             return None
@@ -120,10 +169,22 @@ class RecordFolder:
             self.problems.append(text)
 
 
+def _in_range(value: msgspec.Struct) -> bool:
+    """Whether all its numbers fit into 63 bits, which is what everything behind this reader takes."""
+    for name in value.__struct_fields__:
+        inner = getattr(value, name)
+        if isinstance(inner, int):
+            if not -_MOST <= inner <= _MOST:
+                return False
+        elif isinstance(inner, msgspec.Struct) and not _in_range(inner):
+            return False
+    return True
+
+
 def _newer_schema(data: bytes) -> str | None:
     """The schema that a record names, when it is another than this reader's."""
     try:
         said = decoding.decode(data, kind=_Head).schema
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except msgspec.DecodeError:
         return None
     return repr(said[:60]) if said not in {"", SCHEMA} else None

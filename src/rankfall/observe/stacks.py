@@ -3,11 +3,12 @@
 The healthy ranks of a hang stand in one and the same collective; who stands elsewhere holds them up. Ranks that all stand in
 collectives, but in different ones, disagree about the order of calls. A rank whose stack is inside of an import has not begun yet, which is
 said of it: whether it moves, only a second look can tell (``imports``).
+
+Cost: time linear in the text of the stacks, of which each is read once (``stack_text.main_frames``); nothing else is kept.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -15,22 +16,27 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Evidence, EvidenceRole, RankFacts, Record
+from rankfall.model.numbers import whole
+from rankfall.model.patterns import bounded
 from rankfall.observe.stack_text import main_frames
 from rankfall.observe.text import digest
 
-_COLLECTIVES: Final = re.compile(
+_COLLECTIVES: Final = bounded(
     r"^(?:all_reduce|_?all_gather\w*|_?reduce_scatter\w*|broadcast\w*|barrier|monitored_barrier|all_to_all\w*|reduce|gather\w*"
-    r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$"
+    r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$",
+    limit=256,
 )
-_COMM_FILE: Final = re.compile(
-    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/"
+_COMM_FILE: Final = bounded(
+    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
+    limit=4096,
 )
 # py-spy leaves out the folder of installed packages, so torch's own begin with its name.
-_LIBRARY: Final = re.compile(r"site-packages|^<frozen|^torch/")
+_LIBRARY: Final = bounded(r"site-packages|^<frozen|^torch/", limit=4096)
 _IMPORT: Final = "<frozen importlib"
 # The kernel's line of a process's main thread, as rankfall_inside.stacks writes it; of the system call only the number counts.
-_KERNEL_THREAD: Final = re.compile(
-    r"^  thread (?P<tid>\d+) \(.*\) state=(?P<state>\S) .*wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)", re.MULTILINE
+_KERNEL_THREAD: Final = bounded(
+    r"\A  thread (?P<tid>\d+) \(.{0,64}\) state=(?P<state>\S) .{0,128}?wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)",
+    limit=512,
 )
 
 
@@ -137,8 +143,9 @@ def told_apart(standings: dict[int, Standing]) -> list[tuple[Standing, str, Evid
 
 def kernel_stand(pid: int, text: str) -> str | None:
     """What the main thread of a process does as the kernel says it, ``state/system call``; None when there is no such line in ``text``."""
-    for found in _KERNEL_THREAD.finditer(text):
-        if int(found["tid"]) == pid:
+    for line in text.split("\n"):
+        found = _KERNEL_THREAD.match(line) if line.startswith("  thread ") else None
+        if found is not None and whole(found["tid"]) == pid:
             return f"{found['state']}/{found['syscall'] or found['wchan'] or '?'}"
     return None
 

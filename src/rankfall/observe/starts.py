@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rankfall.model import Record
+from rankfall.model import Record, numbers
 from rankfall.observe.cluster.log_owner import identity_of
 from rankfall.store import RunDir
 
@@ -59,15 +59,14 @@ class Starts:
             return "now"
         if self._pods is not None:
             return self._when(record.slot, self._pods.number_of(record.slot, record.pod_uid))
-        said = record.instance or "0"
-        return self._when(record.slot, int(said) if said.isdecimal() else None)
+        return self._when(record.slot, numbers.whole(record.instance or "0"))
 
     def of_folder(self, slot: int, folder: Path) -> When:
         """Which start a folder of streams is of."""
         if slot not in self._numbers:
             return "now"
         if self._pods is None:
-            return self._when(slot, int(folder.name) if folder.name.isdecimal() else None)
+            return self._when(slot, numbers.whole(folder.name))
         return self._when(slot, self._pods.number_of(slot, self._owner(folder)))
 
     def slot_dir(self, role: str, slot: int) -> Path:

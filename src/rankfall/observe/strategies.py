@@ -6,7 +6,6 @@ loaded only when a job names it. Refuses a name that nobody knows before anythin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -14,13 +13,14 @@ import msgspec
 
 from rankfall.diagnose import BUILT_IN, CAUSAL, Pick, Strategy, diagnose
 from rankfall.model import Case, Diagnosis, RankfallError, SpecError, UsageError
+from rankfall.model.patterns import anchored
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP: Final = "rankfall.strategies"
 FIELD: Final = "$.strategy"
-_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", limit=256)
 _MAX_SHOWN: Final = 60
 
 _registered: dict[str, Strategy] = {}

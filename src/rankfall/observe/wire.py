@@ -3,6 +3,8 @@
 A reader of our own and not the protobuf library: two small messages are read, the bytes come from jobs, and a strict walk of a hundred lines
 that is bounded by the size of its input is less to trust than a compiled parser and its descriptors. Fields that are not known are passed
 over, as newer writers need; damaged bytes are refused as a whole and never half used.
+
+Cost: time linear in the bytes of a message; memory that of one field.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final
 
 from rankfall.model import StoreError
+from rankfall.model.patterns import bounded
 from rankfall.model.sizes import sized
 from rankfall.store import RunDir
 from rankfall.store.error_lines import Tracebacks, names_failure
@@ -15,7 +15,7 @@ from rankfall.store.resizes import wished_sizes
 
 _LOOK: Final = 4096
 # torchrun's own end over a failed child.
-_LAUNCHER: Final = re.compile(rb"errors\.ChildFailedError|raise ChildFailedError")
+_LAUNCHER: Final = bounded(rb"errors\.ChildFailedError|raise ChildFailedError", limit=1 << 30)
 
 
 class Interesting:

@@ -18,6 +18,7 @@ from rankfall.report import words
 from rankfall.report.escape import one_line
 from rankfall.report.paint import Paint
 from rankfall.report.proof import decisive_lines, evidence_block
+from rankfall.store.incomplete import PREFIX
 
 _LABEL: Final = 8
 _MAX_OTHERS: Final = 4
@@ -48,7 +49,13 @@ def advice() -> dict[str, str]:
 
 
 def render_verdict(
-    verdict: Verdict, *, source: str | None = None, frames: Sequence[str] = (), width: int = 100, color: bool = False
+    verdict: Verdict,
+    *,
+    source: str | None = None,
+    frames: Sequence[str] = (),
+    apart: bool = True,
+    width: int = 100,
+    color: bool = False,
 ) -> str:
     """The whole answer as text, without a newline at its end.
 
@@ -56,13 +63,16 @@ def render_verdict(
         verdict: what is shown.
         source: what was read, when there is no run (offline).
         frames: where the deciding exception was raised, innermost first, as ``FILE:LINE in FUNCTION``.
+        apart: the lines of its rank are stored apart from the others of its slot.
         width: columns of the terminal.
         color: SGR attributes.
     """
     paint = Paint(color=color)
     width = max(_MIN_WIDTH, width)
     blocks = [_five_lines(verdict, source=source, width=width, paint=paint)]
-    gaps = () if _nothing_wrong(verdict) else verdict.missing
+    lost = [text for text in verdict.missing if text.startswith(PREFIX)]
+    blocks += [_wrapped(paint.warn(one_line(text, width=600)), first="", width=width, indent=0) for text in lost]
+    gaps = () if _nothing_wrong(verdict) else [text for text in verdict.missing if text not in lost]
     missing = _listed("Not known", gaps, limit=_MAX_MISSING, width=width, paint=paint)
     if verdict.cause.confidence == "unknown" and missing:
         blocks.append(missing)
@@ -70,9 +80,10 @@ def render_verdict(
     blocks += [
         evidence_block(verdict, frames, width=width, paint=paint),
         _consequences(verdict.consequences, width=width),
+        _independent(verdict, width=width, paint=paint),
         _alternatives(verdict, width=width, paint=paint),
         missing,
-        _next(verdict, width=width, paint=paint),
+        _next(verdict, apart=apart, width=width, paint=paint),
     ]
     return "\n\n".join(block for block in blocks if block)
 
@@ -94,15 +105,20 @@ def headline(verdict: Verdict) -> str:
     return f"{_who(verdict)}{place}: {_cause(verdict)}"
 
 
-def next_commands(verdict: Verdict) -> tuple[str, ...]:
-    """What the user may want to type after this verdict."""
+def next_commands(verdict: Verdict, *, apart: bool = True) -> tuple[str, ...]:
+    """What the user may want to type after this verdict; ``apart`` as for ``render_verdict``."""
     if verdict.run is None:
         return ()  # the user knows better than we do what was piped in
-    attempt = f" --attempt {verdict.attempt}" if verdict.attempt is not None else ""
+    if verdict.attempt is None:
+        # Nothing was begun, so there are no lines.
+        return (f"rankfall status {verdict.run}", f"rankfall why {verdict.run} -o json")
+    attempt = f" --attempt {verdict.attempt}"
     if _nothing_wrong(verdict):
         follow = " -f" if verdict.state == "running" else ""
         return (f"rankfall logs {verdict.run}{follow} --tail 50", f"rankfall status {verdict.run}")
     which = f" --rank {verdict.rank}" if verdict.rank is not None else " --rank failed"
+    if not apart and verdict.slot is not None:
+        which = f" --slot {verdict.slot}"
     commands = [f"rankfall logs {verdict.run}{attempt}{which} --tail 50"]
     if verdict.cause.confidence == "unknown" or verdict.scope in {"all", "external"}:
         commands = [f"rankfall logs {verdict.run}{attempt} --tail 200"]
@@ -234,9 +250,22 @@ def _consequences(consequences: Sequence[Consequence], *, width: int) -> str:
     return _wrapped(f"{head}{which} ({', '.join(kinds)})", first="", width=width, indent=0)
 
 
+def _independent(verdict: Verdict, *, width: int, paint: Paint) -> str:
+    lines = []
+    for fault in verdict.independent or ():
+        who = f"rank {fault.rank}" if fault.rank is not None else f"slot {fault.slot}"
+        place = f"{who} on {one_line(fault.node, width=253)}" if fault.node else who
+        said = one_line(fault.line, width=200)
+        lines.append(f"{fault.slug}, {place}: {said} ({one_line(fault.because, width=200)})")
+    return _listed("Failed as well, for a reason of its own", lines, limit=_MAX_OTHERS, width=width, paint=paint)
+
+
 def _alternatives(verdict: Verdict, *, width: int, paint: Paint) -> str:
+    shown = {(fault.slug, fault.rank) for fault in verdict.independent or ()}
     lines = []
     for other in verdict.alternatives:
+        if (other.slug, other.rank) in shown:
+            continue
         who = f"rank {other.rank}, " if other.rank is not None else ""
         lines.append(f"{who}{other.slug}: {one_line(other.rejected, width=300)}")
     return _listed("Looked at, and not chosen", lines, limit=_MAX_OTHERS, width=width, paint=paint)
@@ -251,8 +280,8 @@ def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: 
     return "\n".join([paint.bold(title), *shown])
 
 
-def _next(verdict: Verdict, *, width: int, paint: Paint) -> str:
+def _next(verdict: Verdict, *, apart: bool, width: int, paint: Paint) -> str:
     told = advice().get(verdict.cause.slug, "")
     lines = [_wrapped(told, first="  ", width=width, indent=2)] if told and not _nothing_wrong(verdict) else []
-    lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict)]
+    lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict, apart=apart)]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
+
+from rankfall.model import numbers
 
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86_400
-_SPAN: Final = 3  # from so many neighbours on, a range reads better than a list
-_MAX_PARTS: Final = 12
 
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Numbers as people write them: ``0, 2-5, 9``; long lists end with a count."""
-    parts: list[str] = []
-    run: list[int] = []
-    for number in [*sorted(set(numbers)), None]:
-        if run and number == run[-1] + 1:
-            run.append(number)
-            continue
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) >= _SPAN else [str(n) for n in run]
-        run = [number] if number is not None else []
-    if len(parts) > _MAX_PARTS:
-        return f"{', '.join(parts[:_MAX_PARTS])} and more"
-    return ", ".join(parts)
+#: Numbers of ranks as people write them.
+ranks = numbers.ranges
 
 
 def count(number: int, noun: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Final, Self
 
+from rankfall.model.patterns import bounded
 from rankfall.signatures.table import Signature, Where, merge, parse
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FAMILIES: Final = ("user", "data", "memory", "gpu", "network", "storage", "platform", "control")
 
 # Examples and near misses are most of a file and serve the tests only; leaving them out makes the start several times quicker.
-_PROOF: Final = re.compile(r"^\[\[signature\.(?:example|miss)\]\]\n(?:(?!\[\[signature\]\]).*\n)*", re.MULTILINE)
+_PROOF: Final = bounded(r"(?m)^\[\[signature\.(?:example|miss)\]\]\n(?:(?!\[\[signature\]\]).*\n)*", limit=1 << 22)
 
 
 class Catalogue:
@@ -53,21 +53,22 @@ class Catalogue:
             data: bytes of a stream; the chunk begins at the start of a line and ends at the end of one.
             where: kinds of text that this is; ``line`` includes ``launcher``.
         """
-        return self._matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
+        return self.matcher(where).scan(data if isinstance(data, bytes) else bytes(data))
 
     def prepare(self, where: Where | Iterable[Where] = "line") -> None:
         """Compile what a first scan for this kind of text would compile: that takes about a tenth of a second."""
-        self._matcher(where).prepare()
+        self.matcher(where).prepare()
 
     def candidates(self, data: bytes, where: Where | Iterable[Where] = "line") -> Iterator[tuple[int, int]]:
         """Yield begin and end of the lines of a chunk that may hold a hit: all others hold none. One look for words, no pattern is tried."""
-        return self._matcher(where).candidates(data)
+        return self.matcher(where).candidates(data)
 
     def match_line(self, line: bytes, where: Where | Iterable[Where] = "line") -> list[Hit]:
         """The hits of one line, in catalogue order; empty when nothing is recognised."""
-        return self._matcher(where).match_line(line)
+        return self.matcher(where).match_line(line)
 
-    def _matcher(self, where: Where | Iterable[Where]) -> Matcher:
+    def matcher(self, where: Where | Iterable[Where] = "line") -> Matcher:
+        """What finds the signatures of these kinds of text; made on first use and kept."""
         from rankfall.signatures.matcher import Matcher, kinds  # noqa: PLC0415 - re2 is loaded only where text is matched
 
         chosen = kinds(where)

@@ -64,10 +64,10 @@ def compile_words(words: Sequence[str]) -> Any:
     return compiled
 
 
-def find(compiled: Any, data: bytes, start: int) -> int:
-    """Offset of the first match at or after ``start``, or -1."""
+def find(compiled: Any, data: bytes, start: int) -> tuple[int, int] | None:
+    """Begin and end of the first match at or after ``start``; None = there is none."""
     match = compiled.search(data, start)
-    return -1 if match is None else int(match.start())
+    return None if match is None else match.span()
 
 
 def _compile(pattern: bytes, *, memory: int, capture: bool) -> Any:

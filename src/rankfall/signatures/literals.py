@@ -12,6 +12,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Final, NamedTuple
 
+from rankfall.model import numbers
+
 #: A word shorter than this stops at too many ordinary lines.
 MIN_WORD: Final = 3
 _MAX_EXACT: Final = 24
@@ -95,7 +97,8 @@ class _Reader:
         if mark == "{":
             end = self.pattern.index("}", self.at)
             low, comma, high = self.pattern[self.at + 1 : end].partition(",")
-            least, most = int(low), int(high) if high else (None if comma else int(low))
+            least = numbers.matched(low)
+            most = numbers.whole(high) if high else None if comma else least
             self.at = end + 1
         elif mark and mark in "*+?":
             least, most = (1 if mark == "+" else 0), (1 if mark == "?" else None)

@@ -27,6 +27,8 @@ _ECHO: Final = (
     r"""(?:self\.)?(?:logger|logging|log|_logger|LOG)\.\w+\(|print\(|[fr]['"]|#|"[^"]*"\)?$|File "[^"]*", line \d+(?:, in .*)?$)"""
     r"""|^(?:from [\w.]+ import |import [\w.]+(?: as \w+)?$)"""
 )
+# Automata of all words but a few that are kept.
+_MAX_FEWER: Final = 8
 _ROLE_ORDER: Final = {"primary": 0, "secondary": 1, "context": 2}
 
 
@@ -66,6 +68,9 @@ class Matcher:
         self._owners: list[tuple[int, ...]] = []
         self._always: tuple[int, ...] = ()
         self._one: dict[str, Any] = {}
+        self._all_words: tuple[str, ...] = ()
+        self._patterns: list[str] = []
+        self._fewer: dict[frozenset[bytes], Any] = {}
 
     def scan(self, data: bytes) -> Iterator[Hit]:
         """Yield the hits of all lines in order; ``data`` consists of whole lines (the last newline may be absent)."""
@@ -74,19 +79,38 @@ class Matcher:
 
     def candidates(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield where the lines stand, begin and end, outside of which there is no hit."""
-        self.prepare()
-        if self._candidates is None:
-            return
         position, size = 0, len(data)
-        while position < size:
-            at = engine.find(self._candidates, data, position)
-            if at < 0:
-                return
-            start = data.rfind(b"\n", position, at) + 1 or position
-            end = data.find(b"\n", at)
-            end = size if end < 0 else end
-            yield start, end
-            position = end + 1
+        while position < size and (line := self.candidate(data, position)) is not None:
+            yield line[:2]
+            position = line[1] + 1
+
+    def candidate(
+        self, data: bytes, position: int, *, without: frozenset[bytes] = frozenset()
+    ) -> tuple[int, int, bytes] | None:
+        """The next line that may hold a hit: begin, end, and the word of a signature that stands in it. None = there is none.
+
+        Args:
+            data: whole lines.
+            position: the beginning of a line.
+            without: words that are not looked for.
+        """
+        self.prepare()
+        compiled = self._without(without) if without else self._candidates
+        span = None if compiled is None else engine.find(compiled, data, position)
+        if span is None:
+            return None
+        end = data.find(b"\n", span[0])
+        begin = data.rfind(b"\n", position, span[0]) + 1 or position
+        return begin, len(data) if end < 0 else end, data[span[0] : min(span[1], span[0] + MAX_GROUP)]
+
+    def _without(self, words: frozenset[bytes]) -> Any:
+        """The automaton of all other words; the newest few are kept."""
+        if words not in self._fewer:
+            if len(self._fewer) >= _MAX_FEWER:
+                self._fewer.clear()
+            left = [word for word in self._all_words if word.encode() not in words]
+            self._fewer[words] = engine.compile_candidates(left, self._patterns) if left or self._patterns else None
+        return self._fewer[words]
 
     def match_line(self, line: bytes) -> list[Hit]:
         """The hits of one line, which holds no newline (one at its end is allowed)."""
@@ -110,9 +134,8 @@ class Matcher:
         if owners:
             self._words = engine.compile_words(list(owners))
         if self.signatures:
-            self._candidates = engine.compile_candidates(
-                list(owners), [self.signatures[each].pattern for each in always]
-            )
+            self._all_words, self._patterns = tuple(owners), [self.signatures[each].pattern for each in always]
+            self._candidates = engine.compile_candidates(self._all_words, self._patterns)
         self._echo = engine.compile_one(_ECHO)
         self._ready = True
 

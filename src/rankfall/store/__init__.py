@@ -7,11 +7,12 @@ from rankfall.store.append import StreamAppender
 from rankfall.store.home import default_home, home
 from rankfall.store.lease import Holder
 from rankfall.store.reader import Reader
-from rankfall.store.rows import AttemptRow, DecisionRow, Fall, FallRow, RunRow, StreamRow, VerdictRow
+from rankfall.store.rows import NO_RANK, AttemptRow, DecisionRow, Fall, FallRow, RunRow, StreamRow, VerdictRow
 from rankfall.store.rundir import RunDir, list_runs
 from rankfall.store.writer import Writer
 
 __all__ = [
+    "NO_RANK",
     "AttemptRow",
     "DecisionRow",
     "Fall",

@@ -19,8 +19,9 @@ import msgspec
 
 from rankfall.model import decoding
 from rankfall.store.content import open_content
-from rankfall.store.derived import ALL_RANKS, begin_mark, line_prefix, rank_pieces
+from rankfall.store.derived import ALL_RANKS, begin_mark, line_prefix
 from rankfall.store.follow import Follower
+from rankfall.store.fs import private, write_file
 from rankfall.store.select import LineQuery
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class AllRanksFile:
                     yield place
                 continue
             offset = span.offset
-            for rank, data in rank_pieces(view, span):
+            for rank, data in view.ranges.pieces(offset, span.data):
                 yield Place(name.stream, offset, offset + len(data), rank, name.slot, name.attempt)
                 offset += len(data)
         if final:
@@ -222,7 +223,7 @@ class AllRanksFile:
 
     def _keep(self, now: Appended) -> None:
         half = self._run_dir.path / f".{STATE}.half"
-        half.write_bytes(msgspec.json.encode(now))
+        write_file(half, msgspec.json.encode(now))
         half.replace(self._run_dir.path / STATE)
         self._now, self._known = now, self._signature()
 
@@ -241,7 +242,7 @@ class AllRanksFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        fd = os.open(self._run_dir.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = private(self._run_dir.path / _LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankfall.store.compress import unpack
+from rankfall.store.fs import private
 from rankfall.store.stream import MAGIC, ROW
 
 # Sources of a stamp in an index; 1 is the wrapper's clock (rankfall_inside.streams).
@@ -20,6 +22,11 @@ class Counted(NamedTuple):
     size: int
     lines: int
     whole: bool
+
+
+# Where in a chunk lines of one tenth of a second begin: byte (the first one of a line), newlines before it, stamps of the first and the last of
+# these lines in nanoseconds since the epoch; the last one 0 = not known. A plain tuple, because some chunks have one for every line.
+Mark = tuple[int, int, int, int]
 
 
 class StreamAppender:
@@ -37,11 +44,11 @@ class StreamAppender:
     """
 
     def __init__(self, base: Path, *, counted: Counted | None = None) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         unpack(Path(f"{base}.log"))
-        self._log = os.open(f"{base}.log", flags, 0o644)
+        self._log = private(f"{base}.log", flags)
         try:
-            self._idx = os.open(f"{base}.idx", flags, 0o644)
+            self._idx = private(f"{base}.idx", flags)
         except OSError:
             os.close(self._log)
             raise
@@ -59,23 +66,42 @@ class StreamAppender:
         """For whoever opens it again."""
         return Counted(self.size, self._lines, self._at_line_start)
 
-    def write(self, data: bytes, stamp: int | None, *, lines: int | None = None) -> None:
-        """Append one chunk.
+    def write(self, data: bytes, stamp: int | None) -> None:
+        """Append a chunk of one stamp.
 
         Args:
             data: not empty.
             stamp: when it was written, nanoseconds since the epoch by the node's clock; None = not known, the chunk gets no row.
+
+        Raises:
+            OSError: it was not stored as a whole; the files are as before.
+        """
+        self.write_marked(data, () if stamp is None else ((0, 0, stamp, stamp),))
+
+    def write_marked(self, data: bytes, marks: Iterable[Mark], *, lines: int | None = None) -> None:
+        """Append a chunk whose lines have stamps of their own.
+
+        Args:
+            data: not empty.
+            marks: a row of the index each, in order.
             lines: newlines in ``data``, where they were counted already.
 
         Raises:
             OSError: it was not stored as a whole; the files are as before.
         """
         index_size = self.index_size
+        size, line, torn = self.size, self._lines, not self._at_line_start
+        rows = b"".join(
+            [
+                ROW.pack(size + at, line + (before if at or not torn else 1), first, last, STAMP_RUNTIME)
+                for at, before, first, last in marks
+            ]
+        )
         try:
+            # Before the bytes: whoever reads these then finds their rows.
+            if rows:
+                self.index_size += _all(self._idx, rows)
             _all(self._log, data)
-            if stamp is not None:
-                first = self._lines if self._at_line_start else self._lines + 1
-                self.index_size += _all(self._idx, ROW.pack(self.size, first, stamp, 0, STAMP_RUNTIME))
         except OSError:
             self.index_size = index_size
             os.ftruncate(self._log, self.size)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rankfall.store.content import open_content, open_regular, packed_path
+from rankfall.store.fs import private, write_file
 from rankfall.store.names import find_streams
 from rankfall.store.packed import Packed, pack
 
@@ -44,7 +45,7 @@ def compress_run(run_dir: RunDir, *, smallest: int = SMALLEST) -> list[str]:
             mark.unlink(missing_ok=True)
         return problems
     try:
-        mark.touch()
+        write_file(mark, b"")
         for name in names:
             if _size(name.path) >= smallest:
                 why = compress(name.path)
@@ -119,7 +120,7 @@ def _replace(path: Path, fill: Callable[[int], int]) -> int:
     """A file that has its name only when all of it is on the disk; what ``fill`` said."""
     half = path.with_name(f".{path.name}{_HALF}")
     try:
-        target = os.open(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        target = private(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
         with contextlib.closing(_Descriptor(target)):
             size = fill(target)
             os.fsync(target)

@@ -7,6 +7,7 @@ The raw form goes only after the compressed one has its name, so whoever looks f
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -114,3 +115,18 @@ def open_regular(path: Path, *, links: bool = True) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "is no regular file", str(path))
     return fd
+
+
+def lock_is_free(path: Path) -> bool:
+    """Whether nobody holds the ``flock`` of this file; False when it is not there yet or cannot be opened."""
+    try:
+        fd = open_regular(path, links=False)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

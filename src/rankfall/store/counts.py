@@ -20,16 +20,19 @@ _NO_FAILURE = frozenset({STOPPED, ENDED, LEFT["resize"], LEFT["surplus"]})
 _RESTARTS = frozenset({"retry", "retry_elsewhere", "resize"})
 
 
-def standing(facts: SlotFacts, *, goes_on: bool, note: str | None = None) -> Standing:
+def standing(facts: SlotFacts, *, goes_on: bool, first: bool = False, note: str | None = None) -> Standing:
     """What a slot counts as.
 
     Args:
         facts: of the slot.
         goes_on: the attempt is not over.
+        first: one of its ranks failed first, by itself; a stop that came before its wrapper had ended does not change that.
         note: what a run that succeeded says of a bad end.
     """
     if facts.state not in {"ended", "lost"}:
         return "active" if goes_on else "none"
+    if first and facts.exit_code:
+        return "failed"
     if facts.killed_by == "wrapper" or note in _NO_FAILURE:
         return "stopped"
     return "succeeded" if facts.exit_code == 0 and facts.signal is None else "failed"

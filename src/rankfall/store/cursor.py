@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankfall.store.content import Raw, open_content, read_bytes
+from rankfall.store.content import Raw, content_size, open_content, read_bytes
 from rankfall.store.packed import Packed
 from rankfall.store.stream import IndexReader, IndexRow, stamps_backward
 
@@ -65,11 +65,15 @@ class Forward:
         self.whole = whole
         self._inside = False
         self._at: int | None = None
+        # Size of the stream when it had nothing to give: most streams are silent most of the time.
+        self._looked_at = -1
+        self._packed = False
         # Thousands of streams are read side by side: the rows at hand are few where the blocks are small.
         self._batch = max(8, self._block // 2048)
         self._rows: list[IndexRow] = []
         self._next = 0
         self._row_number = -1
+        self._more_rows = True
 
     def take(self, *, final: bool) -> list[Span]:
         """The next lines; empty when there are none now.
@@ -80,14 +84,18 @@ class Forward:
         Raises:
             OSError: the stream cannot be read.
         """
+        if not final and self._looked_at >= 0 and (self._packed or content_size(self.path) == self._looked_at):
+            return []
         with open_content(self.path) as content:
             size = content.size if self._end is None else min(content.size, self._end)
-            if self._skip and not self._skip_line(content, size):
-                return []
-            data = self._whole_lines(content, size, final=final)
+            found = not self._skip or self._skip_line(content, size)
+            data = self._whole_lines(content, size, final=final) if found else b""
+        self._packed = isinstance(content, Packed)
+        self._looked_at = content.size if not data or self.offset + len(data) == content.size else -1
         if not data:
             return []
         cut = self._inside
+        self._more_rows = True
         spans = self._split(data) if not cut else [Span(self._stamp_of(self.offset), self.offset, data, cut=True)]
         self.offset += len(data)
         if cut and not self.whole:
@@ -159,8 +167,10 @@ class Forward:
 
     def _following(self) -> int | None:
         """Offset of the next row's chunk."""
-        if self._next >= len(self._rows):
+        if self._next >= len(self._rows) and self._more_rows:
             self._rows = self.index.rows(max(0, self._row_number), self._batch)
+            # The index is opened once for what is read at once, unless it has very many rows.
+            self._more_rows = len(self._rows) == self._batch
             self._row_number += len(self._rows)
             self._next = 0
         return self._rows[self._next].offset if self._next < len(self._rows) else None

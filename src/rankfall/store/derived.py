@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 from rankfall.model import StoreError
-from rankfall.store.cursor import Forward, Span
+from rankfall.model.patterns import anchored
+from rankfall.store.cursor import Forward
+from rankfall.store.fs import append_to
 from rankfall.store.merge import Feed, View, merge, open_view
 from rankfall.store.select import LineQuery
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
 
 ALL_RANKS: Final = "log-allranks_0.out"
-_RANK_LOG: Final = re.compile(r"rank-[0-9]{5,9}\.log")
+_RANK_LOG: Final = anchored(r"rank-[0-9]{5,9}\.log", limit=64)
 _MEMORY: Final = 64 << 20
 _OPEN_FILES: Final = 100
 
@@ -70,7 +71,7 @@ def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> N
     feeds = [Feed(number, Forward(view.name.path, block=block, whole=True)) for number, view in enumerate(views)]
     for number, span in merge(feeds):
         view = views[number]
-        for rank, data in rank_pieces(view, span):
+        for rank, data in view.ranges.pieces(span.offset, span.data):
             outputs.write(rank, view.name.slot, data, source=view.name.stream)
     problems.extend(feed.problem for feed in feeds if feed.problem)
 
@@ -83,24 +84,6 @@ def begin_mark(attempt: int) -> bytes:
 def line_prefix(rank: int | None, slot: int) -> bytes:
     """What stands before each line in the file of all ranks."""
     return b"[slot %d] " % slot if rank is None else b"[rank %d] " % rank
-
-
-def rank_pieces(view: View, span: Span) -> list[tuple[int | None, bytes]]:
-    """A span's bytes in order, divided where its lines are of several ranks."""
-    if view.ranges.simple:
-        return [(view.ranges.rank, span.data)]
-    found: list[tuple[int | None, bytes]] = []
-    offset = span.offset
-    for line in _lines(span.data):
-        found.append((view.ranges.at(offset), line))
-        offset += len(line)
-    return found
-
-
-def _lines(data: bytes) -> list[bytes]:
-    parts = data.split(b"\n")
-    last = parts.pop()
-    return [part + b"\n" for part in parts] + ([last] if last else [])
 
 
 class _Outputs:
@@ -165,7 +148,7 @@ class _Outputs:
         if len(self._open) >= _OPEN_FILES:
             _, oldest = self._open.popitem(last=False)
             oldest.close()
-        file = self._temporary(name).open("ab")
+        file = append_to(self._temporary(name))
         self._open[name] = file
         self._inside.setdefault(name, None)
         return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal as signals
 from collections import Counter
 from collections.abc import Sequence
@@ -18,11 +19,15 @@ from rankfall.model import (
     SlotStatus,
     StatusDocument,
     StoreError,
+    Verdict,
+    numbers,
 )
 from rankfall.model.sizes import sized
 from rankfall.model.times import rfc3339
 from rankfall.store import counts
 from rankfall.store.after_success import LEFT, note_of
+from rankfall.store.content import open_regular
+from rankfall.store.incomplete import lost_of_run, waiting
 from rankfall.store.resizes import left_slots, planned_sizes, wished_sizes
 from rankfall.store.stream import IndexReader
 
@@ -35,10 +40,13 @@ _NS = 1e9
 
 def summary(run_dir: RunPlace, tables: Queries) -> RunSummary:
     """The run as ``ps`` lists it."""
+    found = tables.diagnosis()
+    return _summary(run_dir, tables, found.verdict if found else None)
+
+
+def _summary(run_dir: RunPlace, tables: Queries, verdict: Verdict | None) -> RunSummary:
     row = tables.run()
     name, backend = _named(run_dir, tables)
-    found = tables.diagnosis()
-    verdict = found.verdict if found else None
     unattended = _unattended(run_dir)
     return RunSummary(
         run=run_dir.id,
@@ -59,8 +67,12 @@ def summary(run_dir: RunPlace, tables: Queries) -> RunSummary:
 
 def status(run_dir: RunPlace, tables: Queries, *, now: int) -> StatusDocument:
     """The run with slots and ranks of its newest attempt; ranks of the newest round only."""
-    short = summary(run_dir, tables)
+    found = tables.diagnosis()
+    verdict = found.verdict if found else None
+    short = _summary(run_dir, tables, verdict)
     row = tables.run()
+    lost = lost_of_run(run_dir)
+    lacks = [*(one.text for one in lost), *waiting(run_dir, state=short.state), *row.incomplete, *tables.problems]
     attempt = tables.newest_attempt()
     slots = tables.slots(attempt) if attempt is not None else []
     ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
@@ -79,8 +91,11 @@ def status(run_dir: RunPlace, tables: Queries, *, now: int) -> StatusDocument:
         facts.slot: goes_on and counts.is_ready(facts, ranks=started[facts.slot], nproc=_ranks_of(facts, parts))
         for facts in slots
     }
+    failed = verdict is not None and verdict.attempt == attempt and verdict.exit_origin == "rank"
+    first = verdict.slot if verdict is not None and failed else None
     standings = Counter(
-        counts.standing(facts, goes_on=goes_on, note=notes.get(("slot", facts.slot))) for facts in slots
+        counts.standing(facts, goes_on=goes_on, first=facts.slot == first, note=notes.get(("slot", facts.slot)))
+        for facts in slots
     )
     return StatusDocument(
         run=short.run,
@@ -104,7 +119,8 @@ def status(run_dir: RunPlace, tables: Queries, *, now: int) -> StatusDocument:
         failed=standings["failed"],
         stopped=standings["stopped"],
         restarts=counts.restarts(tables, limit=spec.policies.max_restarts if spec is not None else 0),
-        incomplete=tuple(dict.fromkeys([*row.incomplete, *tables.problems])),
+        incomplete=tuple(dict.fromkeys(lacks)),
+        lost_lines=lost,
         sizes=sizes,
         sizes_wished=wished,
         slots=tuple(
@@ -231,10 +247,10 @@ def _slot(
 def _wrapper_pid(run_dir: RunPlace, attempt: int, role: str, facts: SlotFacts) -> int | None:
     """From the slot's own ``lock`` file: ``pid start_ticks boot_id``."""
     try:
-        with (run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock").open("rb") as file:
-            first = file.read(64).split(b" ", 1)[0]
-        return int(first)
-    except (OSError, ValueError):
+        fd = open_regular(run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock", links=False)
+        with os.fdopen(fd, "rb") as file:
+            return numbers.whole(file.read(64).split(b" ", 1)[0])
+    except OSError:
         return None
 
 

@@ -1,14 +1,15 @@
 """Which lines of a stream tell of an error: those that a signature or their own level mark, and tracebacks whole (``--level error``).
 
 The work is per chunk, as everywhere: only where a traceback may stand is anything looked at line by line. A line that is left out is not
-lost, only not asked for.
+lost, only not asked for. Cost: time linear in bytes, also where one line holds a mark again and again; memory: one number a line that is picked.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Literal
+
+from rankfall.model.patterns import Bounded, anchored, bounded
 
 if TYPE_CHECKING:
     from rankfall.signatures.catalogue import Catalogue
@@ -16,18 +17,24 @@ if TYPE_CHECKING:
 
 # What a prefix of a launcher or of the job's own logger may put before a traceback's lines.
 _PREFIX: Final = rb"(?:\[(?:rank|default|worker|trainer|pod)\d+\]: ?)?"
-_HEAD: Final = re.compile(rb"(?m)^" + _PREFIX + rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
-_CHAINED: Final = re.compile(rb"(?m)^" + _PREFIX + rb"(?:The above exception was|During handling of the above)")
-_INDENTED: Final = re.compile(_PREFIX + rb"(?:\s|$)")
+_HEAD: Final = bounded(
+    rb"(?m)^" + _PREFIX + rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):", limit=1 << 30
+)
+_CHAINED: Final = bounded(
+    rb"(?m)^" + _PREFIX + rb"(?:The above exception was|During handling of the above)", limit=1 << 30
+)
+_INDENTED: Final = anchored(_PREFIX + rb"(?:\s|$)", limit=1 << 30)
 # The levels of Python's logging, of glog (also absl's and torchrun's own), of logfmt and of JSON.
-_LEVEL: Final = re.compile(
+_LEVEL: Final = bounded(
     rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{4} \d\d:\d\d:\d\d"
-    rb"|\b(?:level|lvl|severity)\"?[=:] ?\"?(?:error|critical|fatal|ERROR|CRITICAL|FATAL)\b"
+    rb"|\b(?:level|lvl|severity)\"?[=:] ?\"?(?:error|critical|fatal|ERROR|CRITICAL|FATAL)\b",
+    limit=1 << 30,
 )
 # An exception's own line, and what the C library, the kernel and the shell say of a death.
-_FAILURE: Final = re.compile(
-    rb"\b[A-Za-z_.]{0,80}(?:Error|Exception|Interrupt|Exit)\b:|\bFAILED\b|\b[Ff]atal(?: Python)? error\b|\bSegmentation fault\b"
-    rb"|\bCUDA (?:error|out of memory)\b|\bterminate called\b|\bKilled\b|\bAborted\b|\bNo space left on device\b"
+_FAILURE: Final = bounded(
+    rb"(?:Error|Exception|Interrupt|Exit)\b:|\bFAILED\b|\b[Ff]atal(?: Python)? error\b|\bSegmentation fault\b"
+    rb"|\bCUDA (?:error|out of memory)\b|\bterminate called\b|\bKilled\b|\bAborted\b|\bNo space left on device\b",
+    limit=1 << 30,
 )
 _LOOK: Final = 4096
 _MAX_BLOCK: Final = 400
@@ -81,7 +88,7 @@ class ErrorLines:
 
     def pick(self, data: bytes) -> set[int]:
         """Where error lines begin in a chunk of whole lines (the last may lack its newline), as bytes of the chunk."""
-        found = {data.rfind(b"\n", 0, match.start()) + 1 for match in self._marks(data)}
+        found = {start for pattern in (_LEVEL, _FAILURE) for start in _lines_with(pattern, data)}
         hits = self._catalogue.scan(data, where=self._catalogue.STREAM)
         found |= {hit.line_start for hit in hits if hit.signature.role != "context"}
         if self._tracebacks.inside or _HEAD.search(data) or _CHAINED.search(data):
@@ -92,10 +99,15 @@ class ErrorLines:
                 offset += len(line) + 1
         return found
 
-    @staticmethod
-    def _marks(data: bytes) -> Iterator[re.Match[bytes]]:
-        yield from _LEVEL.finditer(data)
-        yield from _FAILURE.finditer(data)
+
+def _lines_with(pattern: Bounded[bytes], data: bytes) -> Iterator[int]:
+    """Where the lines begin in which a pattern matches, each once."""
+    at = 0
+    while (match := pattern.search(data, at)) is not None:
+        yield data.rfind(b"\n", at, match.start()) + 1 or at
+        at = data.find(b"\n", match.end()) + 1
+        if not at:
+            return
 
 
 def error_lines_of(run_dir: RunDir, *, problems: list[str]) -> Callable[[], ErrorLines]:

@@ -17,9 +17,9 @@ import msgspec
 from rankfall.store.content import content_size, read_bytes
 from rankfall.store.cursor import MIN_BLOCK, Forward, Span, lines_backward
 from rankfall.store.error_lines import error_lines_of
-from rankfall.store.merge import Feed, Line, View, cursor_for, tail_of
-from rankfall.store.names import StreamName
-from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, chosen_streams, known_ranges, wanted_ranks
+from rankfall.store.merge import Block, Feed, Line, View, block_of, cursor_for, tail_of
+from rankfall.store.names import StreamFinder, StreamName
+from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, known_ranges, of_query, wanted_ranks
 
 if TYPE_CHECKING:
     from rankfall.store.rundir import RunDir
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 HOLD_S: Final = 0.2
 # How long an unfiltered view waits for the rank of a stream before it shows its lines without one.
 PATIENCE_S: Final = 5.0
-# The tables are read again at least so often: a change within one tick of the file system's clock cannot be seen.
+# The tables are read again at least so often, until they have stood for a while: a change within one tick of the file system's clock cannot be seen.
 _REREAD_S: Final = 1.0
+_SETTLED_S: Final = 3.0
 # And at most so often: a supervisor of thousands of ranks writes all the time.
 _PAUSE_S: Final = 0.1
 _NS: Final = 1_000_000_000
@@ -97,8 +98,16 @@ class Follower:
         self._idle: set[int] = set()
         self._given = 0
         self._current: Iterator[Line] = iter(())
+        self._finder = StreamFinder(run_dir.logs_dir, attempt=query.attempt if isinstance(query.attempt, int) else None)
+        self._found: list[StreamName] = []
+        self._names: list[StreamName] = []
+        self._attempts: frozenset[int] = frozenset()
         self._seen: object = None
-        self._read_at = 0
+        self._seen_at = self._read_at = 0
+        # Which streams are wanted is decided anew: tables were read or streams found, or somebody's patience may be over.
+        self._open = True
+        # Some stream is not shown, or is of a rank that nobody knows.
+        self._unknown = True
         self._ranges: dict[str, Ranges] = {}
         self._wanted: dict[int, Wanted] = {}
 
@@ -116,10 +125,20 @@ class Follower:
                 break
         return found
 
+    def blocks(self, *, final: bool = False) -> Iterator[Block]:
+        """All lines that may be shown now, as many together as may be; with ``final`` all that is left, as :meth:`drain`.
+
+        For who shows lines and looks at none. A follower gives lines, blocks or pieces, never two of them.
+        """
+        now = self._clock()
+        yield from map(block_of, self._refresh(now, patient=not final))
+        for view, span, late in self._due(now, bound=None if final else now - self._hold, final=final):
+            yield from view.blocks(span, late=late)
+
     def pieces(self, *, final: bool = False) -> Iterator[Piece]:
         """All that may be shown now, as it lies in the streams; with ``final`` all that is left, as :meth:`drain`.
 
-        For who copies lines and looks at none. A follower gives lines or pieces, never both.
+        For who copies lines and looks at none.
         """
         now = self._clock()
         self._refresh(now, patient=not final)
@@ -185,17 +204,20 @@ class Follower:
         """Find new streams and ranks; on the first call also the last lines of what is there."""
         first = self._since_attempt is None
         problems: list[str] = []
-        attempt = self._query.attempt if isinstance(self._query.attempt, int) else None
-        names = chosen_streams(
-            self._run_dir, self._query, attempt=attempt, since=self._since_attempt or 0, problems=problems
-        )
-        # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
-        self._read_tables(now, names, patient=patient)
-        for name in names:
-            if name.stream not in self._started and name.attempt >= (self._since_attempt or 0):
-                self._waiting.setdefault(name.stream, (name, now))
+        found = self._finder.find(since=self._since_attempt or 0, problems=problems)
         for problem in problems:
             self._note(problem)
+        if found is not self._found:
+            self._found, self._names, self._open = found, of_query(found, self._query), True
+            self._attempts = frozenset(name.attempt for name in self._names)
+        # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
+        self._read_tables(now, patient=patient)
+        if not self._open and patient:
+            return []
+        self._open = False
+        for name in self._names:
+            if name.stream not in self._started and name.attempt >= (self._since_attempt or 0):
+                self._waiting.setdefault(name.stream, (name, now))
         fresh = [
             view
             for name, since in list(self._waiting.values())
@@ -217,6 +239,9 @@ class Follower:
             else:
                 cursor = Forward(view.name.path, start=start or 0, block=block, whole=self._whole)
             self._start(view, cursor)
+        self._unknown = bool(self._waiting) or any(
+            view.name.of_a_rank and not view.ranges.known for view in self._views
+        )
         return history
 
     def _start(self, view: View, cursor: Forward) -> None:
@@ -231,6 +256,7 @@ class Follower:
         """The view of a stream, when it is known whose it is (or nobody waits for that any longer) and it is wanted."""
         ranges = self._ranges.get(name.stream, Ranges())
         if name.of_a_rank and not ranges.known and waited is not None and self._waits(name, waited):
+            self._open = True
             return None
         view = View(
             name=name,
@@ -246,15 +272,19 @@ class Follower:
     def _waits(self, name: StreamName, waited: int) -> bool:
         return name.attempt not in self._ended if self._patience is None else waited < self._patience
 
-    def _read_tables(self, now: int, names: list[StreamName], *, patient: bool) -> None:
-        attempts = {name.attempt for name in names}
+    def _read_tables(self, now: int, *, patient: bool) -> None:
+        names, attempts = self._names, self._attempts
         seen = (self._signature(), attempts)
         age = now - self._read_at
-        fresh = age < _REREAD_S * _NS if seen == self._seen else 0 <= age < _PAUSE_S * _NS
+        if seen != self._seen:
+            self._seen_at = now
+        # Whose rank nobody knows may be found in records, which the tables do not show.
+        settled = not self._unknown and self._read_at - self._seen_at >= _SETTLED_S * _NS
+        fresh = 0 <= age < _PAUSE_S * _NS or (seen == self._seen and (settled or 0 <= age < _REREAD_S * _NS))
         # The last look sees what is there, also what was written within the same tick as the look before.
         if self._since_attempt is not None and patient and fresh:
             return
-        self._seen, self._read_at = seen, now
+        self._seen, self._read_at, self._open = seen, now, True
         with self._run_dir.reader() as tables:
             newest = tables.newest_attempt()
             if self._since_attempt is None:

@@ -1,16 +1,20 @@
-"""Tells local file systems from those shared over a network, where ``flock`` and shared memory cannot be trusted.
+"""Makes the files and folders of Rankfall's home for its user alone, and tells local file systems from those shared over a network.
 
-Reads the kernel's mount table instead of a number from ``statfs``: the names there need no table of magic numbers.
+Everything in the home is made through here (``rankfall_inside.private`` for what runs in a slot), so that a mode is never wider, not even for a
+moment and whatever the umask is. Over a network ``flock`` and shared memory cannot be trusted; the kernel's mount table is read for that instead
+of a number from ``statfs``: the names there need no table of magic numbers.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
 # FUSE is among them: most of its users are network file systems, and sqlite's WAL needs a shared memory file to be honest.
 _NETWORK: Final = frozenset(
     {
@@ -36,6 +40,63 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
     def journal(self) -> str:
         """Journal mode of sqlite used here: ``WAL`` or ``DELETE``."""
         return "DELETE" if self.network else "WAL"
+
+
+def private(path: str | os.PathLike[str], flags: int) -> int:
+    """A file descriptor, for ``os.open`` and as ``opener`` of ``open``: a file that is new is its user's alone at once.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+
+
+def append_to(path: Path) -> BinaryIO:
+    """A file to append to, made when it is missing.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return open(path, "ab", opener=private)
+
+
+def write_file(path: Path, data: bytes, *, new: bool = False, sync: bool = False) -> None:
+    """Write a whole file.
+
+    Args:
+        path: of the file.
+        data: all of it.
+        new: refuse one that is there.
+        sync: wait until the disk has it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(path, "xb" if new else "wb", opener=private) as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def make_folder(path: Path, *, new: bool = False) -> None:
+    """Make a folder, and those above it that are missing, each for its user alone.
+
+    Args:
+        path: of the folder.
+        new: refuse one that is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        path.mkdir(FOLDER_MODE)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir(FOLDER_MODE, exist_ok=not new)
+    except FileExistsError:
+        if new or not path.is_dir():
+            raise
 
 
 def file_system(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> FileSystem:

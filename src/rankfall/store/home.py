@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
 from rankfall.model import StoreError
+from rankfall.store.fs import FOLDER_MODE, make_folder, write_file
 
 LAYOUT: Final = "1"
+_OTHERS: Final = 0o077
 
 
 def home() -> Path:
@@ -50,6 +53,7 @@ def prepare(path: Path) -> Path:
             f"{path} has layout {version[:20]!r}; this Rankfall knows layout {LAYOUT}",
             hint="use the Rankfall version that made it, or set RANKFALL_HOME to another folder",
         )
+    _tighten(path)
     return path
 
 
@@ -63,10 +67,19 @@ def _version(path: Path) -> str | None:
         raise _unusable(path, error) from error
 
 
+def _tighten(path: Path) -> None:
+    """Close our own folders that an earlier version left open for others. The home itself may be a folder that the user chose."""
+    for folder in (path / "runs", path / "inside", path / "kube"):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+                folder.chmod(FOLDER_MODE)
+
+
 def _make(path: Path) -> str:
     try:
         for folder in (path / "runs", path / "inside"):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         write_new(path / "layout", f"{LAYOUT}\n".encode())
     except OSError as error:
         raise _unusable(path, error) from error
@@ -81,10 +94,7 @@ def write_new(path: Path, data: bytes) -> bool:
     """
     temporary = _temporary(path)
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_file(temporary, data, new=True, sync=True)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -106,7 +116,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     temporary = _temporary(path)
     try:
-        temporary.write_bytes(data)
+        write_file(temporary, data)
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

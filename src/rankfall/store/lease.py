@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from rankfall.model import LockHeld, StoreError, decoding
-from rankfall.store.fs import file_system
+from rankfall.model import LockHeld, StoreError, decoding, numbers
+from rankfall.store.fs import file_system, private
 
 _POLL_S: Final = 0.05
 # A supervisor that is killed while it starts a slot leaves a child between fork and exec, in which the lock's file is still open: until exec
@@ -55,7 +55,7 @@ def start_ticks(pid: int) -> int | None:
     fields = text.rpartition(")")[2].split()
     if len(fields) <= _START_FIELD or fields[0] in "ZX":
         return None
-    return int(fields[_START_FIELD])
+    return numbers.whole(fields[_START_FIELD])
 
 
 def _boot() -> str:
@@ -136,7 +136,7 @@ def _refusal(path: Path) -> LockHeld:
 
 
 def _take_flock(path: Path, text: bytes) -> contextlib.ExitStack | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = private(path, os.O_RDWR | os.O_CREAT)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, fd)
         try:
@@ -159,7 +159,7 @@ def _clear(fd: int) -> None:
 def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
     """Link a file of our own to the lease's name: the one lock that NFS keeps. A dead holder of this host is cleared away."""
     own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = private(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         os.write(fd, text)
         os.fsync(fd)

@@ -2,7 +2,18 @@
 
 from rankfall.store.cursor import MAX_LINE
 from rankfall.store.follow import Follower
-from rankfall.store.merge import CUT_MARK, Line, read_lines
+from rankfall.store.merge import CUT_MARK, Block, Line, block_of, read_blocks, read_lines
 from rankfall.store.select import LineQuery, last_told
 
-__all__ = ["CUT_MARK", "MAX_LINE", "Follower", "Line", "LineQuery", "last_told", "read_lines"]
+__all__ = [
+    "CUT_MARK",
+    "MAX_LINE",
+    "Block",
+    "Follower",
+    "Line",
+    "LineQuery",
+    "block_of",
+    "last_told",
+    "read_blocks",
+    "read_lines",
+]

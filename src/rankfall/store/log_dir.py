@@ -9,7 +9,6 @@ refused before anything of it exists. Nothing else in the folder is read or chan
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,18 +144,13 @@ class LogDir:
 
 
 def _bring(source: Path, target: Path) -> None:
-    """The same file by another name where that can be, else a copy; half of one never has the name."""
+    """A copy, with the modes of the user's umask: a link would have those of the run directory. Half of one never has the name."""
     half = target.with_name(f".{target.name}.half")
     try:
         half.unlink(missing_ok=True)
-        try:
-            os.link(source, half)
-        except OSError:
-            # Another file system, or one without links.
-            shutil.copyfile(source, half)
+        shutil.copyfile(source, half)
         half.replace(target)
     finally:
-        # Where both were one file already, replacing does nothing and leaves the other name.
         with contextlib.suppress(OSError):
             half.unlink(missing_ok=True)
 

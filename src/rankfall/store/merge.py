@@ -8,7 +8,8 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -61,6 +62,33 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     late: bool = False
 
 
+class Block(NamedTuple):
+    """Lines that lie side by side in one stream, of one rank and one stamp.
+
+    Attributes:
+        first: the first of them; of several its ``data`` is empty.
+        data: all of them as they are shown, each with its LF.
+    """
+
+    first: Line
+    data: bytes
+
+    def lines(self) -> Iterator[Line]:
+        """Each of them."""
+        if self.first.data or self.data == b"\n":
+            yield self.first
+            return
+        offset = self.first.offset
+        for text in self.data[:-1].split(b"\n"):
+            yield msgspec.structs.replace(self.first, offset=offset, data=text)
+            offset += len(text) + 1
+
+
+def block_of(line: Line) -> Block:
+    """One line as a block."""
+    return Block(line, line.data + b"\n")
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """What of one stream is wanted.
 
@@ -94,6 +122,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if not self.matches(data):
             return None
+        return self._line(at, rank, offset, data + CUT_MARK if cut else data, cut=cut, late=late)
+
+    def _line(
+        self, at: int | None, rank: int | None, offset: int, data: bytes, *, cut: bool = False, late: bool = False
+    ) -> Line:
         name = self.name
         return Line(
             at=at,
@@ -104,7 +137,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             stream=name.stream,
             offset=offset,
             out=name.out,
-            data=data + CUT_MARK if cut else data,
+            data=data,
             truncated=cut,
             late=late,
         )
@@ -127,6 +160,20 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             offset += len(text) + 1
             if line is not None:
                 yield line
+
+    def blocks(self, span: Span, *, late: bool = False) -> Iterator[Block]:
+        """Wanted lines of a span, as many together as may be."""
+        if span.cut or self.errors is not None or not self.matches.everything:
+            yield from map(block_of, self.lines(span, late=late))
+            return
+        if self.since is not None and span.at is not None and span.at < self.since:
+            return
+        offset = span.offset
+        for rank, data in self.ranges.pieces(offset, span.data):
+            if self.unranked if rank is None else rank in self.wanted:
+                first = self._line(span.at, rank, offset, b"", late=late)
+                yield Block(first, data if data.endswith(b"\n") else data + b"\n")
+            offset += len(data)
 
 
 class Feed:
@@ -186,12 +233,21 @@ def read_lines(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None 
     Raises:
         UsageError: the query makes no sense (raised at once, not at the first line).
     """
+    return chain.from_iterable(block.lines() for block in read_blocks(run_dir, query, problems=problems))
+
+
+def read_blocks(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Block]:
+    """As :func:`read_lines`, as many lines together as may be: for who looks at none of them.
+
+    Raises:
+        UsageError: as there.
+    """
     check(query)
     notes = problems if problems is not None else []
     views = open_view(run_dir, query, notes)
     if query.tail is not None:
         ends = {view.name.stream: _size(view) for view in views}
-        return iter(tail_of(views, query.tail, ends=ends, problems=notes))
+        return map(block_of, tail_of(views, query.tail, ends=ends, problems=notes))
     return _all_of(views, notes)
 
 
@@ -225,14 +281,14 @@ def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[Vi
     return found
 
 
-def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | None = None) -> Iterator[Line]:
+def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | None = None) -> Iterator[Block]:
     block = _MEMORY // max(1, len(views))
     ends = ends or {}
     feeds = [
         Feed(number, cursor_for(view, block=block, end=ends.get(view.name.stream))) for number, view in enumerate(views)
     ]
     for number, span in merge(feeds):
-        yield from views[number].lines(span)
+        yield from views[number].blocks(span)
     problems.extend(feed.problem for feed in feeds if feed.problem)
 
 
@@ -262,7 +318,7 @@ def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: li
     """
     if any(view.errors is not None for view in views):
         found = deque[Line](maxlen=count)
-        found.extend(_all_of(views, problems, ends=ends))
+        found.extend(block.first for block in _all_of(views, problems, ends=ends))
         return list(found)
     if count == 0:
         return []

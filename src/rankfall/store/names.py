@@ -5,19 +5,22 @@ Whatever else lies in those folders is no stream and is left alone.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored
 from rankfall.store.packed import ENDING
+from rankfall.store.standing import Standing
 
 SLOT: Final = "slot"
 
-_ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")
-_SLOT: Final = re.compile(r"([a-z0-9][a-z0-9-]*)-([0-9]{1,9})")
-_FILE: Final = re.compile(r"(slot|r?[0-9]{1,9})\.(out|err)\.log")
+_ATTEMPT: Final = anchored(r"attempt-([1-9][0-9]{0,8})", limit=256)
+_SLOT: Final = anchored(r"([a-z0-9][a-z0-9-]*)-([0-9]{1,9})", limit=256)
+_FILE: Final = anchored(r"(slot|r?[0-9]{1,9})\.(out|err)\.log", limit=256)
 
 
 class StreamName(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +45,7 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rank(self) -> int | None:
         """The rank that the name itself tells."""
-        return int(self.local[1:]) if self.local.startswith("r") else None
+        return numbers.matched(self.local[1:]) if self.local.startswith("r") else None
 
     @property
     def of_a_rank(self) -> bool:
@@ -50,8 +53,62 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
         return self.local != SLOT
 
 
+class StreamFinder:
+    """Finds the streams of one run again and again, and lists only folders that changed.
+
+    Args:
+        logs: the run's ``logs`` folder.
+        attempt: only of this one.
+    """
+
+    def __init__(self, logs: Path, *, attempt: int | None = None) -> None:
+        self._logs = logs
+        self._attempt = attempt
+        self._standing = Standing()
+        self._listed: dict[Path, list[str]] = {}
+        self._changed: set[Path] = set()
+        self._since = -1
+        self._found: list[StreamName] = []
+        self._notes: list[str] = []
+
+    def find(self, *, since: int, problems: list[str]) -> list[StreamName]:
+        """As :func:`find_streams`; the same list as the last time where no folder changed."""
+        self._changed = {folder for folder in self._listed if not self._standing.stands(str(folder))}
+        if self._changed or since != self._since or not self._listed:
+            for folder in self._changed:
+                del self._listed[folder]
+            self._since = since
+            self._notes = []
+            self._found = find_streams(
+                self._logs, attempt=self._attempt, since=since, problems=self._notes, entries=self._entries
+            )
+        problems.extend(self._notes)
+        return self._found
+
+    def _entries(self, folder: Path, problems: list[str]) -> list[str]:
+        known = self._listed.get(folder)
+        if known is not None:
+            return known
+        if folder not in self._changed:
+            # Its time of change is taken before it is listed.
+            self._standing.stands(str(folder))
+        before = len(problems)
+        found = _entries(folder, problems)
+        if len(problems) > before:
+            # A folder that becomes readable keeps its time of change: everything is listed again.
+            self._since = -1
+        else:
+            self._listed[folder] = found
+        return found
+
+
 def find_streams(
-    logs: Path, *, attempt: int | None = None, since: int = 0, problems: list[str] | None = None
+    logs: Path,
+    *,
+    attempt: int | None = None,
+    since: int = 0,
+    problems: list[str] | None = None,
+    entries: Callable[[Path, list[str]], list[str]] | None = None,
 ) -> list[StreamName]:
     """All stream files, in order of attempt, role, slot, instance, process.
 
@@ -60,22 +117,28 @@ def find_streams(
         attempt: only of this one.
         since: only of this attempt and later ones.
         problems: takes a line for each folder that cannot be read.
+        entries: lists a folder; None = as it is now.
     """
     found: list[StreamName] = []
     notes = problems if problems is not None else []
-    for first in _entries(logs, notes):
+    entries = entries or _entries
+    for first in entries(logs, notes):
         match = _ATTEMPT.fullmatch(first)
-        if not match or int(match[1]) < since or (attempt is not None and int(match[1]) != attempt):
+        if (
+            not match
+            or numbers.matched(match[1]) < since
+            or (attempt is not None and numbers.matched(match[1]) != attempt)
+        ):
             continue
-        for second in _entries(logs / first, notes):
+        for second in entries(logs / first, notes):
             place = _SLOT.fullmatch(second)
             if not place:
                 continue
-            for third in _entries(logs / first / second, notes):
+            for third in entries(logs / first / second, notes):
                 if not (third.isascii() and third.isdigit()):
                     continue
                 folder = logs / first / second / third
-                inside = {name.removesuffix(ENDING) for name in _entries(folder, notes)}
+                inside = {name.removesuffix(ENDING) for name in entries(folder, notes)}
                 notes.extend(
                     f"{folder / name}: the stream is gone, only its index is left"
                     for name in sorted(inside)
@@ -86,10 +149,10 @@ def find_streams(
                     if file:
                         found.append(
                             StreamName(
-                                attempt=int(match[1]),
+                                attempt=numbers.matched(match[1]),
                                 role=place[1],
-                                slot=int(place[2]),
-                                instance=int(third),
+                                slot=numbers.matched(place[2]),
+                                instance=numbers.matched(third),
                                 local=file[1],
                                 out=file[2] == "out",
                                 stream=f"{logs.name}/{first}/{second}/{third}/{name}",
@@ -102,7 +165,7 @@ def find_streams(
 
 
 def _ordinal(local: str) -> int:
-    return -1 if local == SLOT else int(local.removeprefix("r"))
+    return -1 if local == SLOT else numbers.matched(local.removeprefix("r"))
 
 
 def _entries(folder: Path, problems: list[str]) -> list[str]:

@@ -2,6 +2,9 @@
 
 It is zstd's own "seekable format", so ``zstdcat`` reads it too. Whatever does not add up is refused as damaged: a job can write into its
 folders, and a frame that claims to be huge must not fill the memory of who reads it.
+
+Cost: time linear in packed and unpacked bytes; memory one frame of at most ``_MAX_FRAME`` bytes, or the window of a file that is not ours, and
+what is at hand.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import os
 import struct
 import sys
 import threading
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
@@ -30,6 +34,13 @@ _LEVEL: Final = 3
 _FRAMES: Final = 32 << 20
 _ENTRIES: Final = 1 << 19
 _CHUNK: Final = 1 << 20
+# Input that is read at once; at the end of each frame the rest of it is copied.
+_INPUT: Final = 16 << 10
+# Windows of 128 MiB, as zstd itself takes without being asked; and of one of our own frames.
+_MAX_WINDOW_LOG: Final = 27
+_MAX_FRAME_LOG: Final = 23
+# The shortest frame that holds something: magic, two bytes of header, three of a block.
+_LEAST_FRAME: Final = 9
 
 # The seekable format of zstd (contrib/seekable_format): a skippable frame of entries, closed by count, flags and magic.
 _SKIPPABLE: Final = struct.Struct("<II")
@@ -42,8 +53,8 @@ _SEEK_MAGIC: Final = 0x8F92EAB1
 class _Table(NamedTuple):
     """Where each frame begins, packed and unpacked; one entry more than frames."""
 
-    packed: tuple[int, ...]
-    plain: tuple[int, ...]
+    packed: Sequence[int]
+    plain: Sequence[int]
 
 
 class _Key(NamedTuple):
@@ -115,7 +126,7 @@ class Packed:
         data = os.pread(self._fd, packed[number + 1] - packed[number], packed[number])
         found: bytes
         zstd = _zstd()
-        unpacker = zstd.ZstdDecompressor()
+        unpacker = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_FRAME_LOG})
         try:
             # One byte more than the table says shows a frame that lies about its size.
             found = unpacker.decompress(data, max_length=size + 1)
@@ -139,10 +150,13 @@ def _table_of(fd: int, size: int, path: Path) -> _Table:
     data = os.pread(fd, _SKIPPABLE.size + length, begin)
     if len(data) < _SKIPPABLE.size + length or _SKIPPABLE.unpack_from(data) != (_SKIP_MAGIC, length):
         raise _damaged(path, "its table is torn")
-    entries = list(_ENTRY.iter_unpack(data[_SKIPPABLE.size : -_FOOTER.size]))
-    packed = tuple(accumulate((entry[0] for entry in entries), initial=0))
-    plain = tuple(accumulate((entry[1] for entry in entries), initial=0))
-    if packed[-1] != begin or any(not 0 < entry[1] <= _MAX_FRAME for entry in entries):
+    rows = data[_SKIPPABLE.size : -_FOOTER.size]
+    if any(packed < _LEAST_FRAME or not 0 < plain <= _MAX_FRAME for packed, plain in _ENTRY.iter_unpack(rows)):
+        raise _damaged(path, "its table does not fit its frames")
+    # Eight bytes a number: a table is as long as somebody made it.
+    packed = array("Q", accumulate((entry[0] for entry in _ENTRY.iter_unpack(rows)), initial=0))
+    plain = array("Q", accumulate((entry[1] for entry in _ENTRY.iter_unpack(rows)), initial=0))
+    if packed[-1] != begin:
         raise _damaged(path, "its table does not fit its frames")
     return _Table(packed, plain)
 
@@ -206,18 +220,34 @@ def pack(source: int, target: int, *, frame: int = FRAME) -> int:
     return start
 
 
-def read_zstd(path: Path) -> Iterator[bytes]:
-    """The content of any zstd file, ours or not, in pieces.
+def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
+    """The content of any zstd file, ours or not, in pieces of at most 1 MiB; memory is bounded by its window, at most 128 MiB.
+
+    A piece is empty where input gave none, so that whoever reads can stop at any time.
+
+    Args:
+        fd: descriptor, at the beginning of the file; stays open.
+        path: for messages.
 
     Raises:
-        OSError: it cannot be read, is no zstd file, or ends too early.
+        OSError: it cannot be read, is no zstd file, wants a larger window, or ends too early.
     """
     zstd = _zstd()
+    options = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+    unpacker = None
+    data = os.read(fd, _INPUT)
     try:
-        with zstd.open(path) as file:
-            while data := file.read(_CHUNK):
-                yield data
-    except (zstd.ZstdError, EOFError) as error:
+        while data or unpacker is None or not unpacker.eof:
+            if unpacker is None or unpacker.eof:
+                unpacker = zstd.ZstdDecompressor(options=options)
+            elif not data and unpacker.needs_input:
+                raise _damaged(path, "it ends inside of a frame")
+            yield unpacker.decompress(data, max_length=_CHUNK)
+            # Of the input of one call a new frame gets what the old one left; a frame that goes on keeps it.
+            data = unpacker.unused_data if unpacker.eof else b""
+            if not data and (unpacker.eof or unpacker.needs_input):
+                data = os.read(fd, _INPUT)
+    except zstd.ZstdError as error:
         raise _damaged(path, str(error)) from None
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from rankfall.model import JobSpec, StoreError, decoding
+from rankfall.model import InfrastructureError, JobSpec, StoreError, decoding
 from rankfall.model.foreign import Foreign
+from rankfall.model.secrets import is_masked, replaced, secrets_of
 from rankfall.store import lease as leases
 
 _MAX_SPEC: Final = 16 << 20
 FOREIGN_FILE: Final = "foreign.json"
+SECRETS_FILE: Final = "secrets.json"
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,20 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     replace: bool = False
 
 
+class Secrets(msgspec.Struct, frozen=True, kw_only=True):
+    """``secrets.json``.
+
+    Attributes:
+        values: what stands at places of the spec where ``spec.json`` has ``***``, by their JSON pointers.
+    """
+
+    schema: Literal["rankfall.secrets/1"] = "rankfall.secrets/1"
+    values: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"Secrets({len(self.values)})"
+
+
 class RunPlace:
     """One run's directory as a place.
 
@@ -46,7 +62,7 @@ class RunPlace:
 
     @cached_property
     def spec(self) -> JobSpec:
-        """The job spec.
+        """The job spec, with ``***`` in the place of secrets: what starts something takes :meth:`whole_spec`.
 
         Raises:
             StoreError: spec.json is missing or damaged.
@@ -59,6 +75,34 @@ class RunPlace:
             raise StoreError(
                 f"cannot read {path}: {error}", hint=f"the run's logs are still in {self.path / 'logs'}"
             ) from error
+
+    def whole_spec(self) -> JobSpec:
+        """The job spec with its secrets, for the supervisor that starts something from it; not to be shown or stored.
+
+        Raises:
+            StoreError: spec.json is missing or damaged.
+            InfrastructureError: secrets.json is damaged, or a secret is missing there.
+        """
+        path = self.path / SECRETS_FILE
+        try:
+            with path.open("rb") as file:
+                values = decoding.decode(file.read(_MAX_SPEC), kind=Secrets).values
+        except FileNotFoundError:
+            values = {}
+        except (OSError, msgspec.MsgspecError):
+            # Not in the words of the decoder, which may quote the text.
+            raise InfrastructureError(
+                f"cannot read {path}, which holds the secret values of the job",
+                hint="submit the job again; the run's logs and verdicts are as they were",
+            ) from None
+        whole = replaced(self.spec, values)
+        lost = [pointer for pointer, found in secrets_of(whole).items() if is_masked(found.text)]
+        if lost:
+            raise InfrastructureError(
+                f"the value at {lost[0]} of {self.path / 'spec.json'} is masked and not in {SECRETS_FILE}",
+                hint="submit the job again with its values; the run's logs and verdicts are as they were",
+            )
+        return whole
 
     @cached_property
     def foreign(self) -> Foreign | None:

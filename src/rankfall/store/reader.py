@@ -41,8 +41,9 @@ class Reader(Queries):
             return connection
         if connection is not None:
             connection.close()
-        # With a holder of the lease it is just being made.
-        if self.run_dir.lease_holder() is None:
+        # With a holder of the lease it is just being made; of a job that Rankfall did not start nobody may have recorded anything yet.
+        unrecorded = self.run_dir.foreign is not None and not salvage.attempts(self.run_dir)
+        if not unrecorded and self.run_dir.lease_holder() is None:
             self._note(f"{path.name} is missing or empty: only streams, records and slot folders can be read")
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -34,13 +34,17 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] = {}
 
 
+#: In the place of a proof: nobody needs to wait for one.
+NO_RANK: Final = "no rank"
+
+
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
     """Which rank the bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) of a stream belong to.
 
     Attributes:
         stream: path of the stream relative to the run directory.
         local: process ordinal, or ``slot`` for lines of no rank.
-        proof: where that is known from, as ``record`` or ``launcher``.
+        proof: where that is known from, as ``record`` or ``launcher``; ``NO_RANK`` = the rank will never be known.
     """
 
     stream: str

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +19,16 @@ import msgspec
 
 from rankfall.model import JobSpec, NotFound, StoreError, UsageError
 from rankfall.model.foreign import Foreign
+from rankfall.model.patterns import anchored
+from rankfall.model.secrets import concealed, is_masked, secrets_of
 from rankfall.store import lease as leases
-from rankfall.store.fs import file_system
+from rankfall.store.fs import file_system, make_folder, write_file
 from rankfall.store.home import prepare
-from rankfall.store.place import FOREIGN_FILE, Meta, RunPlace, meta_of
+from rankfall.store.place import FOREIGN_FILE, SECRETS_FILE, Meta, RunPlace, Secrets, meta_of
 from rankfall.store.reader import Reader
 from rankfall.store.writer import Writer
 
-_ID: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
+_ID: Final = anchored(r"[a-z0-9][a-z0-9.-]{0,80}", limit=128)
 _SHOWN: Final = 5
 
 
@@ -83,7 +84,9 @@ class RunDir(RunPlace):
         path = home / "runs" / foreign.directory
         if not path.exists():
             with _fresh(spec, home=home, meta=Meta(created=time.time_ns())) as fresh:
-                _write_synced(fresh / FOREIGN_FILE, msgspec.json.format(msgspec.json.encode(foreign)) + b"\n")
+                write_file(
+                    fresh / FOREIGN_FILE, msgspec.json.format(msgspec.json.encode(foreign)) + b"\n", new=True, sync=True
+                )
                 _take_name(fresh, path)
         found = cls(path)
         if found.foreign is None or found.foreign.uid != foreign.uid:
@@ -149,9 +152,14 @@ def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
     fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
     try:
         for folder in ("logs", "records", "slots"):
-            (fresh / folder).mkdir(parents=True)
-        _write_synced(fresh / "meta.json", msgspec.json.encode(meta))
-        _write_synced(fresh / "spec.json", msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+            make_folder(fresh / folder, new=True)
+        write_file(fresh / "meta.json", msgspec.json.encode(meta), new=True, sync=True)
+        hidden = {pointer: found.text for pointer, found in secrets_of(spec).items() if not is_masked(found.text)}
+        if hidden:
+            write_file(fresh / SECRETS_FILE, msgspec.json.encode(Secrets(values=hidden)) + b"\n", new=True, sync=True)
+        write_file(
+            fresh / "spec.json", msgspec.json.format(msgspec.json.encode(concealed(spec))) + b"\n", new=True, sync=True
+        )
         yield fresh
     except OSError as error:
         raise StoreError(
@@ -197,13 +205,6 @@ def _take_name(fresh: Path, path: Path) -> bool:
             return False
         raise
     return True
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _list(ids: list[str]) -> str:

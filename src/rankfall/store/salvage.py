@@ -5,33 +5,33 @@ Far less than the database knows, and never a guess: a rank comes from a record 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.model import RankFacts, Record, SlotFacts, decoding
+from rankfall.model import RankFacts, Record, SlotFacts, decoding, numbers
+from rankfall.model.patterns import anchored
 from rankfall.store.content import read_bytes
 from rankfall.store.names import StreamName, find_streams
 from rankfall.store.place import RunPlace
 from rankfall.store.rows import AttemptRow, StreamRow
 
-_ATTEMPT: Final = re.compile(r"attempt-([1-9][0-9]{0,8})")
-_SLOT: Final = re.compile(r"(.+)-([0-9]{1,9})")
+_ATTEMPT: Final = anchored(r"attempt-([1-9][0-9]{0,8})", limit=256)
+_SLOT: Final = anchored(r"(.+)-([0-9]{1,9})", limit=256)
 _MAX_RECORD: Final = 1 << 20
 
 
 def attempts(run_dir: RunPlace) -> list[AttemptRow]:
     """Attempts that left a folder."""
-    numbers = {
-        int(match[1])
+    found = {
+        numbers.matched(match[1])
         for folder in (run_dir.logs_dir, run_dir.path / "slots")
         for name in _names(folder)
         if (match := _ATTEMPT.fullmatch(name))
     }
-    return [AttemptRow(attempt=number, state="unknown") for number in sorted(numbers)]
+    return [AttemptRow(attempt=number, state="unknown") for number in sorted(found)]
 
 
 def slots(run_dir: RunPlace, attempt: int) -> list[SlotFacts]:
@@ -40,7 +40,7 @@ def slots(run_dir: RunPlace, attempt: int) -> list[SlotFacts]:
     for name in _names(run_dir.path / "slots" / f"attempt-{attempt}"):
         match = _SLOT.fullmatch(name)
         if match:
-            found.append(SlotFacts(slot=int(match[2]), role=match[1]))
+            found.append(SlotFacts(slot=numbers.matched(match[2]), role=match[1]))
     return sorted(found, key=lambda facts: (facts.role or "", facts.slot))
 
 

@@ -6,12 +6,14 @@ Refuses a database of a newer schema: a writer that does not know a table must n
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from rankfall.model import StoreError
+from rankfall.store.fs import private
 
 VERSION: Final = 1
 BUSY_S: Final = 10.0
@@ -54,6 +56,9 @@ def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
         sqlite3.Error: it cannot be opened or is damaged.
         StoreError: it is of a newer schema.
     """
+    # An empty file is an empty database. Its journals get its mode. What is wrong with the folder, sqlite says itself.
+    with contextlib.suppress(OSError):
+        os.close(private(path, os.O_WRONLY | os.O_CREAT))
     connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA journal_mode={journal}")
@@ -115,4 +120,4 @@ def refuse_newer(version: int, path: Path) -> None:
 def version_of(connection: sqlite3.Connection) -> int:
     """Schema version; 0 = the tables are not made yet."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return int(version)
+    return int(version)  # foreign-text: sqlite gives a number of 32 bits

@@ -5,6 +5,7 @@ A stream of a process that became a rank, whose rank nobody has written down yet
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from rankfall.model import RankFacts, StoreError, UsageError
 from rankfall.store.documents import newest_round
 from rankfall.store.names import StreamName, find_streams
 from rankfall.store.resizes import attempt_spec
+from rankfall.store.rows import NO_RANK
 from rankfall.store.salvage import streams as salvaged_streams
 from rankfall.store.salvage import world_sizes
 
@@ -79,18 +81,20 @@ class Ranges:
 
     Args:
         ranges: (first byte, end byte or None, rank), by first byte.
+        settled: where there are none, no rank will be known later either.
     """
 
-    def __init__(self, ranges: tuple[tuple[int, int | None, int], ...] = ()) -> None:
+    def __init__(self, ranges: tuple[tuple[int, int | None, int], ...] = (), *, settled: bool = False) -> None:
         self.ranges = ranges
+        self._settled = settled
         # Nearly always one rank has the whole stream.
         self.simple = not ranges or (len(ranges) == 1 and ranges[0][0] == 0 and ranges[0][1] is None)
         self.rank = ranges[0][2] if ranges and self.simple else None
 
     @property
     def known(self) -> bool:
-        """Whether any rank is known."""
-        return bool(self.ranges)
+        """Whether any rank is known, or none will ever be."""
+        return self._settled or bool(self.ranges)
 
     def at(self, byte: int) -> int | None:
         """Rank of the line that begins at ``byte``."""
@@ -100,6 +104,23 @@ class Ranges:
             if first <= byte and (end is None or byte < end):
                 return rank
         return None
+
+    def pieces(self, offset: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
+        """Whole lines that begin at byte ``offset``, in order, divided where their rank changes."""
+        if self.simple:
+            yield self.rank, data
+            return
+        begin = 0
+        for bound in sorted({byte for first, end, _ in self.ranges for byte in (first, end) if byte is not None}):
+            if bound <= offset + begin:
+                continue
+            # The line that a bound lies in is of the rank of its first byte.
+            end = data.find(b"\n", bound - offset - 1) + 1
+            if not end or end == len(data):
+                break
+            yield self.at(offset + begin), data[begin:end]
+            begin = end
+        yield self.at(offset + begin), data[begin:]
 
     def any_in(self, wanted: Wanted) -> bool:
         """Whether some byte is of a wanted rank."""
@@ -153,6 +174,11 @@ class Matcher:
                 hint="RE2 syntax: no look-around, no back references",
             ) from None
 
+    @property
+    def everything(self) -> bool:
+        """Whether it is no pattern at all."""
+        return self._search is None
+
     def __call__(self, data: bytes) -> bool:
         """Whether ``data`` holds the pattern."""
         return self._search is None or self._search(data) is not None
@@ -162,9 +188,14 @@ def chosen_streams(
     run_dir: RunDir, query: LineQuery, *, attempt: int | None, since: int, problems: list[str] | None = None
 ) -> list[StreamName]:
     """Stream files on disk that the query may be about, ranks aside."""
+    return of_query(find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems), query)
+
+
+def of_query(names: list[StreamName], query: LineQuery) -> list[StreamName]:
+    """Those that the query may be about, ranks aside."""
     return [
         name
-        for name in find_streams(run_dir.logs_dir, attempt=attempt, since=since, problems=problems)
+        for name in names
         if (query.slots is None or name.slot in query.slots)
         and (query.instance is None or name.instance == query.instance)
         and (query.streams == "all" or name.out == (query.streams == "out"))
@@ -177,16 +208,18 @@ def known_ranges(run_dir: RunDir, tables: Queries, attempt: int | None, names: l
     While nobody supervises the run, nobody fills the table either: the ranks' own records are asked about the rest of ``names``.
     """
     found: dict[str, list[tuple[int, int | None, int]]] = {}
-    # A row without a rank says that nobody knows it yet.
-    rows = [row for row in tables.streams(attempt) if row.rank is not None]
+    # A row without a rank says that nobody knows it yet, or that nobody will.
+    held = tables.streams(attempt)
+    rows = [row for row in held if row.rank is not None]
+    never = {row.stream: Ranges(settled=True) for row in held if row.rank is None and row.proof == NO_RANK}
     mapped = {row.stream for row in rows}
-    open_ones = {name.stream for name in names if name.of_a_rank and name.stream not in mapped}
+    open_ones = {name.stream for name in names if name.of_a_rank and name.stream not in mapped | never.keys()}
     if open_ones and run_dir.lease_holder() is None:
         rows += [row for row in salvaged_streams(run_dir, attempt) if row.stream in open_ones]
     for row in rows:
         if row.rank is not None:
             found.setdefault(row.stream, []).append((row.from_byte, row.to_byte, row.rank))
-    return {stream: Ranges(tuple(ranges)) for stream, ranges in found.items()}
+    return never | {stream: Ranges(tuple(ranges)) for stream, ranges in found.items()}
 
 
 def wanted_ranks(run_dir: RunDir, tables: Queries, query: LineQuery, attempt: int) -> Wanted:

@@ -2,6 +2,8 @@
 
 The index (docs/architecture.md, "The slot directory") is a help, never the truth: a torn tail is passed over, and a damaged index costs
 stamps and time but no byte of the stream.
+
+Cost: a binary search a question, and at most one chunk to count lines in; nothing is kept.
 """
 
 from __future__ import annotations
@@ -17,18 +19,28 @@ from rankfall.store.content import Raw, open_content, open_regular
 from rankfall.store.packed import Packed
 
 MAGIC: Final = b"RFIDX1\0\0"
-ROW: Final = struct.Struct("<QQqQB7x")
+ROW: Final = struct.Struct("<QQqqB7x")
+# The stamps of the lines of one row lie within this, nanoseconds, where both ends of them are known.
+MOST_APART_NS: Final = 100_000_000
 BLOCK: Final = 1 << 20
 _BATCH: Final = 512
 
 
 class IndexRow(NamedTuple):
-    """One chunk: byte offset, first line that begins in it (from 0), stamp (ns), cursor, source of the stamp."""
+    """One chunk of a stream.
+
+    Attributes:
+        offset: its first byte.
+        line: the first line that begins in it, from 0.
+        stamp: when its first line came, nanoseconds since the epoch.
+        last: when its last line came; 0 = not known, or as ``stamp`` where that is the wrapper's clock.
+        source: of the stamps.
+    """
 
     offset: int
     line: int
     stamp: int
-    cursor: int
+    last: int
     source: int
 
 
@@ -73,9 +85,13 @@ class IndexReader:
         return row.stamp if row else None
 
     def last_stamp(self) -> int | None:
-        """When the newest chunk came."""
+        """When the newest line came, as far as the newest row says."""
         with _Opened(self) as file:
-            return file.rows(file.count - 1, 1)[0].stamp if file.count else None
+            rows = file.rows(file.count - 1, 1)
+            if not rows:
+                return None
+            stamp, last = rows[0].stamp, rows[0].last
+            return last if stamp < last <= stamp + MOST_APART_NS else stamp
 
     def offset_since(self, stamp: int) -> int | None:
         """Offset of the first chunk that came at ``stamp`` or later; None when there is none.

@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from rankfall.model import StoreError, decoding
+from rankfall.store.fs import private
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_FILE: Final = 1 << 20
-_MODE: Final = 0o644
 
 
 def read_wishes(path: Path, kind: type[T]) -> list[T]:
@@ -47,7 +47,7 @@ def append_wish(path: Path, wish: msgspec.Struct, *, verb: str) -> None:
         StoreError: it cannot be written.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
+        fd = private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(fd, b"\n" + msgspec.json.encode(wish) + b"\n")
             os.fsync(fd)

@@ -31,6 +31,7 @@ from rankfall.store.queries import NO_ROUND, Queries, read_all
 from rankfall.store.rows import StreamRow
 
 MAX_NOTES: Final = 200
+_MOST: Final = (1 << 63) - 1
 
 
 class Writer(Queries):
@@ -49,7 +50,7 @@ class Writer(Queries):
         self._path = path
         self._lock = threading.Lock()
         self._notes: list[str] = []
-        self._encode = msgspec.json.Encoder().encode
+        self._encoder = msgspec.json.Encoder().encode
         self._connection = self._open(journal)
 
     def _open(self, journal: str) -> sqlite3.Connection:
@@ -168,7 +169,7 @@ class Writer(Queries):
                 "SELECT version, body FROM verdicts WHERE attempt = ? ORDER BY version DESC LIMIT 1",
                 (attempt,),
             )
-            last = int(rows[0][0]) if rows else 0
+            last = int(rows[0][0]) if rows else 0  # foreign-text: a column of whole numbers
             if rows and self._encode(_versioned(diagnosis, last)) == rows[0][1]:
                 return last
             connection.execute(
@@ -187,7 +188,7 @@ class Writer(Queries):
             cursor = connection.execute(
                 "INSERT INTO decisions (attempt, body) VALUES (?, ?)", (attempt, self._encode(decision))
             )
-            return int(cursor.lastrowid or 0)
+            return int(cursor.lastrowid or 0)  # foreign-text: sqlite gives a number of 64 bits
 
     def decision_done(self, number: int, *, at: int) -> None:
         """Write down that a decision was carried out; the first time stands."""
@@ -200,9 +201,21 @@ class Writer(Queries):
         with contextlib.suppress(StoreError), self._transaction():
             pass
 
+    def _encode(self, value: object) -> bytes:
+        try:
+            return self._encoder(value)
+        except UnicodeEncodeError:
+            # A file name that is no UTF-8, or text that a job made so, must not cost the run its record.
+            return self._encoder(storable(msgspec.to_builtins(value)))
+
     def _many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        with self._transaction() as connection:
-            connection.executemany(sql, rows)
+        kept = list(rows)
+        try:
+            with self._transaction() as connection:
+                connection.executemany(sql, kept)
+        except (UnicodeEncodeError, OverflowError):
+            with self._transaction() as connection:
+                connection.executemany(sql, [tuple(map(storable, row)) for row in kept])
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -267,3 +280,16 @@ def _failed(path: Path, error: Exception) -> StoreError:
     what = "the disk is full" if full else str(error)
     hint = "free space; the job itself goes on" if full else "check space and permissions of the run directory"
     return StoreError(f"cannot write {path}: {what}", hint=hint)
+
+
+def storable(value: Any) -> Any:
+    """Plain data as JSON and sqlite take it: text without lone surrogates, and no number beyond 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(-_MOST, min(value, _MOST))
+    if isinstance(value, dict):
+        return {storable(key): storable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(inner) for inner in value]
+    return value

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankfall.model import LockHeld, RankfallError
+from rankfall.model import LockHeld, RankfallError, numbers
 from rankfall.store import RunDir
+from rankfall.store.fs import private
 from rankfall.supervise.control import Control
 from rankfall.supervise.detach import HELD, LOG_NAME
 from rankfall.supervise.events import Event
 from rankfall.supervise.loop import supervise
 
 _USAGE = 2
-_LOG_MODE = 0o644
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
     if detach:
         words.remove("--detach")
     wait = 0.0
-    if words[:1] == ["--wait"] and len(words) > 1 and words[1].replace(".", "", 1).isdecimal():
-        wait = float(words[1])
+    if words[:1] == ["--wait"] and len(words) > 1 and (seconds := numbers.real(words[1])) is not None:
+        wait = seconds
         words = words[2:]
     if len(words) != 1 or words[0].startswith("-"):
         sys.stderr.write("usage: python -m rankfall.supervise [--detach] [--wait SECONDS] RUN_DIRECTORY\n")
@@ -89,7 +89,7 @@ def _detach(run_dir: RunDir, wait: float) -> int:
         os._exit(0 if said.isdigit() else HELD if said.startswith("!") else 1)
     os.close(come)
     os.setsid()
-    log = os.open(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _LOG_MODE)
+    log = private(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     return _supervise(run_dir, wait=wait, ready=go)

@@ -10,9 +10,10 @@ from typing import Final
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
-from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts
+from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts, Verdict
 from rankfall.observe.attempt import Delta
 from rankfall.store import FallRow, RunDir
+from rankfall.supervise.attempts import tell_verdict
 from rankfall.supervise.control import Control
 from rankfall.supervise.ending import Ending
 from rankfall.supervise.events import EventLog
@@ -24,7 +25,7 @@ from rankfall.supervise.overdue import OverdueWatch
 from rankfall.supervise.replicas import Decide, Replicas, Tell
 from rankfall.supervise.scene import Scene
 from rankfall.supervise.set_stop import mark_set_stop
-from rankfall.supervise.settle import SettleWindow
+from rankfall.supervise.settle import SettleWindow, is_final
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.success import SuccessWatch
 from rankfall.supervise.survival import Survival
@@ -137,6 +138,10 @@ class AttemptWatch:
             total_at=total_at,
         )
         self._draining = False
+        # At which news of the window the verdict was made last.
+        self._weighed_at: float | None = None
+        # No reading keeps a cancel waiting; once the slots are told to stop there is time again.
+        self._scene.observer.interrupt_by(lambda: control.asked and not self._ending.stopping)
 
     @property
     def plan(self) -> Plan:
@@ -163,9 +168,11 @@ class AttemptWatch:
                 self._control.wait(self._pause(time.monotonic() - began))
                 began = time.monotonic()
             found = self._ending.conclude()
-            # While the feed still runs: it stores the last state of pods.
-            slots = [slot.slot for slot in self.plan.slots if not self._replicas.waits(slot.slot)]
-            see_off(self.plan, slots, backend=self._backend, control=self._control)
+            # While the feed still runs: it stores the last state of pods. The verdict does not wait for that, and of lost slots nothing comes.
+            self._ending.report(found)
+            lost = {facts.slot for facts in self._scene.slots() if facts.state == "lost"}
+            slots = [one.slot for one in self.plan.slots if one.slot not in lost and not self._replicas.waits(one.slot)]
+            see_off(self.plan, slots, backend=self._backend, control=self._control, wait=self._scene.wait)
             return found
         finally:
             self._scene.stop()
@@ -186,6 +193,7 @@ class AttemptWatch:
         """One look at everything; True when all slots have ended."""
         scene, ending = self._scene, self._ending
         now, clock = time.time_ns(), time.monotonic()
+        self._stop_at_once(clock)
         scene.tell_troubles()
         delta = scene.poll(now)
         scene.beginning.tell(now)
@@ -237,6 +245,16 @@ class AttemptWatch:
             self._judge(delta, slots, ranks, bad, now=now, clock=clock)
         return False
 
+    def _stop_at_once(self, clock: float) -> None:
+        """Ask all slots to stop where the run's end was asked for: before anything is read, which may take its time."""
+        if self._ending.stopping:
+            return
+        self._wishes.look_for_cancel()
+        if self._ending.stopping:
+            running = {s.slot for s in self._scene.slots() if s.state not in {"ended", "lost"}}
+            running -= {slot for slot in running if self._replicas.waits(slot)}
+            self._ending.step(running | self._scene.members.leaving, clock=clock)
+
     def _judge(
         self,
         delta: Delta,
@@ -251,13 +269,28 @@ class AttemptWatch:
         if self._spec.elastic and not bad:
             # What looked like a fall was torchrun's own stop for a new round.
             self._window.close()
+            self._scene.waited(now=now)
         self._window.see(clock, failed=bool(bad), news=delta.changed)
-        if self._window.over(clock):
+        final = self._weigh(clock, now=now)
+        if self._window.over(clock) or final is not None:
             self._wishes.look_outside(slots, ranks, bad, last=True)
             if not self._ending.stopping:
+                if final is not None:
+                    tell_verdict(self._events, final, attempt=self.plan.attempt)
                 self._close_window(slots, ranks, bad)
         else:
             self._overdue.look(delta, slots, ranks, now=now)
+
+    def _weigh(self, clock: float, *, now: int) -> Verdict | None:
+        """The verdict, where nothing can change it that is waited for; else what the window waits for is reported. Once after each news."""
+        if not self._window.gathered(clock) or self._window.news_at() == self._weighed_at:
+            return None
+        self._weighed_at = self._window.news_at()
+        verdict = self._ending.so_far().verdict
+        if is_final(verdict) and not self._spec.elastic:
+            return verdict
+        self._scene.wait("evidence", self._window.waits_for(verdict), now=now)
+        return None
 
     def _restart_alone(
         self,
@@ -297,6 +330,7 @@ class AttemptWatch:
                 members.outlive(bad, now=time.time_ns())
                 self._scene.follow_members()
                 self._window.close()
+                self._scene.waited(now=time.time_ns())
                 return
         self._ending.stop("another part of the job failed")
 

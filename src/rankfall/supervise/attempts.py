@@ -98,7 +98,9 @@ class Attempts:
         )
         for change in plan.changes:
             self._events.say("resize", f"now {change.text}", at=at, attempt=number, nodes=change.nodes, done=True)
-        for note in plan.notes:
+        before = self._rows.get(number - 1)
+        known = before.plan.get("notes", ()) if before is not None else ()
+        for note in (one for one in plan.notes if one not in known):
             self._events.say("launcher", note, at=at, attempt=number, launcher=plan.launcher)
 
     def replan(self, number: int, plan: Plan) -> None:
@@ -116,6 +118,11 @@ class Attempts:
         self._ledger.end_attempt(number, at=now, state=state)
         self._rows[number] = msgspec.structs.replace(self._rows[number], ended=now, state=state)
 
+    def revise(self, number: int, diagnosis: Diagnosis) -> Diagnosis:
+        """Store and report a new version of the verdict on an attempt that has ended; the diagnosis with that version."""
+        self._verdicts[number] = self._fell(number, diagnosis)
+        return self._verdicts[number]
+
     def _fell(self, number: int, diagnosis: Diagnosis) -> Diagnosis:
         """Store and tell a verdict; the diagnosis with the version that it has there."""
         version = self._ledger.add_verdict(number, diagnosis)
@@ -125,7 +132,9 @@ class Attempts:
 
 
 def tell_verdict(events: EventLog, verdict: Verdict, *, attempt: int) -> None:
-    """Tell viewers what is said of an attempt that fell."""
+    """Report the verdict on an attempt that failed; what was reported of it before is not repeated."""
+    if not events.is_news(attempt, (verdict.cause.slug, verdict.cause.confidence, verdict.rank, verdict.node)):
+        return
     who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
     place = f" on {verdict.node}" if verdict.node else ""
     events.say(

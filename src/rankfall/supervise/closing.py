@@ -68,10 +68,16 @@ class Closing:
         if state == "cancelled":
             request = read_cancel(self._run_dir.path)
             if request is None and self._control.cancelled is None:
-                return self.end("deleted", "somebody deleted it in the cluster")
+                found = self._attempts.diagnosis(number)
+                said = found.verdict.decisive if found is not None else None
+                return self.end("deleted", said.line if said is not None else "somebody deleted it in the cluster")
             return self.end("cancelled", request.text if request else "cancelled")
         decision = self._decisions.about(number)
         return self.end("failed", decision.because if decision else "no verdict was reached")
+
+    def withdrawn(self, number: int, text: str) -> Outcome:
+        """Somebody deleted the workload of the newest attempt, after its verdict and before another one: none follows, and the verdict stands."""
+        return self.end("failed" if self._attempts.known(number).state == "failed" else "deleted", text)
 
     def between(self, *, cancelled: bool) -> Outcome:
         """No attempt runs and a wish came: the run's end, or that this process lets go of it."""
@@ -91,7 +97,7 @@ class Closing:
         now = time.time_ns()
         begin(self._run_dir)
         self._ledger.set_run(final, reason=reason, at=now)
-        self._decisions.close()
+        self._decisions.end(because=reason)
         newest = self._attempts.newest
         outcome = last_words(
             self._run_dir,
@@ -106,7 +112,7 @@ class Closing:
 
     def again(self, final: RunState) -> None:
         """Do what the process that stored this final state was killed over."""
-        self._decisions.close()
+        self._decisions.end(because=self._ledger.writer.run().reason)
         left = left_over(self._run_dir)
         if left == "files":
             write_files(self._run_dir, self._ledger)

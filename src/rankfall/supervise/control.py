@@ -43,6 +43,10 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
         return f"{who}: {self.reason}" if self.reason else who
 
 
+# Made here: a signal handler reads requests, and making a decoder takes a lock that the interrupted thread may hold.
+_REQUESTS: Final = decoding.decoder(CancelRequest)
+
+
 def request_cancel(folder: Path, *, reason: str = "") -> CancelRequest:
     """Leave a cancel request in a run directory; the first one stands.
 
@@ -68,7 +72,7 @@ def read_cancel(folder: Path) -> CancelRequest | None:
     except OSError:
         return None
     try:
-        return decoding.decode(data, kind=CancelRequest)
+        return _REQUESTS.decode(data)
     except msgspec.MsgspecError:
         return CancelRequest(reason="the request itself cannot be read")
 
@@ -126,6 +130,11 @@ class Control:
     def cancelled(self) -> str | None:
         """The reason of a cancel; None when there is none."""
         return self._cancel
+
+    @property
+    def asked(self) -> bool:
+        """Whether a cancel was asked for, or a signal came that nobody was told of yet."""
+        return self._cancel is not None or bool(self._signals)
 
     @property
     def wish(self) -> Wish | None:

@@ -96,6 +96,28 @@ class Decisions:
         made = self.about(number) or self._decide(number, diagnosis)
         return made.action in _RETRIES
 
+    def end(self, *, because: str | None) -> None:
+        """The run is over. An attempt that was decided on and could not follow is decided against now, and the rest is marked as done.
+
+        Args:
+            because: why the run ended, as text for people; None = it says so itself.
+        """
+        made = self.about(self._attempts.newest)
+        if made is not None and made.action in _RETRIES:
+            text = f"no other attempt followed: {because}" if because else "no other attempt followed"
+            self._keep(self._attempts.newest, Decision(action="stop", rule="not_begun", because=text))
+        self.close()
+
+    def revise(self, number: int, diagnosis: Diagnosis) -> None:
+        """Decide again about an attempt whose verdict has changed. Of one that another attempt followed only the node to avoid is new."""
+        if number == self._attempts.newest:
+            self._decide(number, diagnosis)
+            return
+        made = self._made(number, diagnosis, root_facts(self._writer, attempt=number, diagnosis=diagnosis))
+        if made.action == "retry_elsewhere":
+            late = f"{made.because}; known only after attempt {number + 1} had begun"
+            self._keep(number, msgspec.structs.replace(made, because=late, delay_s=0.0))
+
     def decide_alone(self, number: int, diagnosis: Diagnosis, case: Case, slot: int) -> Decision:
         """What to do about a slot that fell alone in an attempt; whoever asks stores it.
 
@@ -131,6 +153,10 @@ class Decisions:
         if made is None:
             facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
             made = self._made(number, diagnosis, facts)
+        return self._keep(number, made)
+
+    def _keep(self, number: int, made: Decision) -> Decision:
+        """Store and report a decision as intent."""
         now = time.time_ns()
         decision = msgspec.structs.replace(made, at=rfc3339(now))
         found = self._ledger.add_decision(number, decision)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Final
 
-from rankfall.model import EvidenceLost, LockHeld
+from rankfall.model import EvidenceLost, LockHeld, numbers
 from rankfall.store import RunDir
 
 LOG_NAME: Final = "supervisor.log"
@@ -41,8 +41,9 @@ def spawn_detached(run_dir: RunDir, *, wait: float = 5.0) -> int:
             f"the supervisor of {run_dir.id} did not start: {error}", hint=f"rankfall attach {run_dir.id}"
         ) from error
     said = done.stdout.decode("utf-8", "replace").strip()
-    if done.returncode == 0 and said.isdigit():
-        return int(said)
+    pid = numbers.whole(said)
+    if done.returncode == 0 and pid is not None:
+        return pid
     words = done.stderr.decode("utf-8", "replace").strip()[-1000:] or said
     if done.returncode == HELD:
         raise LockHeld(words, hint=f"rankfall attach {run_dir.id}")

@@ -17,18 +17,25 @@ from rankfall.diagnose import stopped_by_wish
 from rankfall.model import Case, Diagnosis
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
+from rankfall.store.incomplete import disk_trouble
 from rankfall.store.resizes import ResizeRequest
+from rankfall.supervise.attempts import tell_verdict
 from rankfall.supervise.events import EventLog
+from rankfall.supervise.followed import FOLLOWED_S
+from rankfall.supervise.leaving import slots_text
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.resizing import resized_diagnosis
 from rankfall.supervise.scene import Scene
 from rankfall.supervise.settle import SettleWindow
-from rankfall.supervise.starting import FULL_BYTES, free_bytes, start_failure
-from rankfall.supervise.stopping import Stopping
+from rankfall.supervise.starting import WAITS, start_failure
+from rankfall.supervise.stopping import DEAF_S, Stopping
 from rankfall.supervise.success import SuccessWatch
 
 # How long slots may take to stop before the verdict is told without waiting for their last words.
 _PATIENCE_S: Final = 0.7
+# Between two reports of what a stop waits for.
+_WAIT_S: Final = 5.0
+_MAX_NODES: Final = 4
 _MAX_LAST_LOOKS: Final = 100_000
 
 
@@ -75,6 +82,7 @@ class Ending:
         self._window = window
         self._stopping: Stopping | None = None
         self._said_early = False
+        self._wait_due = 0.0
 
     @property
     def stopping(self) -> bool:
@@ -119,7 +127,11 @@ class Ending:
         """Go on with the stop, while these slots run; monotonic seconds. Does nothing where none was begun."""
         if self._stopping is not None:
             self._stopping.step(running, now=clock)
-            self._say_early(clock - self._stopping.began)
+            took = clock - self._stopping.began
+            self._say_early(took)
+            if running and took >= _PATIENCE_S and clock >= self._wait_due:
+                self._wait_due = clock + _WAIT_S
+                self._scene.wait(*self._waits_for(running, took), now=time.time_ns())
 
     def settle(self, found: Diagnosis, *, reason: str) -> None:
         """Store a verdict before the stop: what a supervisor that takes over would never see again is the standing still itself."""
@@ -128,17 +140,43 @@ class Ending:
         self._ledger.add_verdict(self._scene.plan.attempt, found)
         self.stop(reason)
 
+    def so_far(self) -> Diagnosis:
+        """The diagnosis of a failure that is being looked at, as if the slots that still run had been stopped."""
+        return diagnose_by(self._scene.plan.strategy, msgspec.structs.replace(self.case(), ended=True))
+
     def conclude(self) -> Diagnosis:
         """All slots have ended: take in their last words and say how the attempt ended."""
         self._blame_the_disk()
         self._end_lost()
+        self._scene.observer.hurry()
         for _ in range(_MAX_LAST_LOOKS):
             delta = self._scene.look()
-            if not delta.bytes and not delta.changed:
+            if not delta.bytes and not delta.changed and not delta.behind:
                 break
         found = self._diagnosis(msgspec.structs.replace(self.case(), ended=True))
+        self._scene.tell_troubles()
         self._scene.keeper.store(force=True)
         return found
+
+    def _waits_for(self, running: Collection[int], took: float) -> tuple[str, str]:
+        """What a stop waits for: its kind, and a text for people."""
+        if self._stopping is None or not self._stopping.asked:
+            return "logs", f"the stop waits until the logs of all containers are open, at most {FOLLOWED_S:g} s"
+        nodes = sorted({s.node for s in self._scene.slots() if s.slot in running and s.node})
+        where = f" on {', '.join(nodes[:_MAX_NODES])}" if nodes else ""
+        grace = self._scene.spec.policies.grace_s
+        if took < grace + DEAF_S:
+            return "ends", f"waits for the end of {slots_text(running)}{where}, at most {grace:g} s from SIGTERM on"
+        what = "their wrappers" if self._scene.plan.cluster is None else "what the platform says of their nodes"
+        return "ends", f"{slots_text(running)}{where}: no end was reported; waits for {what}"
+
+    def report(self, found: Diagnosis) -> None:
+        """Store and report the verdict on an attempt that failed, before what only completes its record is waited for."""
+        if found.verdict.state == "failed":
+            attempt = self._scene.plan.attempt
+            version = self._ledger.add_verdict(attempt, found)
+            verdict = msgspec.structs.replace(found.verdict, version=version)
+            tell_verdict(self._events, verdict, attempt=attempt)
 
     def _say_early(self, took: float) -> None:
         """The verdict is not kept waiting by slots that take their time to stop; what they still say makes a new version."""
@@ -147,9 +185,7 @@ class Ending:
         if took >= _PATIENCE_S:
             self._said_early = True
             self._scene.keeper.store(force=True)
-            case = msgspec.structs.replace(self.case(), ended=True)
-            plan = self._scene.plan
-            self._ledger.add_verdict(plan.attempt, diagnose_by(plan.strategy, case))
+            self._ledger.add_verdict(self._scene.plan.attempt, self.so_far())
 
     def _diagnosis(self, case: Case) -> Diagnosis:
         plan = self._scene.plan
@@ -164,7 +200,8 @@ class Ending:
         if self.resized is not None:
             return resized_diagnosis(self.resized, run=self._run_dir.id, attempt=plan.attempt)
         found = self.verdict or diagnose_by(plan.strategy, case)
-        if found.verdict.state == "failed" and found.verdict.cause.confidence != "proven":
+        cause = found.verdict.cause
+        if found.verdict.state == "failed" and (cause.confidence != "proven" or cause.slug in WAITS):
             # Pods that a person deleted fall like others. Asked only where no cause of their own is proven.
             taken = self._backend.withdrawn(plan)
             if taken is not None:
@@ -181,7 +218,7 @@ class Ending:
     def _blame_the_disk(self) -> None:
         """A wrapper that could not come up where nothing can be written has a reason."""
         scene = self._scene
-        if not scene.sheets.never_came() or scene.own_evidence or free_bytes(self._run_dir.path) > FULL_BYTES:
+        if not scene.sheets.never_came() or scene.own_evidence or disk_trouble(self._run_dir.path) is None:
             return
         piece = start_failure(
             "No space left on device: no slot can be started in the run directory", attempt=scene.plan.attempt

@@ -20,6 +20,7 @@ from rankfall.backends.protocol import Backend
 from rankfall.backends.registry import backend_for
 from rankfall.model import FINAL_STATES, InfrastructureError, RankfallError
 from rankfall.store import RunDir
+from rankfall.store.fs import append_to, make_folder, private
 from rankfall.supervise.detach import LOG_NAME
 
 _NS: Final = 1_000_000_000
@@ -29,7 +30,6 @@ _AGAIN_S: Final = 60.0
 # How long a cluster that does not answer is asked again before the objects are left to whoever reads the log, seconds.
 _PATIENCE_S: Final = 86_400.0
 _START_S: Final = 30.0
-_LOG_MODE: Final = 0o644
 
 
 def needed(run_dir: RunDir) -> bool:
@@ -62,8 +62,8 @@ def expire(run_dir: RunDir, *, backend: Backend | None = None) -> bool:
         RankfallError: the run cannot be read, or the cluster refuses.
     """
     folder = run_dir.path / "kube"
-    folder.mkdir(exist_ok=True)
-    with (folder / "expiry.lock").open("w") as lock:
+    make_folder(folder)
+    with append_to(folder / "expiry.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         # The caller waits for this one only.
         os._exit(0)
     os.setsid()
-    log = os.open(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _LOG_MODE)
+    log = private(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:

@@ -15,6 +15,7 @@ import msgspec
 
 from rankfall.model import StoreError, decoding
 from rankfall.store import RunDir
+from rankfall.store.fs import make_folder
 from rankfall.store.home import replace_file
 from rankfall.store.lease import Holder
 
@@ -37,7 +38,7 @@ def mark_followed(run_dir: RunDir, attempt: int) -> None:
         return
     path = _path(run_dir)
     with contextlib.suppress(OSError, StoreError):
-        path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         replace_file(path, msgspec.json.encode(Followed(attempt=attempt, by=holder)))
 
 

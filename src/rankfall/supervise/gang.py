@@ -6,6 +6,7 @@ kill stands in the run directory.
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -25,7 +26,7 @@ from rankfall.supervise.events import EventLog
 from rankfall.supervise.followed import mark_followed
 from rankfall.supervise.keeping import Keeper
 from rankfall.supervise.ledger import Ledger
-from rankfall.supervise.native_end import nobody_saw, stopped_slot
+from rankfall.supervise.native_end import nobody_saw, of_other_containers, stopped_slot
 from rankfall.supervise.native_falls import NativeFalls
 from rankfall.supervise.native_look import How, WorkloadLook
 from rankfall.supervise.native_pods import StartPods
@@ -52,12 +53,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         how: with its workload, or how else.
         state: the workload's words; None when it is gone.
+        gang: UID of the JobSet of a TrainJob whose pods this start had; empty where that is not known.
         case: what is known of the start.
         unseen: why its lines are not there; None when somebody recorded it.
     """
 
     how: How
     state: NativeState | None
+    gang: str
     case: Case
     unseen: str | None
 
@@ -175,13 +178,15 @@ class GangWatch:
         """Take in all that is stored."""
         for _ in range(_MAX_LAST_LOOKS):
             delta = self._look()
-            if not delta.bytes and not delta.changed:
+            if not delta.bytes and not delta.changed and not delta.behind:
                 return
 
     def _look(self) -> Delta:
         now = time.time_ns()
         for text in self._feed.troubles():
             self._say(text)
+        for text in self._observer.take_new_problems():
+            self._ledger.note(f"attempt {self._plan.attempt}: {text}")
         delta = self._observer.poll(now)
         slots, ranks = self._sheets.slots(), self._observer.ranks()
         self._keeper.saw(delta)
@@ -198,35 +203,46 @@ class GangWatch:
             self._shown.show(seen, slots, ranks, begun=self._workload.begun, fed=self._feeding != "no", now=now)
         return delta
 
-    def _mark_their_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> None:
-        """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause."""
+    def _mark_their_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> bool:
+        """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause. Whether that was found now."""
         if self._spec.alone or not self._together or read_stop(self._run_dir.path, self._plan.attempt) is not None:
-            return
+            return False
         fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
-        ends = [facts.ended_at for facts in slots if facts.slot in fell and facts.ended_at is not None]
+        ends = {facts.slot: facts for facts in slots if facts.slot in fell and facts.ended_at is not None}
         if ends:
-            stop = Stop(at_ns=min(ends) + _AFTER_NS, reason="Kubernetes ends the others when one has failed")
+            earliest = min(facts.ended_at or 0 for facts in ends.values())
+            first = [slot for slot, facts in ends.items() if facts.ended_at == earliest]
+            # Of ends in the same second a SIGTERM is the answer to the others.
+            own = [slot for slot in first if ends[slot].signal != signal.SIGTERM] or first
+            reason = "Kubernetes ends the others when one has failed"
+            stop = Stop(at_ns=earliest + _AFTER_NS, reason=reason, after=tuple(sorted(own)))
             mark_stop(self._run_dir.path, self._plan.attempt, stop)
+        return bool(ends)
 
     # -- the end
 
     def _conclude(self, how: How) -> Ended:
+        self._observer.hurry()
         for _ in range(_MAX_LAST_LOOKS):
             delta = self._observer.poll(time.time_ns())
             self._keeper.saw(delta)
             slots, ranks = self._sheets.slots(), self._observer.ranks()
-            self._mark_their_stop(slots, ranks)
+            marked = self._mark_their_stop(slots, ranks)
             self._news.tell(delta, slots, ranks, now=time.time_ns())
-            moved = self._falls.look(slots, self._pods.seen.values())
-            if not delta.bytes and not delta.changed and not moved:
+            moved = self._falls.look(slots, self._pods.seen.values()) or marked
+            if not delta.bytes and not delta.changed and not delta.behind and not moved:
                 break
         self._keeper.store(force=True)
         # Without the wrapper its code says nothing of a stop.
         ours = self._run_dir.foreign is None and read_stop(self._run_dir.path, self._plan.attempt) is not None
         slots = tuple(stopped_slot(facts, ours=ours) for facts in self._sheets.slots())
-        case = msgspec.structs.replace(self._observer.case(), slots=slots, ended=True, stopper=_STOPPER)
+        case = self._observer.case()
+        beside = of_other_containers(slots, self._pods.seen.values(), attempt=self._plan.attempt)
+        case = msgspec.structs.replace(
+            case, slots=slots, evidence=(*case.evidence, *beside), ended=True, stopper=_STOPPER
+        )
         unseen = nobody_saw(self._run_dir, slots, self._pods.seen.values(), attempt=self._plan.attempt)
-        return Ended(how=how, state=self._workload.seen, case=case, unseen=unseen)
+        return Ended(how=how, state=self._workload.seen, gang=self._workload.gang, case=case, unseen=unseen)
 
     # -- small things
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Final
+from typing import Final, Protocol
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
@@ -19,9 +19,19 @@ _STEP_S: Final = 0.01
 # How long the kubelet may take to say how a container ended; likewise.
 _LAST_STATE_S: Final = 10.0
 _POD_STEP_S: Final = 0.05
+_MAX_NAMED: Final = 8
+# What takes less is not reported as a wait.
+_WORTH_S: Final = 0.5
 
 
-def see_off(plan: Plan, slots: Collection[int], *, backend: Backend, control: Control) -> None:
+class Wait(Protocol):
+    """Takes what is waited for: its kind, and a text for people."""
+
+    def __call__(self, what: str, text: str, *, now: int) -> None:
+        """Report it."""
+
+
+def see_off(plan: Plan, slots: Collection[int], *, backend: Backend, control: Control, wait: Wait) -> None:
     """Wait until these slots have left.
 
     Args:
@@ -29,8 +39,23 @@ def see_off(plan: Plan, slots: Collection[int], *, backend: Backend, control: Co
         slots: that have ended.
         backend: sees whether they are there.
         control: wakes the wait.
+        wait: takes what is waited for.
     """
     most, step = (_LEAVE_S, _STEP_S) if plan.cluster is None else (_LAST_STATE_S, _POD_STEP_S)
-    deadline = time.monotonic() + most
-    while any(backend.alive(plan, slot) for slot in slots) and time.monotonic() < deadline:
+    begun = time.monotonic()
+    while time.monotonic() - begun < most and (left := [slot for slot in slots if backend.alive(plan, slot)]):
+        if time.monotonic() - begun >= _WORTH_S:
+            what = "wrapper" if plan.cluster is None else "kubelet"
+            wait(
+                "last_states",
+                f"waits for the {what}'s last report on {slots_text(left)}, at most {most:g} s",
+                now=time.time_ns(),
+            )
         control.wait(step)
+
+
+def slots_text(slots: Collection[int]) -> str:
+    """Slots in a text for people: the first few of many."""
+    first = ", ".join(map(str, sorted(slots)[:_MAX_NAMED]))
+    more = f" and {len(slots) - _MAX_NAMED} more" if len(slots) > _MAX_NAMED else ""
+    return f"slot{'s' if len(slots) > 1 else ''} {first}{more}"

@@ -12,6 +12,7 @@ from typing import Literal
 
 from rankfall.model import FINAL_STATES, RankfallError, StoreError
 from rankfall.store import RunDir
+from rankfall.store.fs import write_file
 from rankfall.supervise.ledger import Ledger
 
 Left = Literal["files", "rest"]
@@ -30,7 +31,7 @@ def begin(run_dir: RunDir) -> None:
     """Say that a final state is stored next."""
     # On a full disk the run ends all the same.
     with contextlib.suppress(OSError):
-        run_dir.closing_path.write_bytes(b"files\n")
+        write_file(run_dir.closing_path, b"files\n")
 
 
 def done(run_dir: RunDir) -> None:
@@ -41,14 +42,18 @@ def done(run_dir: RunDir) -> None:
 
 
 def write_files(run_dir: RunDir, ledger: Ledger) -> None:
-    """Write the files made for reading; the run does not depend on them. What fails is noted."""
-    from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
+    """Write the files made for reading; the run does not depend on them. What fails is noted.
 
-    try:
-        write_derived(run_dir)
-    except (OSError, StoreError) as error:
-        ledger.note(f"the files per rank could not be written: {error}"[:500])
-        return
+    Of a foreign job there are none: its record is made for who looks at it, and holds each line once.
+    """
+    if run_dir.foreign is None:
+        from rankfall.store.derived import write_derived  # noqa: PLC0415 - only at the end of a run
+
+        try:
+            write_derived(run_dir)
+        except (OSError, StoreError) as error:
+            ledger.note(f"the files per rank could not be written: {error}"[:500])
+            return
     folder = run_dir.spec.log_dir
     if folder is not None:
         from rankfall.store.log_dir import LogDir  # noqa: PLC0415 - as above
@@ -59,7 +64,7 @@ def write_files(run_dir: RunDir, ledger: Ledger) -> None:
     if left_over(run_dir) is not None:
         with contextlib.suppress(OSError):
             half = run_dir.closing_path.with_suffix(".half")
-            half.write_bytes(b"rest\n")
+            write_file(half, b"rest\n")
             half.replace(run_dir.closing_path)
 
 

@@ -72,7 +72,9 @@ def supervise(
                 )
                 outcome = run.to_end()
                 if outcome.state in FINAL_STATES:
-                    tidy(run_dir)
+                    if run_dir.foreign is None:
+                        # Who looks at a job of another tool waits for no second copy of its lines.
+                        tidy(run_dir)
                     done(run_dir)
             if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
                 from rankfall.supervise.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module

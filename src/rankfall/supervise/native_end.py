@@ -5,16 +5,16 @@ The API's words never name the first rank: of all pods that fell a Job names any
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from rankfall.model import Case, Diagnosis, Evidence, SlotFacts
+from rankfall.model import Case, Diagnosis, Evidence, SlotFacts, numbers
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall.model.foreign import FOREIGN
+from rankfall.model.patterns import bounded
 from rankfall.observe.cluster.native_state import NativeState
 from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
 from rankfall.observe.strategies import diagnose_by
@@ -26,7 +26,10 @@ _DEADLINE: Final = "DeadlineExceeded"
 _LINE: Final = 1000
 _SHOWN: Final = 8
 # As Kubernetes words a match of a rule: "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
-_CODE: Final = re.compile(r"failed with exit code (\d{1,3})\b")
+_CODE: Final = bounded(r"failed with exit code (\d{1,3})\b", limit=4_096)
+# How PodFact.others has the end of a container.
+_OTHER_END: Final = ": exit code "
+_AFTER_STOP: Final = frozenset({128 + 15, 128 + 9})
 # The codes that the wrapper gives only where it is sure (rankfall_inside.causes), with the cause that each one stands for most often.
 _SAID: Final = MappingProxyType(
     {
@@ -102,6 +105,51 @@ def nobody_saw(run_dir: RunDir, slots: Iterable[SlotFacts], pods: Collection[Pod
     return f"lines and records of attempt {attempt}: nobody was attached when it fell, and its pods are gone; next time leave {how}"
 
 
+def of_other_containers(
+    slots: Collection[SlotFacts], pods: Collection[PodFact], *, attempt: int
+) -> tuple[Evidence, ...]:
+    """Why pods failed whose training container ended well: another of their containers did not. A cause where no slot failed, else context.
+
+    Args:
+        slots: of the start.
+        pods: of the start that somebody saw.
+        attempt: which start it is.
+    """
+    good = {facts.slot for facts in slots if facts.state == "ended" and facts.exit_code == 0 and facts.signal is None}
+    found = []
+    for fact in pods:
+        ends = [(code, text) for text in fact.others if (code := _code_at_end(text)) is not None]
+        if fact.phase != "Failed" or fact.slot not in good or not ends:
+            continue
+        # What serves the others is stopped when they have ended.
+        own = [end for end in ends if end[0] not in _AFTER_STOP] or ends
+        found += [
+            Evidence(
+                id=digest("container", attempt, fact.uid, text),
+                source="pod",
+                slug="user_exit",
+                role="primary" if len(good) == len(slots) else "context",
+                trust="platform",
+                slot=fact.slot,
+                node=fact.node,
+                where=f"pod/{fact.name}",
+                line=f"container {text}; the ranks of this pod ended with 0"[:_LINE],
+                specificity=30,
+                fingerprint="user_exit:container",
+                exit_code=code,
+                attempt=attempt,
+            )
+            for code, text in own
+        ]
+    return tuple(found)
+
+
+def _code_at_end(text: str) -> int | None:
+    """The exit code with which a text ends; None = with none."""
+    _, found, code = text.rpartition(_OTHER_END)
+    return numbers.whole(code, digits=3) if found else None
+
+
 def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
     """A slot of an ended start. Of one whose pod was gone before anybody looked nothing is known: neither that it was lost nor that it never came.
 
@@ -120,9 +168,9 @@ def _without_pods(slots: Sequence[int], *, shown: str) -> str | None:
     """What is missing of slots of a foreign job of which no pod was there; None where there are none."""
     if not slots:
         return None
-    numbers = ", ".join(map(str, slots[:_SHOWN])) + (f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else "")
+    named = ", ".join(map(str, slots[:_SHOWN])) + (f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else "")
     return (
-        f"lines and states of slot{'s' if len(slots) > 1 else ''} {numbers}: no pod was there any more, or never one, when they were looked for; "
+        f"lines and states of slot{'s' if len(slots) > 1 else ''} {named}: no pod was there any more, or never one, when they were looked for; "
         f"next time leave rankfall logs -f {shown} running while the job runs"
     )
 
@@ -170,6 +218,6 @@ def _of_condition(state: NativeState, *, shown: str, attempt: int | None) -> Evi
         line=f"{state.reason}: {state.message or ''}"[:_LINE],
         specificity=10,
         fingerprint=f"controller_verdict:{state.reason}",
-        exit_code=int(match[1]) if match else None,
+        exit_code=numbers.matched(match[1]) if match else None,
         attempt=attempt,
     )

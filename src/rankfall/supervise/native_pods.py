@@ -36,9 +36,13 @@ class StartPods:
         plan: of this start.
         workload: that made them.
         ledger: takes what could not be had.
+
+    Attributes:
+        gang: UID of the JobSet of a TrainJob whose pods alone count; empty = all do.
     """
 
     def __init__(self, run_dir: RunDir, plan: Plan, *, workload: Workload, ledger: Ledger) -> None:
+        self.gang = plan.cluster.gang if plan.cluster else ""
         self._plan = plan
         self._workload = workload
         self._ledger = ledger
@@ -73,7 +77,7 @@ class StartPods:
         place = self._plan.cluster
         if place is None or self.seen:
             return {uid: fact.phase for uid, fact in self.seen.items()}
-        found = self._workload.pods(place.selector)
+        found = self._workload.pods(place.selector, gang=self.gang)
         return {uid: phase for uid, phase in found.items() if uid not in self._apart}
 
     def stored(self) -> bool:
@@ -98,7 +102,9 @@ class StartPods:
         self._listed = clock + LOOK_S
         place = self._plan.cluster
         try:
-            self._there = self._workload.pods(place.selector).keys() - self._apart if place is not None else set()
+            self._there = set()
+            if place is not None:
+                self._there = self._workload.pods(place.selector, gang=self.gang).keys() - self._apart
         except KubeError:
             # Nothing is lost by waiting for an API that does not answer.
             self._there, self._until = None, None

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from rankfall.backends.plan import ClusterPlan, Plan
+from rankfall.kube.labels import JOBSET_UID
 from rankfall.observe.cluster.native_state import of_restart
 from rankfall.store import RunDir
 
@@ -22,14 +23,14 @@ def first_start(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(place, selector=of_restart(place.selector, 0)))
 
 
-def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool) -> Plan:
+def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool, gang: str = "") -> Plan:
     """The plan of the gang start that follows another one of the same objects.
 
     Args:
         plan: of the one before.
         run_dir: the run.
         restarted: its set started the gang again, and numbers its pods anew; false = it was suspended and resumed under the same number.
-
+        gang: UID of the JobSet of a TrainJob that took the place of the one before, and counts its restarts from 0; empty = it is the same one.
     """
     place = plan.cluster
     number = plan.attempt + 1
@@ -37,7 +38,7 @@ def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool) -> Plan:
         plan,
         attempt=number,
         notes=(),
-        cluster=None if place is None else _of_start(place, attempt=plan.attempt, restart=place.restart + restarted),
+        cluster=None if place is None else _of_start(place, plan.attempt, restarted=restarted, gang=gang),
         slots=tuple(
             msgspec.structs.replace(
                 slot,
@@ -49,10 +50,15 @@ def next_start(plan: Plan, run_dir: RunDir, *, restarted: bool) -> Plan:
     )
 
 
-def _of_start(place: ClusterPlan, *, attempt: int, restart: int) -> ClusterPlan:
+def _of_start(place: ClusterPlan, attempt: int, *, restarted: bool, gang: str) -> ClusterPlan:
+    restart, marks = 0 if gang else place.restart + restarted, place.marks
+    if gang and marks is not None:
+        marks = msgspec.structs.replace(marks, owner=(JOBSET_UID, gang), since="")
     return msgspec.structs.replace(
         place,
         restart=restart,
+        gang=gang or place.gang,
+        marks=marks,
         named=place.named or attempt,
         apart=(*place.apart, attempt),
         selector=of_restart(place.selector, restart) if place.backend in _SETS else place.selector,

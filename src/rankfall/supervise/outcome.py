@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rankfall.diagnose import not_begun
 from rankfall.model import Diagnosis, Outcome, RunState
 from rankfall.model.exit_codes import CANCELLED, EVIDENCE_LOST, INFRASTRUCTURE, SUCCESS
 from rankfall.store import RunDir
@@ -26,6 +27,8 @@ def outcome_of(
     if state == "succeeded":
         return Outcome(run=run_dir.id, state=state, code=SUCCESS, exit_origin="rankfall", attempts=attempts)
     diagnosis = _decided(tables, attempts, diagnosis) if diagnosis else tables.diagnosis()
+    if diagnosis is None and not attempts and state == "failed":
+        diagnosis = not_begun(tables.run().reason or "no reason is stored", run=run_dir.id)
     verdict = diagnosis.verdict if diagnosis else None
     code, origin = INFRASTRUCTURE, "rankfall"
     if state in {"cancelled", "deleted"}:

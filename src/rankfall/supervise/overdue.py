@@ -25,6 +25,8 @@ from rankfall.supervise.settle import SettleWindow
 # How long ranks may take to write their stacks (in a pod that is busy an exec alone takes seconds), and between two looks for them.
 _STACKS_S: Final = 15.0
 _STEP_S: Final = 0.02
+# So long after the pods can be watched again what they show is taken to be complete.
+_SIGHT_S: Final = 5.0
 
 
 class OverdueWatch:
@@ -63,15 +65,35 @@ class OverdueWatch:
         self._events = events
         self._window = window
         self._deadlines = DeadlineWatch(scene.spec.deadlines, started=started, total_at=total_at)
+        self._blind = False
+        # When the pods could not be watched last, on the monotonic clock.
+        self._blind_at: float | None = None
         self._hang = HangWatch(scene.spec.policies.hang_timeout_s, start=time.time_ns())
 
     def look(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         """Take one look, nanoseconds since the epoch; nothing can stand still while a fall is being looked at."""
-        passed = self._deadlines.passed(now, absent=self._absent(ranks))
+        if self._is_blind(now):
+            # Nothing that is missing is known to be missing: neither a rank nor progress.
+            self._hang.hold(now)
+        passed = self._deadlines.passed(now, absent=0 if self._blind else self._absent(ranks))
         if passed is not None:
             self._late(passed, ranks)
         elif self._window.opened is None:
             self._watch_hang(delta, slots, ranks, now=now)
+
+    def _is_blind(self, now: int) -> bool:
+        """Whether the pods cannot be watched, or could not until a moment ago; while that lasts it is reported as a wait."""
+        clock = time.monotonic()
+        if self._scene.blind:
+            self._blind_at = clock
+        blind = self._blind_at is not None and clock - self._blind_at < _SIGHT_S
+        if blind and self._deadlines.passed(now, absent=self._absent(self._scene.ranks())) is not None:
+            text = "the startup deadline is over, and waits until the pods can be watched again"
+            self._scene.wait("pods", text, now=now)
+        elif self._blind and not blind:
+            self._scene.waited(now=now)
+        self._blind = blind
+        return blind
 
     def _watch_hang(
         self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
@@ -153,6 +175,9 @@ class OverdueWatch:
             return
         self._events.say("hang", why, at=now, attempt=plan.attempt)
         case = self._ending.case(hung=True)
+        if self._control.asked:
+            # Its reading was cut short, and the next look ends the run.
+            return
         case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
         self._ending.settle(diagnose_by(plan.strategy, case), reason=why)
 
@@ -166,6 +191,9 @@ class OverdueWatch:
         moved = False
         while awaited and time.monotonic() < deadline:
             self._control.wait(_STEP_S)
+            if self._control.asked:
+                # Nobody asks any more who stands where.
+                return True
             delta = self._scene.look()
             now = {(r.slot, r.pid): r for r in self._scene.ranks()}
             over = {key for key in awaited if key not in now or now[key].state != "running"}

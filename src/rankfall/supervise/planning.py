@@ -15,6 +15,7 @@ from rankfall.model.sizes import first_sizes, sized
 from rankfall.store import AttemptRow, RunDir
 from rankfall.store.resizes import planned_sizes, wished_sizes
 from rankfall.supervise.control import Control
+from rankfall.supervise.events import sparing
 from rankfall.supervise.finished import finished_roles
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.resizing import changes
@@ -36,7 +37,8 @@ class Planner:
         company: of the removal of what an attempt left.
 
     Attributes:
-        refusal: why there could be no plan, in words.
+        refusal: why there could be no plan, as text for people.
+        withdrawn: there is none because somebody deleted the workload of the attempt before: what happened.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Planner:
         company: Company | None = None,
     ) -> None:
         self.refusal = ""
+        self.withdrawn: str | None = None
         self._run_dir = run_dir
         self._backend = backend
         self._ledger = ledger
@@ -59,22 +62,27 @@ class Planner:
         self._over = over
         self._company = company
 
-    def plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan | None:
+    def plan(self, number: int, *, before: AttemptRow | None, exclude: Callable[[], Collection[str]]) -> Plan | None:
         """The plan of an attempt, when nothing is left of the one before; None where there can be none.
 
         Args:
             number: counted from 1.
             before: the attempt before, which has ended.
-            exclude: nodes to keep off.
+            exclude: gives the nodes to keep off; called when nothing is left of the attempt before, which may take long.
         """
         said = ""
         while True:
             try:
                 if before is not None:
-                    self._backend.clear(Plan.of_row(before.plan, self._run_dir.spec), company=self._company)
-                return self._sized_plan(number, before=before, exclude=exclude)
+                    ended = Plan.of_row(before.plan, self._run_dir.spec)
+                    self.withdrawn = self._backend.withdrawn(ended, surely=True)
+                    if self.withdrawn is not None:
+                        # Whoever deletes a job does not want it back.
+                        return None
+                    self._backend.clear(ended, company=self._company)
+                return self._sized_plan(number, before=before, exclude=exclude())
             except RankfallError as error:
-                self.refusal = error.message
+                self.refusal = with_hint(error)
                 if not error.passing or number == 1 or self._over():
                     return None
                 if error.message != said:
@@ -85,7 +93,8 @@ class Planner:
 
     def _sized_plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan:
         """With as many nodes as are wished by now."""
-        spec = self._run_dir.spec
+        # With the values of secrets: the manifests of a plan are what is sent.
+        spec = self._run_dir.whole_spec()
         sizes = wished_sizes(self._run_dir.path, spec)
         now = planned_sizes(before.plan, spec) if before is not None else first_sizes(spec)
         plan = self._backend.plan(
@@ -104,12 +113,17 @@ class Planner:
         """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
         try:
             # Who cancels waits for the end of it; only who leaves does not.
-            company = Company(say=self._say, over=lambda: self._control.wish is not None)
+            company = Company(say=sparing(self._say), over=lambda: self._control.wish is not None)
             self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec), company=company)
         except InfrastructureError as error:
             self._ledger.note(error.message)
-            self._say(error.message)
+            self._say(with_hint(error))
             self._ledger.flush()
+
+
+def with_hint(error: RankfallError) -> str:
+    """What happened, and the next step where one is known."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def within_bounds(spec: JobSpec, sizes: Mapping[str, int]) -> int | None:

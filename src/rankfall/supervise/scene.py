@@ -11,7 +11,7 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
-from rankfall.model import Case, Evidence, JobSpec, RankFacts, SlotFacts
+from rankfall.model import FINAL_STATES, Case, Evidence, JobSpec, RankFacts, SlotFacts
 from rankfall.model.sizes import sized
 from rankfall.observe.attempt import AttemptObserver, Delta
 from rankfall.observe.cluster.open import Feed
@@ -25,6 +25,7 @@ from rankfall.supervise.members import Members
 from rankfall.supervise.news import News
 from rankfall.supervise.outside import OutsideHold
 from rankfall.supervise.sheets import Sheets
+from rankfall.supervise.starting import StorageWatch
 
 
 class Scene:
@@ -67,6 +68,8 @@ class Scene:
         self.spec: JobSpec = sized(run_dir.spec, plan.sizes)
         self.plan = plan
         self._events = events
+        self._ledger = ledger
+        self._storage = StorageWatch(run_dir.path)
         self.observer = AttemptObserver(
             run_dir,
             spec=self.spec,
@@ -89,6 +92,7 @@ class Scene:
             plan, waits=self.observer.waits, outside=outside, ledger=ledger, events=events, started=started
         )
         self.own_evidence: list[Evidence] = []
+        self._waits: str | None = None
 
     def start(self) -> None:
         """Begin to follow pods and logs of a cluster."""
@@ -102,6 +106,11 @@ class Scene:
     def followed(self) -> bool:
         """Whether the log of each container that runs is open, or was tried in vain."""
         return self._feed.following
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods of a cluster cannot be watched at present."""
+        return self._feed.blind
 
     # -- the gang
 
@@ -145,9 +154,37 @@ class Scene:
         self.own_evidence.append(piece)
         self.keeper.add(piece)
 
+    def wait(self, what: str, text: str, *, now: int) -> None:
+        """Report what the end of the attempt waits for: an event, and the reason of the run's state.
+
+        Args:
+            what: the kind: ``evidence``, ``logs``, ``ends``, ``last_states``, ``pods``.
+            text: for people; the same again is not reported twice.
+            now: nanoseconds since the epoch.
+        """
+        if text == self._waits:
+            return
+        self._waits = text
+        self._events.say("waiting", text, at=now, attempt=self.plan.attempt, waits_for=what)
+        self._reason(text, now=now)
+
+    def waited(self, *, now: int) -> None:
+        """Nothing is waited for any more, and the attempt goes on."""
+        if self._waits is not None:
+            self._waits = None
+            self._reason(None, now=now)
+
+    def _reason(self, text: str | None, *, now: int) -> None:
+        state = self._ledger.writer.run().state
+        if state not in FINAL_STATES:
+            self._ledger.set_run(state, reason=text, at=now)
+
     def tell_troubles(self) -> None:
-        """What the feeds had to say; they run in threads of their own."""
-        for text in self._feed.troubles():
+        """What the feeds had to say, which run in threads of their own, and what readers failed on."""
+        for text in self.observer.take_new_problems():
+            self._ledger.note(f"attempt {self.plan.attempt}: {text}")
+        full = self._storage.news() if self.plan.cluster is None else None
+        for text in (*self._feed.troubles(), *((full,) if full else ())):
             self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
 
     # -- what it makes

@@ -41,6 +41,11 @@ class Stopping:
         self._asked: float | None = None
         self.began = now
 
+    @property
+    def asked(self) -> bool:
+        """Whether the slots have been asked to stop."""
+        return self._asked is not None
+
     def step(self, running: Collection[int], *, now: float) -> None:
         """Tell those that were not told yet; a wrapper that is only starting is told as soon as it listens."""
         if self._asked is None:

@@ -21,13 +21,14 @@ from rankfall.supervise.blame import Blame
 from rankfall.supervise.closing import Closing
 from rankfall.supervise.control import Control, read_cancel
 from rankfall.supervise.decisions import Decisions
-from rankfall.supervise.events import Event, EventLog
+from rankfall.supervise.events import Event, EventLog, sparing
 from rankfall.supervise.following import Following
 from rankfall.supervise.holding import Holding
+from rankfall.supervise.late_evidence import LateEvidence
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.outcome import outcome_of
 from rankfall.supervise.outside import OutsideRelease
-from rankfall.supervise.planning import Planner
+from rankfall.supervise.planning import Planner, with_hint
 from rankfall.supervise.showing import show_verdict
 from rankfall.supervise.starting import start_failure
 from rankfall.supervise.turn import Turns
@@ -65,6 +66,7 @@ class Supervised:
         self._ledger = Ledger(writer, on_gap=self._gap)
         self._control = control
         self._backend = backend
+        self._say_wait = sparing(lambda text: self._events.say("waiting", text, at=time.time_ns()))
         self._planned: set[int] = set()
         self._attempts = Attempts(self._spec, writer=writer, ledger=self._ledger, events=self._events)
         self._turns = Turns(
@@ -106,6 +108,7 @@ class Supervised:
             planner=self._planner,
             say=self._gap,
         )
+        self._late = LateEvidence(run_dir, attempts=self._attempts, decisions=self._decisions, backend=backend)
         self._holding = Holding(
             run_dir, backend=backend, control=control, say=self._wait_said, standby=standby, follow=self._follow
         )
@@ -134,7 +137,7 @@ class Supervised:
         except InfrastructureError as error:
             if self._attempts.newest:
                 raise
-            return end("failed", f"the run could not be begun: {error.message}")
+            return end("failed", f"the run could not be begun: {with_hint(error)}")
         if self._attempts.newest:
             text = f"supervision resumed at attempt {self._attempts.newest}"
             self._events.say("resumed", text, at=time.time_ns())
@@ -142,6 +145,9 @@ class Supervised:
             number = self._attempts.newest
             row = self._attempts.row(number)
             if row is not None and row.ended is not None:
+                if self._decisions.about(number) is None:
+                    # Whether a failure repeats an earlier one depends on what is known of that by now.
+                    self._look_late()
                 # Here, and so once more after a kill: what was shown is not shown twice.
                 plan, found = self._attempts.plan(number), self._attempts.diagnosis(number)
                 show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
@@ -158,9 +164,14 @@ class Supervised:
                     return end("deleted", "somebody deleted it in the cluster while it was suspended")
                 if turn == "wished":
                     return self._closing.between(cancelled=self._wish() == "cancel")
+                self._look_late()
+                if row is not None and not self._decisions.goes_on(number - 1):
+                    return self._closing.after(number - 1)
                 if not self._begin(number):
                     if self._wish() is not None:
                         return self._closing.between(cancelled=self._wish() == "cancel")
+                    if self._planner.withdrawn is not None:
+                        return self._closing.withdrawn(number - 1, self._planner.withdrawn)
                     return end("failed", f"attempt {number} could not be planned: {self._planner.refusal}")
             elif row.ended is not None:
                 return self._closing.after(number)
@@ -196,7 +207,7 @@ class Supervised:
 
     def _begin(self, number: int) -> bool:
         """Plan an attempt and write it down; nothing runs yet."""
-        plan = self._planner.plan(number, before=self._attempts.row(number - 1), exclude=self._decisions.avoided())
+        plan = self._planner.plan(number, before=self._attempts.row(number - 1), exclude=self._nodes_to_avoid)
         if plan is None:
             return False
         self._planned.add(number)
@@ -204,6 +215,18 @@ class Supervised:
         self._decisions.close()
         self._attempts.tell(plan, at=at)
         return True
+
+    def _nodes_to_avoid(self) -> frozenset[str]:
+        """By all that is known when the pods of the attempt before are gone: waiting for them may have taken long."""
+        self._look_late()
+        return self._decisions.avoided()
+
+    def _look_late(self) -> None:
+        """Take in evidence that came after verdicts were made, and report it to the nodes that it is about."""
+        for number, found in self._late.look():
+            plan = self._attempts.plan(number)
+            show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
+            self._blame.tell(plan, found)
 
     def _no_more(self) -> bool:
         """Whether waiting for another attempt is of no use any more."""
@@ -236,7 +259,7 @@ class Supervised:
                 if self._control.wish is not None:
                     return None
                 if self._wish() is None:
-                    watch.refused(start_failure(error.message, attempt=number))
+                    watch.refused(start_failure(with_hint(error), attempt=number))
                 else:
                     watch.without_the_rest()
         else:
@@ -255,8 +278,7 @@ class Supervised:
 
     def _wait_said(self, text: str) -> None:
         """What a launch, a removal or the hold of the run waits for: news, and the reason of the state that the run is in."""
-        now = time.time_ns()
-        self._events.say("waiting", text, at=now)
+        self._say_wait(text)
         state = self._writer.run().state
         if state not in FINAL_STATES:
-            self._ledger.set_run(state, reason=text, at=now)
+            self._ledger.set_run(state, reason=text, at=time.time_ns())

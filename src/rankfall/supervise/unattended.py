@@ -39,11 +39,13 @@ from rankfall.supervise.last_words import last_words
 from rankfall.supervise.ledger import Ledger
 from rankfall.supervise.left_over import begin, done, left_over, write_files
 from rankfall.supervise.native_end import fallen
+from rankfall.supervise.native_look import gang_of_start
 from rankfall.supervise.native_pods import LOOK_S
 from rankfall.supervise.native_starts import first_start, next_start
 from rankfall.supervise.outcome import outcome_of, released
+from rankfall.supervise.planning import with_hint
 from rankfall.supervise.showing import show_verdict
-from rankfall.supervise.starting import start_failure
+from rankfall.supervise.starting import WAITS, start_failure
 from rankfall.supervise.suspension import read_suspension
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from rankfall.backends.cluster.workload import Workload
 
 _RULE: Final = "native"
+_RESTARTED: Final = "{shown} started the gang again by itself, as its failure policy says"
 
 
 class Unattended:
@@ -127,11 +130,12 @@ class Unattended:
             row = self._attempts[number]
             if row.ended is not None:
                 now = self._resumed(workload) if row.state == "suspended" else "goes on"
+                gang = self._next_gang(number, workload) if now == "goes on" else now
+                if gang is None or now == "left":
+                    return released(self._run_dir, attempts=number)
                 if now == "gone":
                     return self._end_gone(self._taken(workload))
-                if now == "left":
-                    return released(self._run_dir, attempts=number)
-                self._again(number)
+                self._again(number, gang)
                 continue
             plan = Plan.of_row(row.plan, self._spec)
             watch = GangWatch(
@@ -158,9 +162,9 @@ class Unattended:
             if read_cancel(self._run_dir.path) is not None:
                 return None
             try:
-                self._begin(first_start(self._backend.plan(self._spec, self._run_dir, 1)))
+                self._begin(first_start(self._backend.plan(self._run_dir.whole_spec(), self._run_dir, 1)))
             except RankfallError as error:
-                self._end("failed", f"it could not be planned: {error.message}")
+                self._end("failed", f"it could not be planned: {with_hint(error)}")
                 raise
         plan = Plan.of_row(self._attempts[1].plan, self._spec)
         found = self._backend.workload(plan)
@@ -178,12 +182,12 @@ class Unattended:
         return self._backend.workload(plan)
 
     def _refused(self, error: InfrastructureError) -> None:
-        piece = start_failure(error.message, attempt=1)
+        piece = start_failure(with_hint(error), attempt=1)
         self._ledger.add_evidence(1, (piece,))
         case = AttemptObserver(self._run_dir, spec=self._spec, attempt=1).case()
         found = diagnose_by(self._spec.strategy, msgspec.structs.replace(case, evidence=(piece,), ended=True))
         self._close_attempt(1, found)
-        self._end("failed", f"it could not be launched: {error.message}")
+        self._end("failed", f"it could not be launched: {with_hint(error)}")
 
     def _begin(self, plan: Plan) -> None:
         now = time.time_ns()
@@ -200,11 +204,27 @@ class Unattended:
         for note in plan.notes:
             self._events.say("launcher", note, at=now, attempt=plan.attempt, launcher=plan.launcher)
 
-    def _again(self, number: int) -> None:
+    def _again(self, number: int, gang: str) -> None:
         """Write down the start that follows an ended one: of the same objects, with the same names, so told by what its pods bear."""
         row = self._attempts[number]
         restart = row.state != "suspended"
-        self._begin(next_start(Plan.of_row(row.plan, self._spec), self._run_dir, restarted=restart))
+        self._begin(next_start(Plan.of_row(row.plan, self._spec), self._run_dir, restarted=restart, gang=gang))
+
+    def _next_gang(self, number: int, workload: Workload) -> str | None:
+        """UID of the JobSet that a TrainJob has in place of that of an ended start; empty = the same. None when this process is to let go first."""
+        place = Plan.of_row(self._attempts[number].plan, self._spec).cluster
+        before = gang_of_start(self._run_dir, place, attempt=number) if place is not None else ""
+        if not before:
+            return ""
+        while self._control.wish is None:
+            try:
+                state = workload.look()
+            except InfrastructureError as error:
+                self._gap(f"{workload.shown} cannot be seen: {error.message}; it is asked again")
+            else:
+                return "" if state is None or state.gang == before else state.gang
+            self._control.wait(LOOK_S)
+        return None
 
     def _resumed(self, workload: Workload) -> Literal["goes on", "gone", "left"]:
         """Wait until a suspended run goes on, or is not there any more; ``left`` when this process is to let go of it first."""
@@ -238,13 +258,18 @@ class Unattended:
             self._events.say("suspended", f"{self._hold()}{how}", at=time.time_ns())
             return None
         if ended.how == "again":
-            self._decided(number, workload)
+            self._decided(number, self._replaced(ended, workload) or _RESTARTED.format(shown=workload.shown))
             return None
         if ended.state is not None and ended.how == "over":
             said = f"{ended.state.reason or ended.state.phase}: {ended.state.message or ''}".rstrip(": ")
             if ended.case.denied:
                 said = f"{said}, but a worker left an error file"
             return self._end("succeeded" if state == "succeeded" else "failed", None if state == "succeeded" else said)
+        if state == "succeeded":
+            return self._end("succeeded", None)
+        if state == "failed":
+            # Its own verdict stands, and with it the exit code.
+            return self._end("failed", self._taken(workload))
         return self._end_gone(self._taken(workload))
 
     def _diagnosis(self, number: int, ended: Ended, workload: Workload) -> Diagnosis:
@@ -254,15 +279,27 @@ class Unattended:
             return stopped_by_wish(
                 self._hold(), how="suspended", run=self._run_dir.id, attempt=number, role=self._spec.one_role
             )
-        if ended.state is not None and ended.state.phase == "succeeded" and not case.denied:
+        done = ended.state is not None and ended.state.phase == "succeeded"
+        if ended.how == "gone" and request is None:
+            # Every slot was seen to end well, so it had done its work before anybody removed it.
+            done = bool(case.slots) and all(one.state == "ended" and one.exit_code == 0 for one in case.slots)
+        if done and not case.denied:
             return diagnose_by(strategy, msgspec.structs.replace(case, succeeded=True))
         if ended.how == "gone" and request is not None:
             return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=request.text))
         state = ended.state if ended.how == "over" and not case.denied else None
         found = fallen(case, state=state, shown=workload.shown, strategy=strategy, unseen=ended.unseen)
-        if ended.how == "gone" and found.verdict.cause.confidence != "proven":
-            return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=self._taken(workload)))
+        taken = self._taken(workload) if ended.how == "gone" else self._replaced(ended, workload)
+        cause = found.verdict.cause
+        if taken is not None and (cause.confidence != "proven" or cause.slug in WAITS):
+            return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=taken))
         return found
+
+    def _replaced(self, ended: Ended, workload: Workload) -> str | None:
+        """That somebody deleted the gang of this start, and its controller made another one; None where it did not come to that."""
+        if ended.how != "again" or ended.state is None or ended.state.gang in {"", ended.gang}:
+            return None
+        return f"the jobset of {workload.shown} was deleted in the cluster, and its controller made another one"
 
     def _taken(self, workload: Workload) -> str:
         ttl = self._spec.ttl_s
@@ -285,14 +322,13 @@ class Unattended:
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)
         return verdict.state
 
-    def _decided(self, number: int, workload: Workload) -> None:
+    def _decided(self, number: int, because: str) -> None:
         """Kubernetes' own decision, as it is seen: it has started the gang again."""
         now = time.time_ns()
-        words = f"{workload.shown} started the gang again by itself, as its failure policy says"
-        decision = Decision(action="retry", rule=_RULE, because=words, at=rfc3339(now))
+        decision = Decision(action="retry", rule=_RULE, because=because, at=rfc3339(now))
         found = self._ledger.add_decision(number, decision)
         self._ledger.decision_done(DecisionRow(id=found or 0, attempt=number, decision=decision), at=now)
-        self._events.say("decision", f"retry: {words}", at=now, attempt=number, action="retry", rule=_RULE)
+        self._events.say("decision", f"retry: {because}", at=now, attempt=number, action="retry", rule=_RULE)
 
     def _hold(self) -> str:
         """Who suspended it: the newest wish since the newest attempt began, where there is one."""

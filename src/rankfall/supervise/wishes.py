@@ -61,7 +61,7 @@ class WishWatch:
 
     def look(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         """Take one look at what people ask for; ``bad``: ends that count as failures."""
-        self._look_for_cancel()
+        self.look_for_cancel()
         if not self._ending.open or self._success.reached:
             return
         hold = read_suspension(self._run_dir.path, initially=self._scene.spec.suspend)
@@ -83,7 +83,8 @@ class WishWatch:
             self._window.close()
             self._ending.stop(found.text)
 
-    def _look_for_cancel(self) -> None:
+    def look_for_cancel(self) -> None:
+        """Stop all slots where the run's end was asked for."""
         for number in self._control.take_signals():
             self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
         if self._ending.cancelled is not None:

@@ -32,6 +32,7 @@ KINDS = {
     "leases": "Lease",
     "events": "Event",
     "configmaps": "ConfigMap",
+    "secrets": "Secret",
     "pods": "Pod",
     "nodes": "Node",
 }

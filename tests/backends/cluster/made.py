@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,13 +90,25 @@ def _read(rest: bytes) -> tuple[bytes, bool, int]:
     return b"$" + chr(rest[0]).encode(), False, 1
 
 
+def secret_data(made: Compiled) -> dict[str, dict[str, str]]:
+    """What stands in Secrets, by their names."""
+    return {
+        item["metadata"]["name"]: {key: base64.b64decode(value).decode() for key, value in item["data"].items()}
+        for item in made.objects
+        if item["kind"] == "Secret"
+    }
+
+
 def started(made: Compiled, *, slot: int = 0) -> tuple[list[str], dict[str, str]]:
     """Command and variables of a slot's process, as the kubelet would hand them over."""
     one = container(made)
     variables: dict[str, str] = {}
+    hidden = secret_data(made)
     for item in one["env"]:
         if "value" in item:
             variables[item["name"]] = expand(item["value"], variables)
+        elif (reference := item["valueFrom"].get("secretKeyRef")) and reference["name"] in hidden:
+            variables[item["name"]] = hidden[reference["name"]][reference["key"]]
         else:
             path = item["valueFrom"].get("fieldRef", {}).get("fieldPath", "")
             variables[item["name"]] = str(slot) if "job-completion-index" in path else f"<{path}>"

@@ -12,8 +12,8 @@ from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import JobSpec
 from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
+from rankfall.observe.cluster.stops import Stop, abandoned, mark_stop
 from rankfall.store import RunDir
 
 RUNNING = ContainerFact(state="running")
@@ -85,3 +85,27 @@ def test_a_slot_that_never_had_a_pod_is_given_up_when_its_workload_was_told_to_s
     mark_stop(run.path, 1, Stop(at_ns=time.time_ns(), reason="4 ranks were not there 20 s after the start"))
     backend.end(plan, [0, 1], grace=0.0)
     assert [backend.life(plan, slot) for slot in (0, 1)] == ["running", "dead"]
+
+
+def test_i19_p3_a_slot_whose_node_stopped_reporting_is_given_up_when_its_grace_time_is_over(tmp_path):
+    run = RunDir.create(JobSpec(name="job", command=("train.py",), nnodes=2), home=tmp_path)
+    plan = Plan(attempt=1, launcher="exec", slots=(slot_of(run), msgspec.structs.replace(slot_of(run), slot=1)))
+    writer = JournalWriter(journal_path(run.path, 1))
+    running = ContainerFact(state="running", ready=True)
+    for slot, reason in ((0, "ContainersNotReady"), (1, None)):
+        ready = Condition(type="Ready", status="False", reason=reason)
+        writer.add(
+            PodFact(
+                seen_ns=1,
+                name=f"job-{slot}",
+                uid=f"u{slot}",
+                slot=slot,
+                phase="Running",
+                main=running,
+                conditions=(ready,),
+            )
+        )
+    writer.close()
+    mark_stop(run.path, 1, Stop(at_ns=time.time_ns(), reason="another part of the job failed"))
+    ClusterBackend().end(plan, [0, 1], grace=0.0)
+    assert abandoned(run.path, 1) == {1}

@@ -258,6 +258,71 @@ def test_errors_k4_a_node_that_is_away_is_the_cause_only_of_its_own_slots_silenc
     assert piece.role == "context"
 
 
+def deaf(**fields: object) -> PodFact:
+    """A pod of a node without power, as the API shows it (recorded on the test bed): asked to go, and still Running and ready."""
+    conditions = (Condition(type="Ready", status="False", at="2026-11-21T16:05:13Z"),)
+    main = ContainerFact(state="running", ready=True, started=MADE)
+    return pod(**{"main": main, "deleting": LATER, "grace_s": 8, "conditions": conditions, **fields})
+
+
+def failed_rank(slot: int = 0) -> RankFacts:
+    return RankFacts(rank=0, slot=slot, state="ended", exit_code=1, ended_at=LATER_NS)
+
+
+@pytest.mark.parametrize("state", ["lost", "running"])
+def test_i19_p3_a_silent_node_is_the_cause_at_its_slot_though_its_pod_was_asked_to_go_before_that_was_noticed(
+    scene, state
+):
+    pieces = scene.found(
+        pods=[pod(0, node="n0"), deaf()],
+        slots=[SlotFacts(slot=0, node="n0", state="running"), SlotFacts(slot=1, node="n1", state=state)],
+        ranks=[failed_rank()],
+    )
+    (piece,) = [one for one in pieces if one.slug == "node_lost"]
+    assert (piece.role, piece.slot, piece.node, piece.trust) == ("primary", 1, "n1", "platform")
+    # The node fell before it was noticed: at most the node controller's patience and the interval of heartbeats.
+    noticed = stamp_ns("2026-11-21T16:05:13Z")
+    reach = piece.uncertainty * 1e9
+    assert piece.at - reach <= noticed - 60 * 10**9
+    assert noticed <= piece.at + reach <= noticed + 2 * 10**9
+
+
+def test_i19_p3_the_node_object_says_the_same_where_it_may_be_read(scene):
+    away = node(ready="Unknown")
+    early = "2026-11-21T16:04:50Z"
+    pieces = scene.found(away, pods=[deaf(deleting=early)], slots=[SlotFacts(slot=1, node="n1", state="lost")])
+    assert [(one.slug, one.role, one.source) for one in pieces] == [
+        ("node_lost", "primary", "node"),
+        ("node_lost", "primary", "pod"),
+    ]
+    # The kubelet reports again, and so do the conditions of its pods.
+    back = node(ready="True", seen=LATER_NS + 20)
+    well = msgspec.structs.replace(deaf(deleting=early), conditions=(Condition(type="Ready", status="True"),))
+    assert scene.found(later_node(away, back), pods=[well], slots=[SlotFacts(slot=1, node="n1", state="running")]) == [
+        msgspec.structs.replace(pieces[0], role="context", at=LATER_NS, uncertainty=1.0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fact", "ranks"),
+    [
+        (deaf(), []),
+        (deaf(phase="Failed"), [failed_rank()]),
+        (msgspec.structs.replace(deaf(), main=ContainerFact(state="terminated", exit_code=1)), [failed_rank()]),
+        (
+            msgspec.structs.replace(
+                deaf(), conditions=(Condition(type="Ready", status="False", reason="ContainersNotReady"),)
+            ),
+            [failed_rank()],
+        ),
+    ],
+    ids=["nothing-failed", "over", "reported", "kubelet-says-so"],
+)
+def test_i19_p3_a_pod_of_a_node_that_reports_or_of_a_job_that_runs_on_is_no_lost_node(scene, fact, ranks):
+    slots = [SlotFacts(slot=0, node="n0", state="running"), SlotFacts(slot=1, node="n1", state="running")]
+    assert scene.found(pods=[pod(0, node="n0"), fact], slots=slots, ranks=ranks) == []
+
+
 def test_a_node_that_was_away_before_the_pod_was_made_is_nothing(scene):
     back = later_node(node(ready="Unknown", seen=MADE_NS - 10), node(seen=MADE_NS - 5))
     assert scene.found(back, slots=[SlotFacts(slot=1, node="n1", state="lost")]) == []
@@ -312,6 +377,13 @@ def test_health_s31_an_xid_three_seconds_before_the_fall_names_node_gpu_and_time
     assert (piece.slug, piece.role, piece.rank, piece.node) == ("gpu_fallen_off_bus", "primary", 5, "n1")
     assert piece.gpu == "0000:4e:00"
     assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before rank 5 fell: NVRM: Xid")
+
+
+def test_i19_p5_a_fault_before_rankfalls_own_stop_is_not_said_to_come_before_a_fall(scene):
+    slot = SlotFacts(slot=1, node="n1", state="ended", signal=15, killed_by="wrapper", ended_at=FELL)
+    stopped = rank(5, exit_code=None, signal=15, killed_by="wrapper")
+    (piece,) = scene.found(node(annotations=health(LATER_NS)), slots=[slot], ranks=[stopped])
+    assert piece.line.startswith("xid/79 on gpu 0000:4e:00, 3.0 s before slot 1 was stopped by Rankfall: NVRM: Xid")
 
 
 def test_of_two_ranks_that_fell_on_the_node_none_is_named(scene):

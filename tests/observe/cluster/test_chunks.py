@@ -132,7 +132,13 @@ def alone(monkeypatch):
 def test_a_chunk_of_one_rank_and_second_is_taken_by_its_head(alone):
     body = b"".join(b"%b.%09dZ [rank 7] line %d\n" % (STAMP, number, number) for number in range(3))
     assert alone.split(body) == Taken(
-        3, {b"7": b"line 0\nline 1\nline 2\n"}, {b"7": 3}, {b"7": SECOND * NS}, SECOND * NS + 2, SECOND, SECOND
+        3,
+        {b"7": b"line 0\nline 1\nline 2\n"},
+        {b"7": 3},
+        {b"7": [(0, 0, SECOND * NS, SECOND * NS + 2)]},
+        SECOND * NS + 2,
+        SECOND,
+        SECOND,
     )
 
 

@@ -22,6 +22,7 @@ from rankfall.observe.cluster import follower, session, silence
 from rankfall.observe.cluster.cursor import NAME
 from rankfall.observe.cluster.session import Session
 from rankfall.store import append
+from rankfall.store.incomplete import lost_of_run
 
 Story = Callable[[World, Fed], Awaitable[None]]
 
@@ -188,6 +189,38 @@ def test_a_log_with_a_past_is_read_to_its_end_and_followed_from_there(tmp_path):
     assert play(tmp_path, story).troubles == []
 
 
+def test_i19_p14_the_last_reading_of_an_ended_container_repeats_little(tmp_path):
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        made.write(pod, *(b"line %d" % number for number in range(1000)))
+        made.end(pod)
+        fed.start()
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod) == b"".join(b"line %d\n" % number for number in range(1000))
+        assert [(query.get("tailLines"), "sinceTime" in query) for query in pod.requests] == [
+            (None, False),
+            ("250", False),
+        ]
+
+    assert play(tmp_path, story).troubles == []
+
+
+def test_i19_p14_the_end_of_a_log_whose_last_lines_are_unknown_again_is_complete(tmp_path, monkeypatch):
+    """What a joining reading begins with is longer than what comes first of it, so that it cannot be known again."""
+    monkeypatch.setattr(follower, "_JOIN", 1)
+
+    async def story(made: World, fed: Fed) -> None:
+        pod = made.add(0)
+        lines = [b"begin", *(b"%d" % number * 600_000 for number in range(3))]
+        made.write(pod, *lines)
+        made.end(pod)
+        fed.start()
+        assert (await fed.closed(pod)).log == "complete"
+        assert fed.stream(pod) == b"".join(line + b"\n" for line in lines)
+
+    assert play(tmp_path, story).troubles == []
+
+
 @pytest.mark.parametrize("alike", [False, True], ids=["more came", "alike"])
 def test_a_follow_that_does_not_join_what_was_read_begins_at_the_cursor(tmp_path, monkeypatch, alike):
     """Because more came meanwhile than is asked for again, or because lines that are all alike do not tell where it begins."""
@@ -271,12 +304,14 @@ def test_a_feed_follows_when_each_log_of_a_running_container_was_opened(tmp_path
         assert fed.feed is not None
         await until(lambda: fed.troubles, "a word of pods that cannot be listed")
         assert not fed.feed.following
+        assert fed.feed.blind
         made.pods_refused = None
         await until(lambda: len(second.requests) >= 5 and first.requests, "tries of both logs")
         assert not fed.feed.following
         second.faults.clear()
         # One that has not begun has no log.
         await until(lambda: fed.feed.following, "that all logs are open")
+        await until(lambda: not fed.feed.blind, "that the pods are watched again")
         assert fed.fact(late) is not None
 
     play(tmp_path, story)
@@ -565,6 +600,27 @@ def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypa
     play(tmp_path, story)
 
 
+def test_i19_p15_logs_that_cannot_be_read_are_counted_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+
+    async def story(made: World, fed: Fed) -> None:
+        pods = [made.add(slot) for slot in range(2)]
+        for pod in pods:
+            pod.faults += ["503"] * 10_000
+        fed.start()
+        for pod in pods:
+            made.write(pod, b"never read")
+            made.end(pod)
+        for pod in pods:
+            assert (await fed.closed(pod)).log == "lost"
+        (lost,) = lost_of_run(fed.run)
+        assert (lost.slots, lost.unread, lost.lines) == ((0, 1), 2, None)
+        assert "the logs of 2 pods could not be read to their end (" in lost.text
+        assert lost.why
+
+    play(tmp_path, story)
+
+
 def test_launch_s32_a_server_that_denies_a_last_reading_for_a_moment_costs_no_line(tmp_path, monkeypatch):
     """As one that has just started and has not read its roles."""
     monkeypatch.setattr(follower, "DENIED_S", 60.0)
@@ -827,12 +883,13 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path, monkeypatch):
             made.write(pod, b"three", b"[rank 0] four")
             made.end(pod)
         await until(lambda: all(len(pod.requests) >= 4 for pod in pods), "tries on a full disk")
-        assert len(fed.troubles) == 1
         assert "No space left" in fed.troubles[0]
+        assert len([text for text in fed.troubles if "cannot be stored" in text]) == 1
         full = False
         for pod in pods:
             assert (await fed.closed(pod)).log == "complete"
             assert fed.streams(pod) == {"slot.out": b"one\nthree\n", "r0.out": b"two\nfour\n"}
+        await until(lambda: any("storing goes on" in text for text in fed.troubles), "word that there is room again")
         assert fed.journal.problems == []
 
     play(tmp_path, story)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.kube.access import Access, Endpoint
@@ -18,7 +20,7 @@ from rankfall.observe.cluster import identify
 from rankfall.observe.cluster.environ import Seen, read_ranks
 from rankfall.observe.cluster.identify import Identifier, after_look
 from rankfall.observe.cluster.instance import InstanceLog
-from rankfall.observe.cluster.manifest_ranks import static_ranks
+from rankfall.observe.cluster.manifest_ranks import Launch, launch_of
 from rankfall.observe.cluster.told import ROUND, Told, read_told, write_told
 from rankfall.store import StreamAppender
 
@@ -36,42 +38,109 @@ def pod(*command: str, env: list[dict[str, Any]] | None = None, index: str = "1"
     return {"metadata": {"annotations": {INDEX: index}}, "spec": {"containers": [{"name": "side"}, own]}}
 
 
+TEE = ("--tee", "3")
+
+
 @pytest.mark.parametrize(
-    ("made", "ranks"),
+    ("made", "roles", "ranks"),
     [
-        (pod("torchrun", "train.py", env=TRAINER), {0: 2, 1: 3}),
-        (pod("python", "-m", "torch.distributed.run", "--tee", "3", "train.py", env=TRAINER), {0: 2, 1: 3}),
-        (pod("torchrun", "--nnodes=4", "--node_rank", "3", "--nproc-per-node", "1", "train.py"), {0: 3}),
-        (pod("sh", "-c", "exec torchrun --nnodes=2 --node-rank=0 --nproc-per-node=2 train.py"), {0: 0, 1: 1}),
+        (
+            pod("python3.11", "-u", "-m", "torch.distributed.run", *TEE, "train.py", env=TRAINER),
+            "default",
+            {0: 2, 1: 3},
+        ),
+        (pod("torchrun", "-t3", "train.py", env=TRAINER), "default", {0: 2, 1: 3}),
+        (pod("torchrun", "train.py", env=[*TRAINER, {"name": "PET_TEE", "value": "3"}]), "default", {0: 2, 1: 3}),
+        (pod("torchrun", *TEE, "--nnodes=4", "--node_rank", "3", "--nproc-per-node", "1", "a.py"), "default", {0: 3}),
+        (
+            pod("sh", "-c", "exec torchrun -t 3 --nnodes=2 --node-rank=0 --nproc-per-node=2 a.py"),
+            "default",
+            {0: 0, 1: 1},
+        ),
+        (
+            pod("bash", "-ec", "set -x\ncd /job\n# it\ntorchrun --tee 3 \\\n  a.py 2>&1", env=TRAINER),
+            "default",
+            {0: 2, 1: 3},
+        ),
+        (
+            pod("torchrun", *TEE, "--role=learner", "-m", "train", "--node-rank", "7", env=TRAINER),
+            "learner",
+            {0: 2, 1: 3},
+        ),
+        (pod("torchrun", *TEE, "a.py", env=[*TRAINER, {"name": "PET_ROLE", "value": "x1"}]), "x1", {0: 2, 1: 3}),
+        # The lines are marked, and the ranks are those of a rendezvous.
+        (pod("torchrun", *TEE, "--rdzv-backend=c10d", "train.py", env=TRAINER), "default", {}),
+        (pod("torchrun", *TEE, "--rdzv_backend", "c10d", "train.py", env=TRAINER), "default", {}),
+        (pod("torchrun", *TEE, "a.py", env=[*TRAINER, {"name": "PET_RDZV_BACKEND", "value": "c10d"}]), "default", {}),
+        (pod("torchrun", *TEE, "--nnodes=1:4", "--node-rank=1", "--nproc-per-node=2", "train.py"), "default", {}),
+        (pod("torchrun", *TEE, "--nnodes=2", "--node-rank=1", "--nproc-per-node=gpu", "train.py"), "default", {}),
+        (pod("torchrun", *TEE, "train.py", env=TRAINER, index="x"), "default", {}),
+        (
+            pod(
+                "torchrun",
+                *TEE,
+                "a.py",
+                env=[*TRAINER[:2], {"name": "PET_NODE_RANK", "valueFrom": {"secretKeyRef": {}}}],
+            ),
+            "default",
+            {},
+        ),
+        # The completion index by itself is no rank.
+        (pod("torchrun", *TEE, "train.py", env=TRAINER[:2]), "default", {}),
     ],
 )
-def test_a_static_node_rank_in_the_manifest_proves_the_ranks(made, ranks):
-    assert static_ranks(made, "node") == ranks
+def test_i19_p11_a_manifest_proves_torchruns_own_prefixes_and_a_static_node_rank(made, roles, ranks):
+    assert launch_of(made, "node") == Launch(roles=(roles,), ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pod("torchrun", "train.py", env=TRAINER),
+        pod("torchrun", "--tee=0", "train.py", env=[*TRAINER, {"name": "PET_TEE", "value": "3"}]),
+        pod("torchrun", "train.py", "--tee", "3", env=TRAINER),
+    ],
+)
+def test_i19_p11_without_tee_no_line_bears_a_prefix_of_torchruns(made):
+    assert launch_of(made, "node") == Launch(roles=())
 
 
 @pytest.mark.parametrize(
     "made",
     [
         pod("python", "train.py", env=TRAINER),
-        pod("torchrun", "--rdzv-backend=c10d", "train.py", env=TRAINER),
-        pod("torchrun", "--rdzv_backend", "c10d", "train.py", env=TRAINER),
-        pod("torchrun", "train.py", env=[*TRAINER, {"name": "PET_RDZV_BACKEND", "value": "c10d"}]),
-        pod("torchrun", "train.py", env=TRAINER, envFrom=[{"secretRef": {"name": "x"}}]),
-        pod("torchrun", "--nnodes=1:4", "--node-rank=1", "--nproc-per-node=2", "train.py"),
-        pod("torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=gpu", "train.py"),
-        pod("sh", "-c", "torchrun --nnodes=2 --node-rank=$JOB_COMPLETION_INDEX --nproc-per-node=2 train.py"),
-        pod("sh", "-c", "torchrun --nnodes=2 --node-rank=1 --nproc-per-node=2 a.py; torchrun b.py", env=TRAINER),
-        pod("sh", "-c", "torchrun 'unclosed train.py", env=TRAINER),
-        pod("torchrun", "train.py", env=TRAINER, index="x"),
-        pod("torchrun", "train.py", env=[*TRAINER[:2], {"name": "PET_NODE_RANK", "valueFrom": {"secretKeyRef": {}}}]),
-        # The completion index by itself is no rank.
-        pod("torchrun", "train.py", env=TRAINER[:2]),
+        pod("python", "train.py", "torchrun", "--tee", "3", "a.py", env=TRAINER),
+        pod("torchrun", *TEE, "train.py", env=TRAINER, envFrom=[{"secretRef": {"name": "x"}}]),
+        pod("torchrun", "--tee=1", "train.py", env=TRAINER),
+        pod("torchrun", "--tee=0:3,1:0", "train.py", env=TRAINER),
+        pod("torchrun", *TEE, "--some-new-option", "train.py", env=TRAINER),
+        pod("torchrun", *TEE, env=TRAINER),
+        pod("torchrun", "--tee", env=TRAINER),
+        pod("torchrun", *TEE, "$(MORE)", "train.py", env=TRAINER),
+        pod("torchrun", *TEE, "--logs-specs", "mine", "train.py", env=TRAINER),
+        pod("torchrun", *TEE, "a.py", env=[*TRAINER, {"name": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "value": "x"}]),
+        pod("torchrun", "a.py", env=[*TRAINER, {"name": "PET_TEE", "valueFrom": {"secretKeyRef": {}}}]),
+        pod("torchrun", *TEE, "a.py", env=[*TRAINER, {"name": "PET_ROLE", "valueFrom": {"secretKeyRef": {}}}]),
+        pod("sh", "-c", "torchrun --tee 3 --nnodes=2 --node-rank=$JOB_COMPLETION_INDEX --nproc-per-node=2 train.py"),
+        pod("sh", "-c", "torchrun --tee 3 $ARGS --node-rank=1 train.py", env=TRAINER),
+        pod(
+            "sh", "-c", "torchrun --tee 3 --nnodes=2 --node-rank=1 --nproc-per-node=2 a.py; torchrun b.py", env=TRAINER
+        ),
+        pod("sh", "-c", "torchrun --tee 3 'unclosed train.py", env=TRAINER),
+        pod("sh", "-c", "export PET_NODE_RANK=0\ntorchrun --tee 3 a.py", env=TRAINER),
+        pod("sh", "-c", "PET_NODE_RANK=0 torchrun --tee 3 a.py", env=TRAINER),
+        pod("sh", "-c", "echo '[default1]:ready'\ntorchrun --tee 3 a.py", env=TRAINER),
+        pod("sh", "-c", "torchrun --tee 3 a.py\necho '[default1]:done'", env=TRAINER),
+        pod("sh", "-c", "", env=TRAINER),
+        pod("sh", "/job/start.sh", env=TRAINER),
+        pod(env=TRAINER),
+        {"metadata": {}, "spec": {"containers": [{"name": "node", "command": ["torchrun", 3]}]}},
         {"metadata": {}, "spec": {"containers": []}},
         {},
     ],
 )
-def test_anything_else_in_the_manifest_proves_nothing(made):
-    assert static_ranks(made, "node") == {}
+def test_i19_p11_anything_else_in_the_manifest_proves_nothing(made):
+    assert launch_of(made, "node") == Launch()
 
 
 def process(pid: int, parent: int, *variables: str, ticks: int = 1000) -> str:
@@ -118,8 +187,33 @@ def test_any_answer_is_read(text):
     assert all(isinstance(one, Seen) for one in read_ranks(text).values())
 
 
+def redirected(local: int, launcher: int, *, where: str = "/tmp/x y/none_1/attempt_0", reads: bool = True) -> list[str]:
+    """What the answer says of the outputs of a rank under ``--tee 3``."""
+    files = [f"{where}/{local}/stdout.log", f"{where}/{local}/stderr.log"]
+    return [f"@out {files[0]}", f"@err {files[1]}", *(f"@reads {launcher} {file}" for file in files if reads)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "uptime", "marked"),
+    [
+        (redirected(1, 5), 100.0, True),
+        # Redirected and not shown, to files of another rank, by another process; started just now.
+        (redirected(1, 5, reads=False), 100.0, False),
+        (redirected(0, 5), 100.0, False),
+        (redirected(1, 6), 100.0, False),
+        (["@out pipe:[1]", "@err pipe:[2]"], 100.0, False),
+        ([], 100.0, False),
+        (["@out pipe:[1]", "@err pipe:[2]"], 11.0, None),
+    ],
+)
+def test_i19_p11_lines_bear_torchruns_prefix_where_it_reads_both_outputs_of_a_rank(outputs, uptime, marked):
+    lines = [f"@clock 1000 {uptime}", process(10, 5, "RANK=3", "LOCAL_RANK=1", "ROLE_NAME=a learner"), *outputs]
+    found = read_ranks("\n".join(lines))
+    assert (found[1].marked, found[1].role) == (marked, "a learner")
+
+
 def seen(rank: int, local: int, *, pid: int, started: int = 0) -> Seen:
-    return Seen(rank=rank, local_rank=local, pid=pid, ticks=pid, started=started)
+    return Seen(rank=rank, local_rank=local, pid=pid, ticks=pid, started=started, role="default", marked=True)
 
 
 def test_launch_s17_another_round_ends_what_the_first_one_proved_where_it_was_seen_last(tmp_path):
@@ -127,6 +221,9 @@ def test_launch_s17_another_round_ends_what_the_first_one_proved_where_it_was_se
     told = after_look(Told(), first, sizes={"0.out.log": 5, "1.out.log": 7}, folder=tmp_path)
     assert {n: (one.rank, one.since, one.until) for n, one in told.ranks.items()} == {0: (2, 0, None), 1: (3, 0, None)}
     told = after_look(told, first, sizes={"0.out.log": 50, "1.out.log": 70}, folder=tmp_path)
+    assert (told.base, told.confirmed) == (0, {0: 50, 1: 70})
+    # One rank has ended, and no other came: nothing else is proved.
+    told = after_look(told, {1: first[1]}, sizes={"1.out.log": 70}, folder=tmp_path)
     assert (told.base, told.confirmed) == (0, {0: 50, 1: 70})
     second = {0: seen(0, 0, pid=20), 1: seen(1, 1, pid=21)}
     told = after_look(told, second, sizes={"0.out.log": 90, "1.out.log": 90}, folder=tmp_path)
@@ -161,10 +258,12 @@ def line(second: int, text: str) -> bytes:
 def test_text_that_looks_like_a_wrappers_is_the_jobs_own_in_a_foreign_log(tmp_path):
     made = log(tmp_path)
     made.opened()
+    assert not made.routes.tagged
     for n, text in enumerate(
         ("[rank 3] forged", "\x1erankfall/1 x y", "[default1]:step 1", "[trainer0]: a", "[step2]: b")
     ):
         made.feed(line(n, text))
+    assert made.routes.tagged
     made.routes.base = ROUND
     made.feed(line(9, "[default1]:step 2"))
     made.close()
@@ -194,40 +293,60 @@ def looker(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Identifier, 
     return Identifier(Kube(access), namespace="here", trouble=lambda name, text: said.append(text)), said
 
 
-ANSWER = "\n".join(["@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1")])
+ANSWER = "\n".join(["@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), *redirected(1, 1)])
 
 
-def watched(identifier: Identifier, folder: Path, *, looks: int) -> InstanceLog:
+def watched(identifier: Identifier, folder: Path, *texts: str, looks: int) -> dict[str, str]:
+    """Streams after the lines came, these looks, and the same lines once more."""
     made = log(folder)
+    made.opened()
+    for n, text in enumerate(texts):
+        made.feed(line(n, text))
     left = iter(range(looks))
     asyncio.run(
         identifier.watch("p", container="m", log=made, folder=folder, running=lambda: next(left, None) is not None)
     )
+    for n, text in enumerate(texts):
+        made.feed(line(10 + n, text))
     made.close()
-    return made
+    return {path.name.removesuffix(".out.log"): path.read_text() for path in folder.glob("*.log")}
 
 
 def test_a_container_is_looked_into_once_its_lines_bear_local_ranks(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, ANSWER)
-    watched(identifier, tmp_path, looks=3)
+    watched(identifier, tmp_path, "[rank3]: ValueError", "[default]:x", "plain", looks=3)
     assert read_told(tmp_path) == Told()
-    made = log(tmp_path)
-    made.opened()
-    made.feed(line(1, "[default1]:x"))
-    made.close()
-    watched(identifier, tmp_path, looks=3)
+    watched(identifier, tmp_path, "[default1]:x", looks=3)
     assert read_told(tmp_path).ranks[1].rank == 3
+    assert said == []
+
+
+def test_i19_p11_processes_name_the_role_of_the_prefixes_and_no_other_local_rank_gets_a_stream(tmp_path, monkeypatch):
+    answer = ANSWER.replace("LOCAL_RANK=1", "LOCAL_RANK=1\nROLE_NAME=learner")
+    identifier, _ = looker(monkeypatch, answer)
+    found = watched(identifier, tmp_path, "[learner1]:x", "[learner7]:y", "[default1]:z", looks=3)
+    told = read_told(tmp_path)
+    assert (told.roles, told.locals, told.of_no_rank(7), told.of_no_rank(1)) == (("learner",), {1}, True, False)
+    assert found["1"] == "[default1]:z\n[learner1]:x\n"
+    assert found["slot"] == "[learner1]:x\n[learner7]:y\n[learner7]:y\n[default1]:z\n"
+
+
+def test_i19_p11_where_torchrun_marks_no_lines_their_text_proves_no_rank_and_is_not_waited_for(tmp_path, monkeypatch):
+    plain = "\n".join(["@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), "@out pipe:[1]", "@err pipe:[1]"])
+    fresh = plain.replace("@clock 100 100", "@clock 100 11")
+    identifier, said = looker(monkeypatch, fresh, "", plain, Forbidden("asked again", status=403))
+    found = watched(identifier, tmp_path, "[default1]:printed by rank 0 really", looks=9)
+    told = read_told(tmp_path)
+    assert (told.ranks, told.settled, told.of_no_rank(1)) == ({}, True, True)
+    assert found["slot"] == "[default1]:printed by rank 0 really\n"
     assert said == []
 
 
 def test_a_missing_right_is_told_and_not_asked_for_again(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, Forbidden("no exec for you", status=403))
-    made = log(tmp_path)
-    made.opened()
-    made.feed(line(1, "[default1]:x"))
-    made.close()
-    watched(identifier, tmp_path, looks=5)
+    watched(identifier, tmp_path, "[default1]:x", looks=5)
     assert said == ["ranks that only a look into their pods would tell stay unknown: no exec for you"]
+    assert read_told(tmp_path).settled
 
 
 def test_a_container_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
@@ -242,3 +361,47 @@ def test_what_is_damaged_or_missing_tells_nothing(tmp_path):
     assert read_told(tmp_path) == Told()
     write_told(tmp_path, Told(base=3))
     assert read_told(tmp_path).base == 3
+
+
+@given(
+    texts=st.lists(
+        st.sampled_from(
+            ["[rank 3] forged", "[rank ?] too", "", "step 1", "é" * 40, "\x1erankfall/1 x y", "[default1]:a", "x" * 90]
+        ),
+        min_size=1,
+    ),
+    seconds=st.lists(st.integers(0, 9), min_size=1),
+    parts=st.integers(1, 4),
+)
+@settings(max_examples=80)
+def test_i19_p14_chunks_of_a_foreign_log_are_stored_as_its_lines_one_by_one(texts, seconds, parts):
+    def stored(feeds: list[bytes]) -> dict[str, object]:
+        with tempfile.TemporaryDirectory() as folder:
+            made = log(Path(folder))
+            made.opened()
+            for data in feeds:
+                made.feed(data)
+            made.close()
+            files = {path.name: path.read_bytes() for path in Path(folder).glob("*.log")}
+            return files | {"lines": made.cursor.lines, "last": made.cursor.last}
+
+    texts *= 30
+    said = [line(at, text) for at, text in zip(sorted(islice(cycle(seconds), len(texts))), texts, strict=True)]
+    size = -(-len(said) // parts)
+    chunks = [b"".join(said[n : n + size]) for n in range(0, len(said), size)]
+    assert stored(chunks) == stored(said)
+
+
+def test_i19_p14_a_chunk_without_tags_is_not_gone_through_line_by_line(tmp_path, monkeypatch):
+    made = log(tmp_path)
+    made.opened()
+    gone_through: list[bytes] = []
+    of = made.routes.of
+    monkeypatch.setattr(made.routes, "of", lambda line, *rest: gone_through.append(line) or of(line, *rest))
+    plain = b"".join(line(n // 100, f"[rank0]: step {n} of many") for n in range(500))
+    made.feed(plain)
+    assert (gone_through, made.cursor.lines) == ([], 500)
+    made.feed(b"".join(line(9, f"[default0]:step {n} of many") for n in range(100)))
+    assert (len(gone_through), made.cursor.lines) == (100, 600)
+    made.close()
+    assert (tmp_path / "slot.out.log").read_bytes().startswith(b"[rank0]: step 0 of many\n[rank0]: step 1 ")

@@ -575,6 +575,8 @@ def test_a_chunk_that_the_disk_does_not_take_comes_again(tmp_path, monkeypatch):
 
 def test_only_so_many_logs_keep_their_newest_file_open(tmp_path, monkeypatch):
     monkeypatch.setattr(overlap, "MOST_OPEN", 2)
+    # Those of other tests may be open still.
+    monkeypatch.setattr(Overlap, "_open", 0)
     before = len(list(Path("/proc/self/fd").iterdir()))
     made = [Overlap(tmp_path / str(number)) for number in range(4)]
     for number, one in enumerate(made):

@@ -200,3 +200,46 @@ def test_the_same_thing_seen_twice_is_one_piece_and_of_another_pod_another():
 def test_long_messages_are_cut():
     (piece,) = ending_evidence(pod(reason="Evicted", message="x" * 4096), attempt=1)
     assert len(piece.line) == 1000
+
+
+# As kubelets of 1.34 wrote it on the test bed: no conditions, no container statuses.
+REFUSED = {
+    "reason": "OutOfrankfall.test/place",
+    "message": "Pod was rejected: Node didn't have enough resource: rankfall.test/place, requested: 1, used: 1, capacity: 1",
+    "accepted": DAY,
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (REFUSED["reason"], REFUSED["message"]),
+        (
+            "OutOfnvidia.com/gpu",
+            "Pod Node didn't have enough resource: nvidia.com/gpu, requested: 8, used: 8, capacity: 8",
+        ),
+        ("UnexpectedAdmissionError", "Pod was rejected: Allocate failed due to no healthy devices present"),
+        ("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality"),
+        ("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed"),
+        ("SomethingNewer", "Pod was rejected: for a reason that this table does not know"),
+    ],
+)
+def test_i19_p2_a_pod_that_its_kubelet_refuses_never_ran_and_is_tried_elsewhere(reason, message):
+    fact = pod(reason=reason, message=message, accepted=DAY)
+    (piece,) = ending_evidence(fact, attempt=1)
+    assert (piece.slug, piece.at, piece.uncertainty, piece.stamped) == ("admission_rejected", DAY_NS, 1.0, "node")
+    case = Case(attempt=1, slots=(SlotFacts(slot=3, node="n3", state="lost"),), evidence=(piece,))
+    verdict = diagnose(case).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.slot, verdict.node) == (
+        "admission_rejected",
+        "proven",
+        3,
+        "n3",
+    )
+    assert (verdict.retry, verdict.node_action) == ("elsewhere", "suspect")
+    assert verdict.decisive is not None
+    assert verdict.decisive.line == f"{reason}: {message}"
+
+
+def test_i19_p2_what_ran_before_is_not_said_to_have_been_refused_in_words_that_nobody_knows():
+    assert ending_evidence(pod(reason="New", message="Pod was rejected: x", main=ended("Error")), attempt=1) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_the_same_record_twice_is_one_file_and_the_first_stands(scene):
 
 def test_progress_is_told_and_not_kept(scene):
     assert scene.take(record_line("job-1", 0, 5, kind="progress", ordinal=0, step=9))
-    scene.intake.taken()
+    scene.intake.tell_progress()
     assert scene.names == []
     assert [record.step for record in scene.progress] == [9]
 
@@ -225,11 +226,11 @@ def test_instances_get_folders_in_order_and_find_them_again(run):
 def test_a_full_disk_leaves_no_folder_behind_each_time(run, monkeypatch):
     held = instances(run)
 
-    def full(_self: Path, data: bytes) -> int:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(sys.modules["rankfall.store.home"], "write_file", full)
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
                 held.open(0, uid="a", number=0)
@@ -253,8 +254,8 @@ def test_of_progress_that_came_together_the_newest_of_each_process_is_told(scene
     for number, (ordinal, step) in enumerate([(0, 1), (1, 7), (0, 2), (0, 3)]):
         assert scene.take(record_line("job-1", 0, number, kind="progress", ordinal=ordinal, step=step))
     assert not scene.progress
-    scene.intake.taken()
-    scene.intake.taken()
+    scene.intake.tell_progress()
+    scene.intake.tell_progress()
     assert [(record.ordinal, record.step) for record in scene.progress] == [(0, 3), (1, 7)]
 
 
@@ -272,8 +273,8 @@ def test_progress_that_cannot_be_written_is_told_the_next_time(tmp_path):
     )
     assert intake.take(record_line("job-1", 0, 5, kind="progress", ordinal=0, step=9), AT)
     with pytest.raises(OSError, match="No space"):
-        intake.taken()
-    intake.taken()
+        intake.tell_progress()
+    intake.tell_progress()
     assert told == [9]
 
 

@@ -161,6 +161,20 @@ def test_what_comes_and_goes_is_told_now_and_then():
     made.over("never said")
 
 
+def test_i19_p4_a_full_disk_is_told_again_while_it_lasts_and_so_is_its_end():
+    made, told, clock = troubles()
+    for _ in range(31):
+        made.full(OSError(28, "No space left on device"))
+        clock.now += 1
+    made.stored()
+    made.stored()
+    first, again, twice, over = told
+    assert first == "what comes from the cluster cannot be stored: No space left on device; it is tried again"
+    assert again.startswith("nothing can be stored for 15 s now, so no line is shown: No space left on device")
+    assert "for 30 s now" in twice
+    assert over == "storing goes on after 31 s: what the cluster still has is fetched"
+
+
 def test_each_name_is_told_and_their_number_is_bounded():
     made, told, _ = troubles()
     for number in range(10_000):

@@ -24,10 +24,18 @@ from rankfall.backends.cluster.slot_pods import SlotPods, life_of
 from rankfall.backends.cluster.stacks import ask_stacks
 from rankfall.backends.cluster.stop import give_up, suspend
 from rankfall.backends.cluster.submit import submit
-from rankfall.backends.cluster.submitted import cluster_of, is_submitted, mark_submitted, run_of, submitted_uid
+from rankfall.backends.cluster.submitted import (
+    cluster_of,
+    is_cleared,
+    is_submitted,
+    mark_cleared,
+    mark_submitted,
+    run_of,
+    submitted_uid,
+)
 from rankfall.backends.cluster.telling import Telling
 from rankfall.backends.cluster.workload import Workload
-from rankfall.backends.cluster.workloads import held_together, one_deleted
+from rankfall.backends.cluster.workloads import gang_of, held_together, how_expired, one_deleted
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
 from rankfall.diagnose import CAUSAL
@@ -114,7 +122,7 @@ class ClusterBackend:
             return ()
         compiled = self._compiled.get(plan.attempt) if not plan.left_out else None
         if compiled is None:
-            spec = sized(run_dir.spec, plan.sizes)
+            spec = sized(run_dir.whole_spec(), plan.sizes)
             nnodes = plan.sizes.get(spec.role, len(plan.slots)) if spec.elastic else None
             compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes, left_out=plan.left_out)
         telling, hold = Telling(company), self._hold
@@ -175,9 +183,10 @@ class ClusterBackend:
             return ()
 
     def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
-        """Give up on slots that do not end, after a while, and on those that never had a pod: 0, because nothing is forced."""
+        """Give up on slots that do not end, after a while, and at once on those without a pod or a reporting node: 0, because nothing is forced."""
         del grace
-        absent = [slot for slot in slots if self.life(plan, slot) == "absent"]
+        facts = {slot: self._pods.of(plan, slot) for slot in slots}
+        absent = [slot for slot, fact in facts.items() if fact is None or fact.unheard]
         give_up(run_of(plan), plan.attempt, slots, absent=absent)
         return 0
 
@@ -207,18 +216,24 @@ class ClusterBackend:
         uid = submitted_uid(run_of(plan), place.named or plan.attempt)
         return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
 
-    def withdrawn(self, plan: Plan) -> str | None:
+    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
         """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
-        place, run_dir = cluster_of(plan), run_of(plan)
-        uid = submitted_uid(run_dir, plan.attempt)
-        if uid is None or (run_dir.spec.ttl_s is not None and place.backend != "trainjob"):
-            # Never launched; or a finished one may be gone by its own time to live.
+        place, run_dir, number = cluster_of(plan), run_of(plan), plan.attempt
+        uid = submitted_uid(run_dir, number)
+        if uid is None or is_cleared(run_dir, number):
             return None
+        gang, expires = gang_of(run_dir, number), run_dir.spec.ttl_s is not None and place.backend != "trainjob"
         try:
-            gone = self._call(plan, lambda kube: one_deleted(kube, place, uid=uid))
+            gone = self._call(plan, lambda kube: one_deleted(kube, place, uid=uid, gang=gang, expires=expires))
         except KubeError:
+            if surely:
+                raise
             return None
-        return None if gone is None else f"{place.backend} {gone} was deleted in the cluster"
+        if gone is None:
+            return None
+        if gone.expired:
+            return how_expired(run_dir, number, uid=uid, shown=gone.shown, surely=surely)
+        return f"{gone.shown} was deleted in the cluster"
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
         """Put a verdict on the workload as annotation and Event; what could not be done and why, in words."""
@@ -265,8 +280,10 @@ class ClusterBackend:
             Abandoned: the company is gone.
             InfrastructureError: they do not go; names what blocks.
         """
-        telling, hold = Telling(company), self._hold
-        self._connected(cluster_of(plan)).call(
+        telling, hold, place = Telling(company), self._hold, cluster_of(plan)
+        # From here on its being gone says nothing about anybody else.
+        mark_cleared(run_of(plan), plan.attempt)
+        self._connected(place).call(
             lambda kube: clear(kube, plan, hold=hold, telling=telling), meanwhile=telling.meanwhile
         )
 

@@ -12,6 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.backends.cluster.objects import Request
+from rankfall.backends.cluster.secret_values import in_json, secret_words, word_reference
 from rankfall.backends.cluster.text import check_text, escape
 from rankfall.backends.command import Command, command_elsewhere, given_torchrun, job_words
 from rankfall.backends.plan import Launcher, Rendezvous
@@ -23,7 +24,7 @@ DEFAULT_PYTHON: Final = "python3"
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container starts. All words are Kubernetes' text: dollar signs doubled, except for the slot's number.
+    """What a container starts. All words are Kubernetes' text: dollar signs doubled, except for the slot's number and secret arguments.
 
     Attributes:
         launcher: the wrapper's.
@@ -44,7 +45,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variable(self) -> str | None:
         """Value of ``RANKFALL_TORCHRUN``."""
-        return None if self.torchrun is None else json.dumps(self.torchrun)
+        return None if self.torchrun is None else json.dumps(tuple(map(in_json, self.torchrun)))
 
 
 def start_of(request: Request) -> Start:
@@ -56,8 +57,10 @@ def start_of(request: Request) -> Start:
     """
     spec = request.spec
     check_text("$.command", spec.command)
-    # From here on every word is Kubernetes' text, so the one reference that is meant stands out.
-    command = command_elsewhere(msgspec.structs.replace(spec, command=tuple(map(escape, spec.command))))
+    # From here on every word is Kubernetes' text, so the references that are meant stand out.
+    hidden = {number: word_reference(number) for number in secret_words(spec)}
+    words = tuple(hidden.get(number) or escape(word) for number, word in enumerate(spec.command))
+    command = command_elsewhere(msgspec.structs.replace(spec, command=words))
     rdzv = request.gang.rdzv
     plain = _words(request, command, rdzv=None)
     if given_torchrun(spec, command):

@@ -17,10 +17,11 @@ from rankfall.backends.cluster.merge import Object
 from rankfall.backends.cluster.names import TRAINER_ROLE, names_for
 from rankfall.backends.cluster.native import Native, native
 from rankfall.backends.cluster.objects import Compiled, Request, ServedFacts, request_token
-from rankfall.backends.cluster.pod import check_spec_of_pod, most_waited_for, template
+from rankfall.backends.cluster.pod import check_spec_of_pod, most_waited_for, shared_labels, template
 from rankfall.backends.cluster.refusals import Problem, bundle, general, refuse, supervised_only, two_classes
 from rankfall.backends.cluster.role_refusals import problems
 from rankfall.backends.cluster.roles import Gang, pod_role
+from rankfall.backends.cluster.secret_values import secret, values_of
 from rankfall.backends.command import command_elsewhere
 from rankfall.backends.gang import told_of, world_rendezvous
 from rankfall.backends.plan import Launcher
@@ -104,6 +105,12 @@ def compile_job(
             members.append(_member(request, container=container))
     refuse(spec.backend, _problems(whole, members, inside_zip))
     objects, workload = _objects(members)
+    hidden: dict[str, str] = {}
+    for one in members:
+        hidden |= values_of(one.request, as_json=one.start.variable is not None)
+    if hidden:
+        first = members[0].request
+        objects.insert(workload + 1, secret(first, hidden, labels=shared_labels(first)))
     if spec.inside != "off":
         objects.append(config_map(members[0].request, inside_zip, packed))
     others = [indexed_job(one.request, one.pod, one.policies) for one in members[1:]] if spec.backend == "job" else []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rankfall.backends.cluster.launch_errors import NameTaken
+from rankfall.backends.cluster.launch_errors import LaunchError, NameTaken
 from rankfall.backends.cluster.launch_gone import until_gone
 from rankfall.backends.cluster.launch_patience import Patience, Say, after_create, look
 from rankfall.backends.cluster.ownership import (
@@ -27,8 +27,8 @@ from rankfall.backends.cluster.ownership import (
 from rankfall.backends.cluster.remove import order_delete
 from rankfall.backends.cluster.remove_wait import Group
 from rankfall.kube.client import Kube
-from rankfall.kube.errors import KubeError, ObjectNotFound
-from rankfall.kube.resources import Resource
+from rankfall.kube.errors import Conflict, Forbidden, KubeError, ObjectNotFound
+from rankfall.kube.resources import SECRETS, Resource
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -79,6 +79,9 @@ class Ensurer:
         """
         resource, name = resource_of(manifest), meta(manifest)["name"]
         body = marked(manifest, token=self._token, reference=reference)
+        if resource == SECRETS:
+            await self._ensure_secret(name, body)
+            return
         found = None
         if expected:
             found = await look(self._kube, resource, name, namespace=self._namespace, patience=self._patience)
@@ -92,6 +95,25 @@ class Ensurer:
             if await self._settle(resource, manifest, found, reference):
                 return
             found = None
+
+    async def _ensure_secret(self, name: str, body: Object) -> None:
+        """Create a Secret. Its name is this request's alone, so one that is there was made by it; no account has to see Secrets for that."""
+        while True:
+            try:
+                new = await self._kube.create(SECRETS, body, namespace=self._namespace)
+            except Forbidden as error:
+                raise LaunchError(
+                    f"the job has secret values, and a Secret for them cannot be created: {error.message}",
+                    hint="let the account create and delete secrets (rankfall config rights), or make the Secret yourself and name it in "
+                    "kubernetes.env_from",
+                ) from error
+            except KubeError as error:
+                if isinstance(error, Conflict) and error.already_exists:
+                    return
+                await self._patience.or_raise(error)
+            else:
+                self._made(Made(SECRETS, name, uid_of(new)))
+                return
 
     async def _settle(self, resource: Resource, manifest: Object, found: Object, reference: Object | None) -> bool:
         """Whether what is there will do; if not, it is gone now, or to be looked at again."""

@@ -17,8 +17,8 @@ from rankfall.backends.cluster.names import Names
 from rankfall.backends.cluster.roles import Gang
 from rankfall.backends.cluster.text import INDEX_REFERENCE, NODE_REFERENCE, RESTART_REFERENCE, SLOT_REFERENCE
 from rankfall.backends.plan import Launcher, Rendezvous
-from rankfall.backends.secrets import MASK, looks_secret, masked_words
 from rankfall.model import JobSpec, Part
+from rankfall.model.secrets import MASK, looks_secret, masked_words
 
 Object = dict[str, Any]
 PodOverrides = Literal["podSpecOverrides", "podTemplateOverrides", "runtimePatches"]
@@ -166,6 +166,8 @@ def request_token(token: str) -> str:
 def shown(value: Any) -> Any:
     """A copy of a manifest, or of any part of it, without values that look secret."""
     if isinstance(value, Mapping):
+        if value.get("kind") == "Secret" and isinstance(value.get("data"), Mapping):
+            return {**value, "data": dict.fromkeys(value["data"], MASK)}
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
             return {**value, "value": _variable(value["name"], value["value"])}
         return {key: _field(str(key), inner) for key, inner in value.items()}

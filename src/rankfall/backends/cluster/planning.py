@@ -16,7 +16,7 @@ from rankfall.backends.cluster.compile import compile_job
 from rankfall.backends.cluster.objects import Compiled
 from rankfall.backends.cluster.served import ask, served_facts
 from rankfall.backends.code import code_of
-from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan, role_env
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan, variables
 from rankfall.kube.access import Access
 from rankfall.kube.discovery import Served
 from rankfall.kube.portal import Portal
@@ -146,8 +146,7 @@ def planned(
         rdzv=compiled.rdzv,
         slots=tuple(made[: compiled.slots]),
         spare=tuple(made[compiled.slots :]),
-        env=dict(spec.env),
-        role_env=role_env(spec),
+        **variables(spec),
         strategy=spec.strategy or strategy,
         notes=(*compiled.notes, *_shown(spec, names[0])),
         port=compiled.port,

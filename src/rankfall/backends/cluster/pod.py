@@ -23,6 +23,7 @@ from rankfall.backends.cluster.merge import (
 )
 from rankfall.backends.cluster.names import LABEL_ROLE
 from rankfall.backends.cluster.objects import Request
+from rankfall.backends.cluster.secret_values import job_variables, secret_variables, without_values
 from rankfall.backends.cluster.text import NODE_REFERENCE, check_variables, escape
 from rankfall.backends.environment import place
 from rankfall.backends.torchrun import ELASTIC_ENV
@@ -82,7 +83,10 @@ def template(request: Request, start: Start, *, container: str) -> Object:
         **_optional("affinity", section.affinity),
     }
     made = {"metadata": {"labels": labels(request), **_optional("annotations", dict(section.annotations))}, "spec": pod}
-    result: dict[str, Any] = merged(merged(made, section.pod), request.part.pod)
+    theirs = [
+        without_values(request, pod, at=at)[0] for at, pod in (("pod", section.pod), ("role-pod", request.part.pod))
+    ]
+    result: dict[str, Any] = merged(merged(made, theirs[0]), theirs[1])
     result["spec"] = without_nodes(result["spec"], request.excluded)
     return result
 
@@ -163,12 +167,13 @@ def environment(request: Request, start: Start) -> list[Object]:
     """The container's variables: ours, the slot's number first because others refer to it, then the job's own."""
     spec = request.spec
     check_variables(spec.env)
-    literal: list[Object] = [{"name": name, "value": escape(value)} for name, value in spec.env.items()]
+    literal = job_variables(request, {name: escape(value) for name, value in spec.env.items()})
     sources: list[Object] = [
         {"name": name, "valueFrom": _source(source)} for name, source in spec.kubernetes.env_from.items()
     ]
     taken = {*spec.env, *spec.kubernetes.env_from}
-    return [*(item for item in _own(request, start) if item["name"] not in taken), *literal, *sources]
+    own = [*secret_variables(request, as_json=start.variable is not None), *_own(request, start)]
+    return [*(item for item in own if item["name"] not in taken), *literal, *sources]
 
 
 def _own_names(request: Request, start: Start) -> frozenset[str]:

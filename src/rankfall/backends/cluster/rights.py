@@ -23,6 +23,7 @@ from rankfall.kube.resources import (
     LEASES,
     PODS,
     PVCS,
+    SECRETS,
     SERVICES,
     TRAINING_RUNTIMES,
     TRAINJOBS,
@@ -85,6 +86,12 @@ RIGHTS: Final = (
         verbs=_COMPANION,
         why="the recorder: created; the others for one that an earlier launch left, `delete` also for taking back a launch that was refused. "
         "Not needed with `inside: off`",
+    ),
+    Right(
+        on=SECRETS,
+        verbs=("create", "delete"),
+        why="secret values of the job's variables and arguments: created, owned by the workload and removed with it; `delete` for taking back a launch "
+        "that was refused. No Secret is ever read. Only where a job brings such values; without it those are refused, and `kubernetes.env_from` remains",
     ),
     Right(
         on=SERVICES,

@@ -15,6 +15,7 @@ from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.model import InfrastructureError, decoding
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.store import RunDir
+from rankfall.store.fs import make_folder, write_file
 from rankfall.store.home import replace_file
 
 
@@ -65,10 +66,26 @@ def mark_submitted(run_dir: RunDir, attempt: int, *, uid: str, workload: str) ->
         OSError: it cannot be written.
     """
     path = _mark(run_dir, attempt)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # Whole or not at all: an empty one would say that it was made and not which.
     replace_file(path, msgspec.json.encode({"uid": uid, "object": workload, "at_ns": time.time_ns()}))
 
 
-def _mark(run_dir: RunDir, attempt: int) -> Path:
-    return pods_folder(run_dir.path, attempt) / "submitted.json"
+def mark_cleared(run_dir: RunDir, attempt: int) -> None:
+    """Write down that Rankfall itself removes the attempt's objects.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _mark(run_dir, attempt, "cleared")
+    make_folder(path.parent)
+    write_file(path, b"")
+
+
+def is_cleared(run_dir: RunDir, attempt: int) -> bool:
+    """Whether Rankfall itself removed the attempt's objects, or has begun to."""
+    return _mark(run_dir, attempt, "cleared").exists()
+
+
+def _mark(run_dir: RunDir, attempt: int, name: str = "submitted") -> Path:
+    return pods_folder(run_dir.path, attempt) / f"{name}.json"

@@ -17,6 +17,7 @@ from rankfall.kube.labels import JOBSET_NAME
 from rankfall.kube.portal import Portal
 from rankfall.kube.resources import JOBS, JOBSETS, PODS, WORKLOADS
 from rankfall.observe.cluster.native_state import NativeState, native_state, of_restart, with_job_of_set
+from rankfall.observe.cluster.workload_states import pods_of_gang
 
 
 class Workload:
@@ -26,14 +27,18 @@ class Workload:
         portal: to its cluster.
         place: where it is.
         uid: of the object that was launched.
+
+    Attributes:
+        uid: as above.
+        shown: names it.
+        selector: of all its pods, whichever start of the gang they are of.
     """
 
     def __init__(self, portal: Portal, *, place: ClusterPlan, uid: str) -> None:
         self._portal = portal
         self._place = place
-        self._uid = uid
+        self.uid = uid
         self.shown = f"{place.backend} {place.object}"
-        # Of all its pods, whichever start of the gang they are of.
         self.selector = of_restart(place.selector, None)
 
     def look(self) -> NativeState | None:
@@ -44,13 +49,17 @@ class Workload:
         """
         return self._portal.look(self._look)
 
-    def pods(self, selector: str) -> dict[str, str]:
+    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
         """Phases of the pods that are there now, by UID.
+
+        Args:
+            selector: of labels.
+            gang: UID of the JobSet of a TrainJob whose pods alone are asked for; empty = all.
 
         Raises:
             KubeError: they cannot be seen now.
         """
-        return self._portal.look(lambda kube: self._pods(kube, selector))
+        return self._portal.look(lambda kube: self._pods(kube, selector, gang))
 
     def hold(self, *, suspend: bool) -> bool:
         """Suspend it, or release it; False when it is not there any more.
@@ -73,7 +82,7 @@ class Workload:
                 resource=WORKLOADS[place.backend],
                 name=place.object,
                 namespace=place.namespace,
-                uid=self._uid,
+                uid=self.uid,
                 pods_selector=self.selector,
                 wait_s=wait_s,
                 say=say,
@@ -86,7 +95,7 @@ class Workload:
             found = await kube.get(WORKLOADS[place.backend], place.object, namespace=place.namespace)
         except ObjectNotFound:
             return None
-        if uid_of(found) != self._uid:
+        if uid_of(found) != self.uid:
             return None
         inner = await self._inner(kube) if place.backend == "trainjob" else None
         # An object that was asked for by name does not repeat its kind.
@@ -104,17 +113,18 @@ class Workload:
             await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
         ).items:
             owners = found.get("metadata", {}).get("ownerReferences") or ()
-            if any(owner.get("uid") == self._uid for owner in owners):
+            if any(owner.get("uid") == self.uid for owner in owners):
                 return found
         return None
 
-    async def _pods(self, kube: Kube, selector: str) -> dict[str, str]:
+    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
         found = await kube.list(PODS, namespace=self._place.namespace, labels=selector)
-        return {uid_of(item): str(item.get("status", {}).get("phase")) for item in found.items}
+        items = await pods_of_gang(kube, found.items, gang, self._place.object, namespace=self._place.namespace)
+        return {uid_of(item): str(item.get("status", {}).get("phase")) for item in items}
 
     async def _hold(self, kube: Kube, *, suspend: bool) -> bool:
         place = self._place
-        body = {"metadata": {"uid": self._uid}, "spec": {"suspend": suspend}}
+        body = {"metadata": {"uid": self.uid}, "spec": {"suspend": suspend}}
         try:
             # With the UID in it, the server refuses the change of another object of this name.
             await kube.patch(WORKLOADS[place.backend], place.object, body, namespace=place.namespace, kind="merge")

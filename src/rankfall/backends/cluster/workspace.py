@@ -20,6 +20,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.kubeconfig import access_of
 from rankfall.model import JobSpec, Kubernetes, UsageError, Workspace
 from rankfall.store import RunDir
+from rankfall.store.fs import make_folder, write_file
 from rankfall_inside.carry_tree import scan
 
 # Of a pod that only holds a volume: what lets it run where the job runs, as the user that the job runs as.
@@ -102,8 +103,8 @@ async def bring_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Callab
     section = msgspec.structs.replace(spec.kubernetes, namespace=namespace)
     volume = volume_of(section, workspace, image=mover_image(spec) or "", python=spec.python)
     fresh = done.with_suffix(".new")
-    fresh.parent.mkdir(exist_ok=True)
-    fresh.write_bytes(msgspec.json.encode({"files": len(tree.entries), "bytes": tree.size, "folder": folder}))
+    make_folder(fresh.parent)
+    write_file(fresh, msgspec.json.encode({"files": len(tree.entries), "bytes": tree.size, "folder": folder}))
     async with mover(kube, volume, say=say) as made:
         await made.put(tree, os.fsencode(folder))
         await made.put(await asyncio.to_thread(scan, os.fsencode(fresh)), os.fsencode(f"{folder}.json"))

@@ -118,9 +118,9 @@ class ForeignBackend:
     def adopt(self, plan: Plan) -> None:
         """Nothing is held."""
 
-    def withdrawn(self, plan: Plan) -> str | None:
+    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
         """Its recorder sees that itself."""
-        del plan
+        del plan, surely
         return None
 
     def held_back(self, plan: Plan) -> HeldBack | None:

@@ -9,6 +9,7 @@ from rankfall.model import JobSpec, Kubernetes, Policies, StoreError
 from rankfall.model.foreign import FOREIGN, Foreign
 from rankfall.model.roles import Role
 from rankfall.store import RunDir
+from rankfall.store.fs import write_file
 
 _NO_EXEC: Final = "no-exec"
 
@@ -55,6 +56,6 @@ def set_look_inside(run_dir: RunDir, *, look: bool) -> None:
         if look:
             path.unlink(missing_ok=True)
         else:
-            path.touch()
+            write_file(path, b"")
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}", hint="make its folder writable") from error

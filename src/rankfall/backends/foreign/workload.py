@@ -11,6 +11,7 @@ from rankfall.kube.portal import Portal
 from rankfall.kube.resources import PODS
 from rankfall.model.foreign import Foreign
 from rankfall.observe.cluster.native_state import NativeState
+from rankfall.observe.cluster.workload_states import pods_of_gang
 
 
 class ForeignWorkload:
@@ -24,6 +25,7 @@ class ForeignWorkload:
     def __init__(self, portal: Portal, *, foreign: Foreign) -> None:
         self._portal = portal
         self._foreign = foreign
+        self.uid = foreign.uid
         self.shown = f"{foreign.kind} {foreign.name}"
 
     def look(self) -> NativeState | None:
@@ -34,13 +36,13 @@ class ForeignWorkload:
         """
         return self._portal.look(self._look)
 
-    def pods(self, selector: str) -> dict[str, str]:
-        """Phases of its pods that are there now, by UID.
+    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
+        """Phases of its pods that are there now, by UID; with ``gang`` of one JobSet of a TrainJob alone.
 
         Raises:
             KubeError: they cannot be seen now.
         """
-        return self._portal.look(lambda kube: self._pods(kube, selector))
+        return self._portal.look(lambda kube: self._pods(kube, selector, gang))
 
     async def _look(self, kube: Kube) -> NativeState | None:
         foreign = self._foreign
@@ -55,14 +57,15 @@ class ForeignWorkload:
         # An object that was asked for by name does not repeat its kind.
         return state_of(foreign.kind, {**found, "kind": resource.kind}, inner=inner)
 
-    async def _pods(self, kube: Kube, selector: str) -> dict[str, str]:
+    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
         foreign = self._foreign
         found = await kube.list(
             PODS, namespace=foreign.namespace, labels=selector or None, fields=foreign.fields or None
         )
         mine = [
             item
-            for item in found.items
-            if foreign.marks.mine(item["metadata"].get("labels") or {}, item["metadata"].get("creationTimestamp"))
+            for item in await pods_of_gang(kube, found.items, gang, foreign.name, namespace=foreign.namespace)
+            if gang
+            or foreign.marks.mine(item["metadata"].get("labels") or {}, item["metadata"].get("creationTimestamp"))
         ]
         return {str(item["metadata"].get("uid")): str((item.get("status") or {}).get("phase")) for item in mine}

@@ -43,6 +43,23 @@ def home_folder() -> Check:
     return Check(name="home", state="pass", text=f"runs are kept in {path}")
 
 
+def modes() -> Check:
+    """Whether other users can get at the runs."""
+    folder = default_home() / "runs"
+    try:
+        others = folder.stat().st_mode & 0o077
+    except OSError:
+        others = 0
+    if not others:
+        return Check(name="modes", state="pass", text="runs are for this user alone")
+    return Check(
+        name="modes",
+        state="warn",
+        text=f"other users can open {folder}, which is not ours to close",
+        next=f"its owner can: chmod -R go= {folder}",
+    )
+
+
 def journal() -> Check:
     """The file system of the home, and what it means for lock and journal."""
     kind = file_system(_existing(default_home()))

@@ -95,7 +95,7 @@ class NodeApi:
             )
         try:
             found = decoding.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except msgspec.DecodeError:
             found = None
         if not isinstance(found, dict):
             raise Unreachable(f"cannot {what}: the answer is no object", maybe_done=True)
@@ -160,6 +160,6 @@ def _message(data: bytes) -> bytes | str:
     """What a Status object says, or the bytes as they came."""
     try:
         found = decoding.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except msgspec.DecodeError:
         return data
     return str(found.get("message", "")) if isinstance(found, dict) else data

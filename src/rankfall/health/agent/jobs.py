@@ -6,13 +6,14 @@ is in no pod, gives nothing: an unknown job counts as one and the same job.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
+from rankfall.model.patterns import bounded
+
 PROC: Final = Path("/proc")
 # Kubelets write the UID as it is (cgroupfs) or with underscores (systemd).
-_POD: Final = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
+_POD: Final = bounded(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})", limit=1 << 16)
 _LARGEST: Final = 64 << 10
 
 

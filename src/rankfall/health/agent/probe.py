@@ -60,7 +60,7 @@ class Probe:
     @property
     def port(self) -> int:
         """Where it listens."""
-        return int(self._listening.getsockname()[1])
+        return int(self._listening.getsockname()[1])  # foreign-text: the number of an own port
 
     def fileno(self) -> int:
         """A descriptor that is readable when ``serve`` has something to do."""

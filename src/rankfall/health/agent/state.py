@@ -63,7 +63,7 @@ class StateFile:
             return decoding.decode(data[:_LARGEST], kind=AgentState)
         except FileNotFoundError:
             return AgentState()
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
+        except (OSError, msgspec.DecodeError) as error:
             self._say(f"{self._path} cannot be read ({shown(str(error))}): the ring is told from its oldest record on")
             return AgentState()
 
@@ -73,11 +73,17 @@ class StateFile:
             return
         new = self._path.with_suffix(".new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(msgspec.json.encode(state))
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(new, "wb", opener=_private) as file:
+                file.write(msgspec.json.encode(state))
             os.replace(new, self._path)  # noqa: PTH105 - as the call of the system that it is
             self._failing = False
         except OSError as error:
             if not self._failing:
                 self._say(f"{self._path} cannot be written ({error}): after a restart records will be told again")
             self._failing = True
+
+
+def _private(path: str, flags: int) -> int:
+    # As rankfall.store.fs, which brings more into the agent than it may weigh.
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

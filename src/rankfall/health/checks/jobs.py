@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rankfall.health.checks.table import CANNOT_TELL, Check, script_text
+from rankfall.model import numbers
 from rankfall.model.health import shown
 
 LABEL_CHECK: Final = "rankfall.dev/check"
@@ -118,7 +119,7 @@ def job(
 def gpus_of(node: Mapping[str, Any], resource: str) -> int:
     """How many GPUs a Node offers now."""
     found = ((node.get("status") or {}).get("allocatable") or {}).get(resource, 0)
-    return int(found) if str(found).isdigit() else 0
+    return numbers.whole(str(found)[:20]) or 0
 
 
 def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:

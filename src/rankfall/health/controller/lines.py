@@ -7,15 +7,16 @@ the kernel's clock counted from the earliest beginning of that boot that any lin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final
 
 from rankfall.health import faults
 from rankfall.health.controller.settings import Labels
 from rankfall.health.recognise import Recogniser
+from rankfall.model import numbers
 from rankfall.model.health import NodeFault
 from rankfall.model.health_report import LINE_SCHEMA, decode_line
+from rankfall.model.patterns import anchored
 from rankfall.observe.loki.cursor import Entry
 from rankfall.signatures.catalogue import default_catalogue
 from rankfall.signatures.literals import required_words
@@ -25,7 +26,7 @@ from rankfall.signatures.matcher import best
 _DRIVER: Final = ("NVRM: ", "nvidia-nvswitch", "fallen off the bus")
 #: What pods print of GPUs; the signatures decide what a line means.
 POD_TEXTS: Final = ("NVRM: Xid", "SXid", "invalid device ordinal", "CUDA error", "NCCL", "uncorrectable")
-_CLOCK: Final = re.compile(r"(?:<[0-9]{1,4}>)?\[ {0,12}([0-9]{1,12})\.([0-9]{6})\]")
+_CLOCK: Final = anchored(r"(?:<[0-9]{1,4}>)?\[ {0,12}([0-9]{1,12})\.([0-9]{6})\]", limit=128)
 _MAX_NODES: Final = 20_000
 #: Boots whose beginning is remembered: one for each node of the largest cluster that Kubernetes is made for. They are kept in a ConfigMap, which has room for 1 MiB.
 MAX_BOOTS: Final = 5_000
@@ -71,7 +72,7 @@ class KernelLines:
         boot = self._boot_of(node) or ""
         at, identity = entry.at, entry.id.hex()
         clock = _CLOCK.match(entry.text)
-        since = -1 if clock is None else int(clock[1]) * 1_000_000_000 + int(clock[2]) * 1_000
+        since = -1 if clock is None else numbers.matched(clock[1]) * 1_000_000_000 + numbers.matched(clock[2]) * 1_000
         # A kernel that is older than the epoch is none: the text only looks like a clock.
         if 0 <= since <= entry.at:
             key = f"{node} {boot}"

@@ -266,4 +266,4 @@ class Loop:
         held: Counter[str] = Counter(each.held for each in records if each is not None and each.held is not None)
         self._metrics.replace("health_held_nodes", "reason", dict(held))
         self._metrics.set("health_breaker_open", float(self._state.stored.safety.trip is not None))
-        self._metrics.set("health_kill_switch", float(policy.kill_switch))
+        self._metrics.set("health_kill_switch", float(policy.kill_switch is True))

@@ -17,6 +17,7 @@ from rankfall.health import faults
 from rankfall.health.node_objects import NodeObject, pool_of, read_node
 from rankfall.health.policy import Policy
 from rankfall.kube.watch_run import Event
+from rankfall.model import numbers
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.health import NodeFault, NodeHealth, shown
 from rankfall.model.health_report import REPORT_ANNOTATION, decode_report
@@ -143,7 +144,8 @@ def _older(version: str, than: str) -> bool:
 
     To decide on an older Node costs a refused write; to wait for a version that never comes would leave the Node unseen.
     """
-    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+    first, second = numbers.whole(version, digits=20), numbers.whole(than, digits=20)
+    return first is not None and second is not None and first < second
 
 
 def _essence(node: NodeObject) -> tuple[Any, ...]:

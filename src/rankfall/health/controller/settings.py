@@ -6,7 +6,6 @@ have: a namespace of another form, a selector without a namespace, for then any 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -15,12 +14,13 @@ import msgspec
 
 from rankfall.model import UsageError
 from rankfall.model.health_answer import NAMESPACE
+from rankfall.model.patterns import anchored
 from rankfall.observe.loki import logql
 from rankfall.observe.loki.settings import PREFIX, LokiSettings, loki_settings
 
 POLL_S: Final = 5.0
 LOOK_BACK_S: Final = 600
-_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", limit=256)
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):

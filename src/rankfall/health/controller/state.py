@@ -171,7 +171,7 @@ def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str,
                 standing = decoding.decode(text, kind=dict[str, Stood])
             elif key.startswith("query."):
                 places[key.removeprefix("query.")] = decoding.decode(text, kind=Place)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        except msgspec.DecodeError as error:
             raise EvidenceLost(
                 f"ConfigMap {NAME} in {namespace}: {shown(key, 64)}: {shown(str(error))}",
                 hint=f"look whether its breaker is open, then: kubectl -n {namespace} delete configmap {NAME}",

@@ -51,6 +51,6 @@ async def serving(
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
                 hint="--metrics-address gives another one",
             ) from None
-        yield int(runner.addresses[0][1])
+        yield int(runner.addresses[0][1])  # foreign-text: the number of an own port
     finally:
         await runner.cleanup()

@@ -29,18 +29,20 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "rankfall.status-1": StatusDocument,
     "rankfall.verdict-1": Verdict,
 }
+#: Fields of printed documents that are there only where they say something.
+OPTIONAL = frozenset({"phase", "independent"})
 
 
 def schema_of(name: str) -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a document, by its file name without ending.
 
-    Printed documents leave no field out, so every field of them is required; in what people and recorders write (job, record)
+    Printed documents leave no field out (but ``OPTIONAL`` ones), so every field of them is required; in what people and recorders write (job, record)
     only the fields without a default are.
     """
     schema = msgspec.json.schema(DOCUMENTS[name])
     if name.split(".")[1].split("-", maxsplit=1)[0] in {"nodes", "runs", "status", "verdict"}:
         for part in schema.get("$defs", {}).values():
             if "properties" in part:
-                part["required"] = list(part["properties"])
+                part["required"] = [field for field in part["properties"] if field not in OPTIONAL]
     plain: dict[str, Any] = decoding.decode(msgspec.json.encode(schema))  # tuples of defaults become lists
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name.replace("-", "/"), **plain}

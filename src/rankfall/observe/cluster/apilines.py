@@ -6,16 +6,18 @@ fragment of one output behind that of another): it is kept whole and its time is
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta, timezone
 from typing import Final
+
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored
 
 _NS: Final = 1_000_000_000
 _UTC_LENGTH: Final = 30
 _DATE_LENGTH: Final = 19
 _LONGEST: Final = 35
 # Not strptime, which takes ten times as long and a blank for a digit.
-_MOMENT: Final = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+_MOMENT: Final = anchored(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", limit=32)
 
 
 class StampParser:
@@ -35,6 +37,7 @@ class StampParser:
                     if epoch is None:
                         return None, 0
                     self._second, self._epoch = second, epoch
+                # foreign-text: at most nine digits, seen above; each line comes here
                 return self._epoch * _NS + int(fraction), _UTC_LENGTH + 1
         return _slow(line)
 
@@ -69,7 +72,7 @@ def _slow(line: bytes) -> tuple[int | None, int]:
     epoch = _epoch(text[:_DATE_LENGTH], offset)
     if epoch is None:
         return None, 0
-    return epoch * _NS + int(fraction[1:].ljust(9, b"0") or b"0"), len(text) + (1 if blank > 0 else 0)
+    return epoch * _NS + numbers.matched(fraction[1:].ljust(9, b"0")), len(text) + (1 if blank > 0 else 0)
 
 
 def _zone(text: bytes) -> tuple[int, int] | None:
@@ -79,10 +82,11 @@ def _zone(text: bytes) -> tuple[int, int] | None:
     tail = text[-6:]
     if tail[:1] not in {b"+", b"-"} or tail[3:4] != b":" or not (tail[1:3] + tail[4:6]).isdigit():
         return None
-    seconds = int(tail[1:3]) * 3600 + int(tail[4:6]) * 60
+    seconds = numbers.matched(tail[1:3]) * 3600 + numbers.matched(tail[4:6]) * 60
     return (-seconds if tail[:1] == b"-" else seconds), 6
 
 
+# foreign-text: two or four digits each, which the pattern has seen
 def _epoch(text: bytes, offset: int) -> int | None:
     if _MOMENT.fullmatch(text) is None:
         return None

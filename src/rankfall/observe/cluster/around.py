@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rankfall.model import Evidence, RankFacts, SlotFacts
-from rankfall.observe.cluster.around_nodes import Fall, node_evidence
+from rankfall.observe.cluster.around_nodes import Fall, node_evidence, unheard_evidence
 from rankfall.observe.cluster.around_pods import made_events, pod_events, work_evidence
 from rankfall.observe.cluster.aroundfacts import Around, EventFact, NodeFact, Unseen, WorkFact
 from rankfall.observe.cluster.looks import LookReader
@@ -30,10 +30,11 @@ class AroundView:
         run: the run's directory.
         attempt: counted from 1.
         catalogue: the signatures in force.
+        path: of the file, where it is not the attempt's own.
     """
 
-    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue) -> None:
-        self._file: LookReader[Around] = LookReader(around_path(run, attempt), Around)
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, path: Path | None = None) -> None:
+        self._file: LookReader[Around] = LookReader(path or around_path(run, attempt), Around)
         self._attempt = attempt
         self._catalogue = catalogue
 
@@ -65,16 +66,16 @@ class AroundView:
             stopped: Rankfall itself had begun to stop it.
         """
         looks = list(self._file.newest.values())
-        if not looks:
-            return []
         events = [fact for fact in looks if isinstance(fact, EventFact)]
         by_uid = {pod.uid: pod for pod in pods if pod.slot is not None}
         by_slot = {facts.slot: facts for facts in slots}
         falls: dict[str, list[Fall]] = {}
         ranks = tuple(ranks)
+        ends: list[SlotFacts | RankFacts] = [*by_slot.values(), *ranks]
+        failed = any(facts.state == "lost" or facts.exit_code or facts.signal for facts in ends)
         for pod in _newest_of_slots(by_uid.values()):
             if pod.node and pod.slot in by_slot:
-                falls.setdefault(pod.node, []).append(Fall(by_slot[pod.slot], pod, ranks))
+                falls.setdefault(pod.node, []).append(Fall(by_slot[pod.slot], pod, ranks, failed=failed))
         return [
             *pod_events(events, by_uid, before=before, attempt=self._attempt),
             *made_events(events, by_slot, by_uid, attempt=self._attempt),
@@ -84,6 +85,11 @@ class AroundView:
                 falls,
                 catalogue=self._catalogue,
                 attempt=self._attempt,
+            ),
+            *(
+                piece
+                for fall in (one for some in falls.values() for one in some)
+                if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
             ),
             *work_evidence([fact for fact in looks if isinstance(fact, WorkFact)], attempt=self._attempt, ours=stopped),
         ]

@@ -36,6 +36,7 @@ from rankfall.observe.cluster.looks import LookWriter
 from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.troubles import in_words
+from rankfall.observe.cluster.workload_states import WorkloadStates
 
 # Nodes that are watched one by one; more of them are watched together with all others of the cluster.
 SINGLY: Final = 16
@@ -64,6 +65,7 @@ class AroundFeed:
         source: whose pods.
         pods: the pods that are known, at any moment.
         full: told when something could not be written.
+        workload: takes the states of the workload; None = nobody does.
 
     Raises:
         OSError: the file cannot be opened.
@@ -77,11 +79,13 @@ class AroundFeed:
         source: PodSource,
         pods: Callable[[], Iterable[PodFact]],
         full: Callable[[OSError], None],
+        workload: WorkloadStates | None = None,
     ) -> None:
         self._kube = kube
         self._source = source
         self._pods = pods
         self._full = full
+        self._workload = workload
         self._file: LookWriter[Around] = LookWriter(path, Around)
         self._events = sum(isinstance(fact, EventFact) for fact in self._file.newest.values())
         # Events of objects that are not known yet, the newest of each: a pod's first Events may come before the pod.
@@ -107,6 +111,14 @@ class AroundFeed:
             for name in names:
                 await self._once("nodes", NODES, None, {"fields": f"metadata.name={name}"}, self._node)
         self._settle()
+
+    def statements(self) -> dict[str, EventFact | NodeFact]:
+        """What stands in the file about nodes, their Events included, without the times of the looks."""
+        return {
+            uid: msgspec.structs.replace(fact, seen_ns=0)
+            for uid, fact in self._file.newest.items()
+            if isinstance(fact, NodeFact) or (isinstance(fact, EventFact) and fact.kind == "Node")
+        }
 
     def close(self) -> None:
         """Let go of the file; may be called again."""
@@ -145,6 +157,7 @@ class AroundFeed:
                     async for event in events:
                         if event.type == "bookmark":
                             self._seen(what)
+                            self._listed(resource)
                         else:
                             take(event.object, event.type == "deleted")
             except KubeError as error:
@@ -152,6 +165,7 @@ class AroundFeed:
                 self._unseen(what, resource, error.message if not isinstance(error, Forbidden) else None)
             except Exception as error:  # noqa: BLE001 - of one kind of object; the others are followed on
                 self._unseen(what, resource, in_words(error))
+            self._listed(resource, refused=True)
             await asyncio.sleep(pause)
 
     async def _once(
@@ -165,6 +179,7 @@ class AroundFeed:
         self._seen(what)
         for item in found.items:
             take(item, False)
+        self._listed(resource)
 
     async def _nodes(self, group: asyncio.TaskGroup) -> None:
         """Begin to watch each node as soon as a pod is on it; and join Events to pods that came after them."""
@@ -250,12 +265,18 @@ class AroundFeed:
 
     def _work(self, resource: Resource) -> Take:
         def take(item: dict[str, Any], gone: bool) -> None:  # noqa: FBT001 - as the watch has it
+            if self._workload is not None:
+                self._workload.saw(resource, item, gone=gone)
             fact = work_fact(item, kind=resource.kind, seen_ns=time.time_ns(), gone=gone)
             held = self._file.newest.get(fact.uid)
             # Of an object that vanished unseen only its name is left.
             self._write(msgspec.structs.replace(held, gone=True, seen_ns=fact.seen_ns) if gone and held else fact)
 
         return take
+
+    def _listed(self, resource: Resource, *, refused: bool = False) -> None:
+        if self._workload is not None:
+            self._workload.listed(resource, refused=refused)
 
     def _seen(self, what: str) -> None:
         held = self._file.newest.get(f"unseen/{what}")

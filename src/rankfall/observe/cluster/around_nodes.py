@@ -7,12 +7,12 @@ node the one that fell of its GPU is meant where exactly one did; else the slot 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.model.patterns import anchored
 from rankfall.observe.cluster.aroundfacts import Boot, EventFact, Fault, NodeFact, Spell
 from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
 from rankfall.observe.text import digest
@@ -24,6 +24,9 @@ _NS: Final = 1_000_000_000
 # A fault of a node may be the cause of a fall there that came so many seconds later, or so many earlier (a watch of the ring is behind).
 BEFORE_S: Final = 120.0
 AFTER_S: Final = 30.0
+# The control plane says that a node is silent so long after the kubelet's last report at most, seconds: 40, or 50 since Kubernetes 1.32, and the
+# interval of reports.
+NOTICED_S: Final = 60.0
 # A kill for memory and the kernel's line about it are of one moment.
 _KILL_S: Final = 15.0
 _SIGKILL: Final = 9
@@ -44,7 +47,7 @@ _AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
 # Of a container whose node came back without it: the kubelet makes up how it ended.
 _MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
 # The kubelet's word of the kernel's: "System OOM encountered, victim process: python, pid: 4711".
-_SYSTEM_OOM: Final = re.compile(r"^System OOM encountered")
+_SYSTEM_OOM: Final = anchored(r"^System OOM encountered", limit=1_024)
 _OOM: Final = frozenset({"host_oom", "node_oom"})
 
 
@@ -55,14 +58,18 @@ class Fall:
         slot: its facts.
         pod: its pod.
         ranks: those of the slot.
+        failed: another part of the job has failed.
     """
 
-    def __init__(self, slot: SlotFacts, pod: PodFact, ranks: Iterable[RankFacts]) -> None:
+    def __init__(self, slot: SlotFacts, pod: PodFact, ranks: Iterable[RankFacts], *, failed: bool = False) -> None:
         self.slot = slot
         self.pod = pod
+        self._failed = failed
         self.ranks = [r for r in ranks if r.slot == slot.slot]
         ends = [r.ended_at for r in self.ranks if _fell(r) and r.ended_at is not None]
         own = slot.ended_at if slot.state == "ended" and (slot.exit_code or slot.signal) else None
+        #: It was stopped by Rankfall, and nothing of it had failed before.
+        self.stopped = not ends and slot.killed_by == "wrapper"
         self.at = min([*ends, *([own] if own is not None else [])], default=None)
 
     @property
@@ -71,6 +78,13 @@ class Fall:
         main = self.pod.main
         made_up = main is not None and main.state == "terminated" and main.reason in _MADE_UP
         return self.slot.state == "lost" or (made_up and not self.slot.recorder)
+
+    @property
+    def unreported(self) -> bool:
+        """Whether no end of its container was reported, though the slot is lost or another part of the job failed."""
+        main = self.pod.main
+        running = main is not None and main.state == "running" and self.slot.state in {"running", "lost"}
+        return running and (self.slot.state == "lost" or self._failed)
 
     def rank(self, *, killed: bool = False) -> int | None:
         """The one rank of the slot that fell by itself (``killed``: by a SIGKILL); None where there are several, or none."""
@@ -116,6 +130,41 @@ def node_evidence(
     return found
 
 
+def unheard_evidence(fall: Fall, *, attempt: int) -> Evidence | None:
+    """The control plane's statement, in the pod's own conditions, that the node stopped reporting; it needs no right to read nodes."""
+    ready = fall.pod.condition("Ready")
+    if not fall.unreported or not fall.pod.unheard or ready is None:
+        return None
+    since = stamp_ns(ready.at)
+    begun = since if since is not None else fall.pod.seen_ns
+    at, uncertainty = _silent_since(begun)
+    return Evidence(
+        id=digest("unheard", attempt, fall.pod.uid, ready.at),
+        source="pod",
+        slug="node_lost",
+        role="primary",
+        trust="platform",
+        slot=fall.slot.slot,
+        node=fall.pod.node,
+        at=at,
+        uncertainty=uncertainty,
+        stamped="here" if since is None else "server",
+        where=f"pod/{fall.pod.name}",
+        line=f"Ready is False since {ready.at}, set by the node controller: node {fall.pod.node} stopped reporting"[
+            :_LINE
+        ],
+        specificity=81,
+        fingerprint="node_lost:unheard",
+        detail="condition=Ready reason=NodeNotReady",
+        attempt=attempt,
+    )
+
+
+def _silent_since(said: int) -> tuple[int, float]:
+    """Time and uncertainty in seconds of the moment when a node fell silent, by when the control plane said so."""
+    return said - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
+
+
 def _of_spell(spell: Spell, node: NodeFact, fall: Fall, *, attempt: int) -> Evidence | None:
     since = stamp_ns(spell.since)
     begun = since if since is not None else spell.seen_ns
@@ -142,8 +191,14 @@ def _of_spell(spell: Spell, node: NodeFact, fall: Fall, *, attempt: int) -> Evid
         return None
     left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
     still = spell.over_ns is None or spell.over_ns + _NS >= left
-    if drained or (spell.type == "Ready" and fall.silent and begun <= left and still):
+    at, uncertainty = begun, 1.0 if since is not None else 5.0
+    # A node that stopped reporting explains a container whose end nobody reported, also where its pod was asked to go before that was noticed.
+    unknown = spell.type == "Ready" and spell.status == "Unknown"
+    unreported = unknown and fall.unreported and spell.over_ns is None
+    if drained or unreported or (spell.type == "Ready" and fall.silent and begun <= left and still):
         role = "primary"
+        if unknown:
+            at, uncertainty = _silent_since(begun)
     return Evidence(
         id=digest("spell", attempt, fall.slot.slot, node.name, spell.type, spell.status, spell.reason, spell.since),
         source="node",
@@ -152,8 +207,8 @@ def _of_spell(spell: Spell, node: NodeFact, fall: Fall, *, attempt: int) -> Evid
         trust="platform",
         slot=fall.slot.slot,
         node=node.name,
-        at=begun,
-        uncertainty=1.0 if since is not None else 5.0,
+        at=at,
+        uncertainty=uncertainty,
         # Only its kubelet says of a node that it is not well; that it is silent, and taints, are the control plane's word.
         stamped="here" if since is None else "server" if spell.type == "taint" or spell.status == "Unknown" else "node",
         where=f"node/{node.name}",
@@ -204,7 +259,8 @@ def _of_fault(fault: Fault, node: NodeFact, fall: Fall, *, catalogue: Catalogue,
     rank = fall.rank(killed=signature.slug in _OOM)
     who = f"rank {rank}" if rank is not None else f"slot {fall.slot.slot}"
     gap = (fall.at - near) / _NS
-    when = f"{abs(gap):.1f} s {'before' if gap >= 0 else 'after'} {who} fell"
+    end = "was stopped by Rankfall" if fall.stopped else "fell"
+    when = f"{abs(gap):.1f} s {'before' if gap >= 0 else 'after'} {who} {end}"
     device = f" on {fault.device}" if fault.device else ""
     return Evidence(
         id=digest("fault", attempt, fall.slot.slot, node.name, fault.code, fault.device),

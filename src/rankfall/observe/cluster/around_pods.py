@@ -6,14 +6,14 @@ what a controller made of a failure is context and never a cause.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from rankfall.diagnose.rules import exit_slug, signal_slug
-from rankfall.model import Evidence, SlotFacts
+from rankfall.model import Evidence, SlotFacts, numbers
+from rankfall.model.patterns import anchored, bounded
 from rankfall.observe.cluster.aroundfacts import EventFact, WorkFact
 from rankfall.observe.cluster.clock_proofs import by_server
 from rankfall.observe.cluster.podfacts import PodFact, stamp_ns
@@ -29,11 +29,11 @@ _MOUNTS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolum
 # A container that a probe or an eviction ended has ended at most so long after the Event, or before it was written, seconds.
 _ENDS_WITHIN_S: Final = 90.0
 # Failures of probes that end a container, and what the kubelet says when it stops one that it will not start again.
-_FATAL_PROBE: Final = re.compile(r"(?:Liveness|Startup) probe (?:failed|errored)")
-_STOPPING: Final = re.compile(r"Stopping container ")
+_FATAL_PROBE: Final = anchored(r"(?:Liveness|Startup) probe (?:failed|errored)", limit=4_096)
+_STOPPING: Final = anchored(r"Stopping container ", limit=4_096)
 _PROBE: Final = Reason(where="event", reason="Unhealthy", slug="probe_killed", specificity=80)
 # The training operator's word of how a pod ended whose restart removed it.
-_EXITED: Final = re.compile(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b")
+_EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b", limit=4_096)
 _SIGNALS: Final = range(129, 193)
 # Slots for which one Event stands at most.
 _MOST_SLOTS: Final = 256
@@ -101,7 +101,7 @@ def made_events(
                 found[piece.id] = piece
         elif ended is not None:
             pod = names.get(ended[1])
-            piece = _exited(event, int(ended[2]), pod, slots, attempt=attempt)
+            piece = _exited(event, numbers.matched(ended[2]), pod, slots, attempt=attempt)
             found[piece.id] = piece
         elif event.warning:
             piece = _plain(event, "controller_verdict", attempt=attempt, specificity=5)

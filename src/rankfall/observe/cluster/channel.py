@@ -2,6 +2,8 @@
 
 The token proves that the line is of this attempt and not of another's log; it does not make it more than text of the job. A line that is
 damaged, too large or of another run is no record: it stays an ordinary line.
+
+Cost: time linear in the bytes of a line, at most ``MAX_LINE``; memory one record, and the newest progress of each process.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import base64
 import binascii
 import contextlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,13 +19,15 @@ from typing import Final
 import msgspec
 
 from rankfall.model import Record, decoding
+from rankfall.model.patterns import anchored
 from rankfall.observe.cluster.routes import RECORD_MARK
+from rankfall.store.fs import write_file
 
 # rankfall_inside.records.MAX_LINE is 8 KiB; a little more costs nothing.
 MAX_LINE: Final = 16 << 10
 # Records of one container instance; a job that found the token must not fill the disk with them.
 MAX_RECORDS: Final = 20_000
-_ID: Final = re.compile(r"[0-9a-zA-Z-]{8,64}")
+_ID: Final = anchored(r"[0-9a-zA-Z-]{8,64}", limit=64)
 # What rankfall_inside.termination writes.
 _LAST_WORDS: Final = frozenset({"error", "slot_end"})
 
@@ -101,14 +104,13 @@ class RecordIntake:
         self._counted(record)
         return True
 
-    def taken(self) -> None:
-        """What came together was taken: the newest progress is told. A log that is replayed holds that of hours.
+    def tell_progress(self) -> None:
+        """What came together was taken: its newest progress is told. A log that is replayed holds that of hours.
 
         Raises:
             OSError: it could not be written; it is told the next time.
         """
-        while self._progress:
-            ordinal, record = next(iter(self._progress.items()))
+        for ordinal, record in [*self._progress.items()]:
             self._on_progress(record)
             del self._progress[ordinal]
 
@@ -146,7 +148,7 @@ class RecordIntake:
         """A record of this slot, with what it left out about its place."""
         try:
             record = self._decoder.decode(data)
-        except (ValueError, msgspec.DecodeError, RecursionError):
+        except ValueError:
             return None
         if (
             not _ID.fullmatch(record.id)
@@ -176,7 +178,7 @@ class RecordIntake:
             return
         temporary = path.with_suffix(".new")
         try:
-            temporary.write_bytes(msgspec.json.encode(record))
+            write_file(temporary, msgspec.json.encode(record))
             if at is not None:
                 # A reader tells from this how far the writer's clock is off; both stamps here are of the node's one clock.
                 os.utime(temporary, ns=(at, at))

@@ -16,6 +16,7 @@ import msgspec
 from rankfall.model import decoding
 from rankfall.model.clocks import Bound
 from rankfall.observe.cluster.places import pods_folder
+from rankfall.store.fs import make_folder
 from rankfall.store.home import replace_file
 
 if TYPE_CHECKING:
@@ -160,11 +161,11 @@ class ClockFile:
         for slot in self._logs:
             self._keep(slot)
         if self._rows != self._written:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             replace_file(self._path, msgspec.json.encode(self._rows))
             self._written = dict(self._rows)
         if self._proofs != self._proofs_written:
-            self._proofs_path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._proofs_path.parent)
             replace_file(self._proofs_path, msgspec.json.encode(self._proofs))
             self._proofs_written = self._proofs
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import re
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +25,19 @@ from typing import Final
 import msgspec
 
 from rankfall.model import decoding
+from rankfall.model.patterns import anchored
 from rankfall.observe.cluster.apilines import StampParser
 from rankfall.observe.cluster.overlap import Chunk, Overlap, Run
+from rankfall.store.content import open_regular
+from rankfall.store.fs import make_folder, private, write_file
 
 NAME: Final = "cursor.jsonl"
 # Streams that are taken out of a container's log.
-_OURS: Final = re.compile(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)")
+_OURS: Final = anchored(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)", limit=256)
 # A row is small; the file is written anew when it has grown to this, bytes.
 _COMPACT: Final = 4 << 20
+# Its last row lies within this, bytes: the rows of some hundred thousand lines would not.
+_ROW_END: Final = 1 << 20
 # How far a node's clock may be set back, seconds; while the log is open that may be more. Less where that many seconds hold more lines or bytes
 # than are remembered, which takes 2 MB a second.
 MARGIN_S: Final = 30
@@ -95,7 +99,7 @@ class Cursor:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._path = folder / NAME
         self.sizes: dict[str, int] = {}
         self.last: int | None = None
@@ -113,7 +117,7 @@ class Cursor:
         self._fruitless = self._before = 0
         self._size = self._load()
         _cut(folder, self.sizes)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = private(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.ftruncate(self._fd, self._size)
 
     # -- resuming
@@ -293,7 +297,7 @@ class Cursor:
         temporary = self._path.with_suffix(".new")
         data = self._rows(self._overlap.held(), self.sizes)
         with contextlib.suppress(OSError):
-            temporary.write_bytes(data)
+            write_file(temporary, data)
             temporary.replace(self._path)
             os.close(self._fd)
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -311,7 +315,7 @@ class Cursor:
                 row = decoding.decode(line, kind=_Row)
                 sums = array("I", base64.b64decode(row.sums, validate=True))
                 run = Run(chain.from_iterable(repeat(second, count) for second, count in row.seconds), sums)
-            except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
+            except ValueError:
                 break
             good += len(line)
             self._overlap.add(run)
@@ -325,6 +329,20 @@ class Cursor:
             self._forget(self._second or 0)
         self._overlap.check()
         return good
+
+
+def newest_of_log(folder: Path) -> int | None:
+    """Stamp of the newest line that is stored of the instance in this folder, nanoseconds; None where that is not known."""
+    try:
+        fd = open_regular(folder / NAME)
+        try:
+            data = os.pread(fd, _ROW_END, max(0, os.fstat(fd).st_size - _ROW_END))
+        finally:
+            os.close(fd)
+        end = data.rfind(b"\n")
+        return decoding.decode(data[data.rfind(b"\n", 0, max(0, end)) + 1 : end + 1], kind=_Row).last
+    except (OSError, ValueError):
+        return None
 
 
 def _counted(seconds: Iterable[int]) -> tuple[tuple[int, int], ...]:

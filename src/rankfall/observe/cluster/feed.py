@@ -77,6 +77,12 @@ class PodFeed:
         session = self._session
         return session is not None and session.following
 
+    @property
+    def blind(self) -> bool:
+        """Whether the pods cannot be watched at present."""
+        session = self._session
+        return session is None or session.blind
+
     def stop(self) -> None:
         """End; what is in flight is dropped and comes again with the next feed. May be called again."""
         self._endable.end()

@@ -5,7 +5,8 @@ the cursor. It has ended: read from the cursor until nothing new comes, then the
 the previous instance. The pod is gone, or its log is another instance's by now: what was not read by then is lost, and said to be.
 
 A log with a past is read to its end before it is followed: of a reading the API server makes large pieces, of a follow it sends each line by
-itself. The follow begins some lines before that end and must show one of those that were taken; where it does not, it begins at the cursor.
+itself. What comes next, the follow or the last reading of an ended container, begins some lines before that end and must show one of those that
+were taken; where it does not, it begins at the cursor.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final, Literal
 
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, CredentialsError, Forbidden, KubeError, ObjectNotFound
+from rankfall.kube.flow import HURRY_S
 from rankfall.kube.podlogs import not_started, open_log
 from rankfall.observe.cluster import silence
 from rankfall.observe.cluster.instance import InstanceLog, Standing
@@ -49,9 +51,6 @@ LIVE_S: Final = 5.0
 # the lines to nobody, whoever reads the files sees twice that.
 GATHER_S: Final = 0.1
 UNSEEN_GATHER_S: Final = 0.2
-# The same of a log that is only read to its end: it comes as fast as it is taken, in pieces of 4 KiB where nothing is left to gather (three times
-# the work).
-_READING_GATHER_S: Final = 0.005
 # How long the last reading of an ended container is tried while its kubelet does not answer, seconds since it got on. While the API itself does
 # not answer this time stands still: that says nothing of the log.
 PATIENCE_S: Final = 60.0
@@ -94,8 +93,8 @@ class Follower:
         self._kube = kube
         self._gather_s = gather_s
         self._past = past
-        # The log was just read to its end.
-        self._joins = False
+        # The log was just read to its end; and no joining reading was in vain.
+        self._joins, self._joinable = False, True
         self._pod = pod
         self._namespace = namespace
         self._container = container
@@ -120,6 +119,8 @@ class Follower:
         self._denied_since: float | None = None
         self._trying_since: float | None = None
         self._once_more = True
+        # What the newest try to read the log met.
+        self._why: str | None = None
 
     @property
     def tried(self) -> bool:
@@ -190,15 +191,15 @@ class Follower:
         self._in_order = False
         try:
             finished = await self._read(state, before)
-        except ObjectNotFound:
+        except ObjectNotFound as error:
             # Deleted, as the watch will say; or its kubelet was started anew and does not know its pods yet.
-            self._failures += 1
+            self._failures, self._why = self._failures + 1, error.message
         except ApiError as error:
             self._failed(error, state)
         except KubeError as error:
             # A connection that ended in the middle: nothing to say of it, the next one goes on where it ended.
             self._log.at_end = False
-            self._failures += 1
+            self._failures, self._why = self._failures + 1, error.message
             if isinstance(error, CredentialsError):
                 self._trouble("log credentials", error.message)
         else:
@@ -213,7 +214,7 @@ class Follower:
         return False
 
     def _failed(self, error: ApiError, state: State) -> None:
-        self._failures += 1
+        self._failures, self._why = self._failures + 1, error.message
         self._asked = min(error.retry_after or 0.0, _ASKED_S)
         if not_started(error.message) is not None and state == "running":
             return
@@ -226,7 +227,7 @@ class Follower:
         running = state == "running"
         past, self._past = self._past and running and self._following, False
         follow = running and self._following and not past
-        joins, self._joins = self._joins and follow, False
+        joins, self._joins = self._joins and (follow or not running), False
         newest = (self._log.cursor.newest(_JOIN) if joins else None) or None
         async with open_log(
             self._kube,
@@ -239,20 +240,26 @@ class Follower:
             tail=_JOIN if newest else None,
             # Of a follow the silence decides, which is watched beside it; its head may take as long.
             read_timeout=silence.SILENCE_S * _SPREAD if follow else READING_S,
-            gather_s=self._gather_s if follow or past else _READING_GATHER_S,
+            # A last reading waits for as little as it may; without that it is taken in pieces of 4 KiB, at three times the work.
+            gather_s=self._gather_s if follow or past else HURRY_S,
         ) as chunks:
             self._log.opened(newest)
             self._opened = True
             self._denied_since = None
-            whole = await (self._followed(chunks, joins=newest is not None) if follow else self._taken(chunks, state))
+            joins = newest is not None
+            whole = await (self._followed(chunks, joins=joins) if follow else self._taken(chunks, state, joins=joins))
         self._hopeless = False
         if not whole:
             self._failures += 1
+            # A line that is longer than what comes first cannot be known again: such a log is read from its cursor.
+            self._joinable = self._joinable and not joins
             return False
         # A proxy may end a reading in order in its middle: the last one is the one that brought nothing. Before it, as while the container runs,
         # the last line may not be whole yet.
-        last = not running and self._log.standing() == before
+        last = not running and self._log.standing() == before and not (joins and self._log.cursor.expecting)
         found = self._log.finish() if last else self._log.complaint()
+        # What was just read to its end is not read as a whole again to see that it was all; where its end did not settle that, it is.
+        self._joins = found is None and not running and not last and not joins and self._joinable
         if found is None and running and not follow:
             self._joins = past
             return False
@@ -367,7 +374,7 @@ class Follower:
 
     def _close(self, end: End) -> End:
         if end == "lost":
-            self._log.lose()
+            self._log.lose(self._why)
         self._log.cursor.closed = end
         self._log.cursor.commit({})
         return end

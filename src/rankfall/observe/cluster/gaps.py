@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Final, NamedTuple
 
-from rankfall.model import Record
+from rankfall.model import Record, numbers
 from rankfall.model.record import Lost
 from rankfall.observe.cluster.apilines import stamp_text
 
@@ -40,18 +40,19 @@ class LogOf(NamedTuple):
         return f", restart {self.number}" if self.number else ""
 
 
-def gap_record(log: LogOf, *, after: int | None, before: int | None) -> Record:
+def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | None = None) -> Record:
     """The record of one gap.
 
     Args:
         log: in which it is.
         after: stamp of the line before it, nanoseconds since the epoch by the node's clock; None = the beginning.
         before: stamp of the line after it; None = the end.
+        why: what kept them from being read, where that is known.
     """
     since = "its beginning" if after is None else stamp_text(after)
     until = "its end" if before is None else stamp_text(before)
     note = f"lines of slot {log.slot}{log.restart} may be missing: between {since} and {until} of its log"
-    lost = Lost(number=log.number, after_ns=after, before_ns=before)
+    lost = Lost(number=log.number, after_ns=after, before_ns=before, why=why)
     return _record(log, f"{after} {before}", lost=lost, note=note, at_ns=after)
 
 
@@ -64,7 +65,7 @@ def short_record(log: LogOf, *, stream: str, lines: int, size: int) -> Record:
         lines: how many are missing.
         size: bytes that are missing.
     """
-    rank = int(stream[1:]) if stream[1:].isdecimal() else None
+    rank = numbers.whole(stream[1:])
     whose = {"slot": f"slot {log.slot} (of no rank)", "all": f"slot {log.slot} and its ranks"}.get(
         stream, f"rank {rank}"
     )

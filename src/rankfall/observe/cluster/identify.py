@@ -1,7 +1,8 @@
 """Looks which ranks run in a container of a job that Rankfall did not start, again and again: ranks may change places with every round.
 
 It needs the right to exec and a shell in the image; where either is missing the ranks stay unknown, which is told once. A look is one exec
-every 10 s a container, eight at once. What it proves holds for the processes that were seen, and so for one round.
+every 10 s a container, eight at once. What it proves holds for the processes that were seen, and so for one round. Where the processes show that
+torchrun does not mark the lines of its ranks, nothing can be proved, and no look follows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rankfall.kube.errors import Forbidden, KubeError
 from rankfall.kube.exec import execute
 from rankfall.observe.cluster.environ import COMMAND, MAX_OUTPUT, Seen, read_ranks
 from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.observe.cluster.routes import USUAL_ROLES
 from rankfall.observe.cluster.told import ROUND, Told, ToldRank, read_told, write_told
 from rankfall.store.stream import IndexReader
 
@@ -50,17 +52,21 @@ class Identifier:
     ) -> None:
         """Look until the container has ended, or nothing can be seen."""
         pause = _FIRST_S
-        while running() and not self._denied:
-            if not tagged(log):
+        while running():
+            if self._denied:
+                _settle(read_told(folder), log=log, folder=folder)
+                return
+            if not log.routes.tagged:
                 # There is no line that a rank could be told of.
                 await asyncio.sleep(_FIRST_S)
                 continue
-            await self.look(pod, container=container, log=log, folder=folder)
+            if await self.look(pod, container=container, log=log, folder=folder):
+                return
             await asyncio.sleep(pause)
             pause = min(_EVERY_S, 2 * pause)
 
-    async def look(self, pod: str, *, container: str, log: InstanceLog, folder: Path) -> None:
-        """Look once, and write down what that proves.
+    async def look(self, pod: str, *, container: str, log: InstanceLog, folder: Path) -> bool:
+        """Look once, and write down what that proves; whether another look could prove nothing more.
 
         Raises:
             OSError: it could not be written.
@@ -83,21 +89,28 @@ class Identifier:
             self._trouble(
                 "ranks denied", f"ranks that only a look into their pods would tell stay unknown: {error.message}"
             )
-            return
+            return False
         except KubeError as error:
             # Not running any more, not yet, or without a shell.
             self._trouble("ranks", f"which ranks run in {pod} cannot be seen: {error.message}")
-            return
+            return False
         seen = read_ranks(done.stdout.decode("utf-8", "replace"))
-        if seen:
-            told = after_look(read_told(folder), seen, sizes=sizes, folder=folder)
-            log.routes.base = told.base
-            write_told(folder, told)
+        if not seen or any(one.marked is None for one in seen.values()):
+            return False
+        told = read_told(folder)
+        if not all(one.marked for one in seen.values()):
+            _settle(told, log=log, folder=folder)
+            return True
+        told = after_look(told, seen, sizes=sizes, folder=folder)
+        write_told(folder, told)
+        told.route(log.routes)
+        return False
 
 
-def tagged(log: InstanceLog) -> bool:
-    """Whether lines came that bear a local rank."""
-    return any(name[:1].isdigit() for name in log.cursor.sizes)
+def _settle(told: Told, *, log: InstanceLog, folder: Path) -> None:
+    told = msgspec.structs.replace(told, settled=True)
+    write_told(folder, told)
+    told.route(log.routes)
 
 
 def after_look(told: Told, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> Told:
@@ -111,7 +124,8 @@ def after_look(told: Told, seen: Mapping[int, Seen], *, sizes: Mapping[str, int]
     """
     now = {local: (one.pid, one.ticks) for local, one in seen.items()}
     base = told.base
-    if now != told.processes:
+    # Where some have ended and no other has come, the round goes on.
+    if not told.processes or not now.items() <= told.processes.items():
         ranks = dict(told.ranks)
         if told.processes:
             # Another round: of the old one only what was stored before it was seen last is proved.
@@ -121,8 +135,9 @@ def after_look(told: Told, seen: Mapping[int, Seen], *, sizes: Mapping[str, int]
             base += ROUND
         for local, process in seen.items():
             ranks[base + local] = _of_process(process, folder / f"{base + local}.out.log")
-        told = Told(base=base, processes=now, ranks=ranks)
-    confirmed = {base + local: sizes.get(f"{base + local}.out.log", 0) for local in now}
+        roles = tuple(sorted({one.role for one in seen.values() if one.role is not None}))
+        told = Told(base=base, processes=now, ranks=ranks, roles=roles or told.roles or USUAL_ROLES)
+    confirmed = told.confirmed | {base + local: sizes.get(f"{base + local}.out.log", 0) for local in now}
     return msgspec.structs.replace(told, confirmed=confirmed)
 
 

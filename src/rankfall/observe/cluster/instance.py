@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from rankfall.kube.podlogs_kubelet import Complaint, complaint
 from rankfall.observe.cluster.apilines import StampParser
-from rankfall.observe.cluster.chunks import LEAST, Splitter, Taken, rank_of
+from rankfall.observe.cluster.chunks import LEAST, Splitter, Taken, marks_of, rank_of
 from rankfall.observe.cluster.cursor import Cursor
 from rankfall.observe.cluster.routes import SLOT_STREAM, Routes, records_within
 from rankfall.observe.cluster.stream_files import StreamFiles
@@ -55,6 +55,7 @@ class InstanceLog:
         live: what comes now was written just now; set by whoever reads.
         delay_ns: least difference between arrival here and the stamp of the node, of what came live; negative: that node's clock is ahead,
             which anything that arrives proves.
+        why: what kept lines from being read, of the gap that is told.
 
     Raises:
         OSError: the folder cannot be written.
@@ -77,6 +78,7 @@ class InstanceLog:
         self.delay_ns: int | None = None
         self.at_end = False
         self.live = False
+        self.why: str | None = None
         self.routes = Routes(on_record, foreign=foreign)
         self._now = now
         self._on_records = on_records
@@ -85,7 +87,7 @@ class InstanceLog:
         self._foreign = foreign
         self._files = StreamFiles(folder, on_stream)
         self._stamps = StampParser()
-        self._splitter = Splitter(self._stamps)
+        self._splitter = Splitter(self._stamps, foreign=foreign)
         self._rest = b""
         self._part: _Part | None = None
         # Of the newest stream no whole line has come yet.
@@ -137,12 +139,12 @@ class InstanceLog:
 
     def joins(self, data: bytes) -> bool | None:
         """As ``continues``, of a log that was opened from one of its newest lines on."""
-        line, newline, _ = (self._rest + data).partition(b"\n")
-        if not newline:
-            return None
-        stamp, last = self._stamps.split(line)[0], self.cursor.last
+        known = self.continues(data)
+        if not known:
+            return known
+        stamp, last = self._stamps.split(self._rest + data)[0], self.cursor.last
         # One of the newest moment may be a new line that only looks like one that was taken.
-        return stamp is not None and last is not None and stamp < last and self.cursor.expects(line)
+        return stamp is not None and last is not None and stamp < last
 
     def finish(self) -> Complaint | None:
         """Nothing more comes of this stream: a last line without newline is stored as it is.
@@ -193,8 +195,9 @@ class InstanceLog:
         found = {name.removesuffix(".out"): self._files.file(name).counted for name in names}
         return {stream: (counted.lines, counted.size) for stream, counted in found.items()}
 
-    def lose(self) -> None:
-        """What comes after the newest line could not be had."""
+    def lose(self, why: str | None = None) -> None:
+        """What comes after the newest line could not be had; ``why`` in the words of whoever refused it."""
+        self.why = why
         self._gap(self.cursor.last, None)
 
     def close(self) -> None:
@@ -206,7 +209,7 @@ class InstanceLog:
 
     def _take(self, data: bytes) -> None:
         """Store whole lines."""
-        if self._plain(data):
+        if not self._foreign and self._plain(data):
             # Records stand at a log's beginning and at its end, a few among much else: what is before and behind them need not be gone
             # through for them.
             begin, end = records_within(data)
@@ -228,7 +231,8 @@ class InstanceLog:
 
     def _plain(self, data: bytes) -> bool:
         """Whether this is a chunk of new lines that may be stored as one."""
-        return not self._foreign and len(data) >= LEAST and self._part is None and not self.cursor.expecting
+        whole = len(data) >= LEAST and self._part is None and not self.cursor.expecting
+        return whole and (not self._foreign or self.routes.alike(data))
 
     def _chunk(self, data: bytes, taken: Taken) -> None:
         """Store a chunk that was taken apart, and commit."""
@@ -241,27 +245,27 @@ class InstanceLog:
         for digits, piece in taken.pieces.items():
             rank = rank_of(digits)
             sizes |= self._files.append(
-                SLOT_STREAM if rank is None else f"r{rank}.out", piece, taken.first[digits], lines=taken.counts[digits]
+                SLOT_STREAM if rank is None else f"r{rank}.out", piece, taken.marks[digits], lines=taken.counts[digits]
             )
         cursor.last = taken.last
         cursor.commit(sizes)
 
     def _lines(self, lines: list[bytes], *, whole: bool = True) -> None:
         """Store lines and commit. ``whole``: the last one ended with a newline."""
-        pieces: dict[str, list[bytes]] = {}
-        first: dict[str, int | None] = {}
+        # Of each stream its lines and their stamps.
+        pieces: dict[str, tuple[list[bytes], list[int]]] = {}
         split, cursor = self._stamps.split, self.cursor
-        newest = cursor.last
+        after = newest = cursor.last
         taken: list[tuple[int, int]] = []
         begin = 0
         gap = False
-        name: str | None = None
+        name = last = None
         if self._part is not None:
             # The end of a line that was stored in parts.
             part, self._part, begin = self._part, None, 1
             name = part.stream
-            pieces[name] = [lines[0]]
-            first[name] = newest = part.stamp if part.stamp is not None else newest
+            pieces[name] = [lines[0]], [part.stamp or 0]
+            newest = part.stamp or newest
             cursor.lines += 1
             taken.append(((newest or 0) // _NS, zlib.crc32(lines[0], part.sum)))
         if self._begins_torn(lines):
@@ -285,18 +289,19 @@ class InstanceLog:
             if route is None:
                 continue
             name, start = route
-            if name in pieces:
-                pieces[name].append(line[start:])
-            else:
-                pieces[name] = [line[start:]]
-                first[name] = newest
+            if name != last:
+                texts, stamps = pieces.get(name) or pieces.setdefault(name, ([], []))
+                last = name
+            texts.append(line[start:])
+            stamps.append(stamp or 0)
         self._on_records()
         self._measure(newest)
         sizes: dict[str, int] = {}
-        for stream, parts in pieces.items():
+        for stream, (texts, stamps) in pieces.items():
+            marks = marks_of(texts, stamps, after)
             if whole or stream != name:
-                parts.append(b"")
-            sizes |= self._files.append(stream, b"\n".join(parts), first[stream])
+                texts.append(b"")
+            sizes |= self._files.append(stream, b"\n".join(texts), marks)
         cursor.last = newest
         cursor.take(taken)
         cursor.commit(sizes)

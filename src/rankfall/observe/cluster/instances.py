@@ -6,19 +6,24 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from rankfall.model import Record
+from rankfall.model import Record, numbers
 from rankfall.observe.cluster import settle
 from rankfall.observe.cluster.channel import RecordIntake
 from rankfall.observe.cluster.gaps import LogOf, gap_record, short_record
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.log_owner import OWNER_NAME, Identity, identity_of
+from rankfall.observe.cluster.podfacts import PodFact
 from rankfall.observe.cluster.told import Told, ToldRank, read_told, write_told
 from rankfall.observe.log_store import StoreCopies
 from rankfall.store import RunDir
+from rankfall.store.fs import make_folder
 from rankfall.store.home import replace_file
+
+_MANIFEST: Final = "the manifest's static node rank"
 
 
 class Instances:
@@ -72,15 +77,15 @@ class Instances:
         def on_printed(printed: Mapping[str, tuple[int, int]]) -> None:
             log.cursor.printed = settle.clean(printed)
 
-        intake = self._intake(slot, uid=uid, instance=int(folder.name), on_printed=on_printed)
+        intake = self._intake(slot, uid=uid, instance=numbers.matched(folder.name), on_printed=on_printed)
 
         def on_gap(after: int | None, before: int | None) -> None:
-            intake.keep(gap_record(self._log_of(slot, uid, number), after=after, before=before), after)
+            intake.keep(gap_record(self._log_of(slot, uid, number), after=after, before=before, why=log.why), after)
 
         log = self._open[key] = InstanceLog(
             folder,
             on_record=intake.take,
-            on_records=intake.taken,
+            on_records=intake.tell_progress,
             now=time.time_ns,
             on_gap=on_gap,
             ended=lambda: intake.ended,
@@ -88,18 +93,35 @@ class Instances:
             foreign=self._foreign,
         )
         if self._foreign:
-            log.routes.base = read_told(folder).base
+            read_told(folder).route(log.routes)
         return log
 
-    def tell(self, slot: int, *, uid: str, number: int, ranks: Mapping[int, int], proof: str) -> None:
-        """Write down the ranks of an instance that its manifest proves, by local rank; they hold for all of it.
+    def prove(self, slot: int, *, uid: str, number: int, fact: PodFact, looks: bool) -> None:
+        """Write down what the manifest of a foreign pod proves of one instance and its lines; it holds for all of it.
+
+        Args:
+            slot: whose.
+            uid: of the pod.
+            number: of the container's restart.
+            fact: the pod.
+            looks: its processes may prove more.
 
         Raises:
             OSError: it cannot be written.
         """
+        if not self._foreign:
+            return
         folder = self.folder(slot, uid=uid, number=number)
-        if ranks and not read_told(folder).ranks:
-            write_told(folder, Told(ranks={local: ToldRank(rank=rank, proof=proof) for local, rank in ranks.items()}))
+        held = read_told(folder)
+        told = held
+        if held.roles is None and fact.prefixes is not None:
+            ranks = {local: ToldRank(rank=rank, proof=_MANIFEST) for local, rank in fact.ranks.items()}
+            told = Told(roles=fact.prefixes, ranks=ranks, settled=not fact.prefixes)
+        if not looks and not told.settled:
+            told = msgspec.structs.replace(told, settled=True)
+        if told != held:
+            write_told(folder, told)
+        told.route(self._open[slot, uid, number].routes)
 
     def take_message(self, slot: int, text: str, *, uid: str, number: int) -> int:
         """Take the records of a container's termination message, as ``RecordIntake.take_message``; its log may be open.
@@ -114,7 +136,9 @@ class Instances:
             if log is not None and log.cursor.printed is None:
                 log.cursor.printed = settle.clean(printed)
 
-        return self._intake(slot, uid=uid, instance=int(folder.name), on_printed=on_printed).take_message(text)
+        return self._intake(slot, uid=uid, instance=numbers.matched(folder.name), on_printed=on_printed).take_message(
+            text
+        )
 
     def settle(self, slot: int, *, uid: str, number: int, changed: bool = False) -> bool | None:
         """Compare what is stored of an open log with what its wrapper printed, and write down what is missing.
@@ -175,7 +199,7 @@ class Instances:
         # Of slots that are not started again alone all instances share one folder.
         own = instance if self._run_dir.spec.restarts_alone(slot) else 0
         slot_dir = self._run_dir.slot_dir(self._attempt, self._role_of(slot), slot, own)
-        self._run_dir.records_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(self._run_dir.records_dir)
         return RecordIntake(
             self._run_dir.records_dir,
             token=self._token,
@@ -208,16 +232,17 @@ class Instances:
 
     def _folder(self, slot: int, identity: Identity) -> Path:
         parent = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         taken = 0
         for folder in sorted(parent.iterdir(), key=lambda path: (len(path.name), path.name)):
-            if not folder.name.isdecimal():
+            number = numbers.whole(folder.name)
+            if number is None:
                 continue
-            taken = max(taken, int(folder.name) + 1)
+            taken = max(taken, number + 1)
             if identity_of(folder) == identity:
                 return folder
         folder = parent / str(taken)
-        folder.mkdir()
+        make_folder(folder, new=True)
         try:
             replace_file(folder / OWNER_NAME, msgspec.json.encode(identity))
         except OSError:
@@ -247,5 +272,5 @@ def write_progress(folder: Path, record: Record) -> None:
     try:
         replace_file(path, data)
     except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         replace_file(path, data)

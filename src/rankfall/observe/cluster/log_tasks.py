@@ -17,7 +17,7 @@ from rankfall.kube.client import Kube
 from rankfall.observe.cluster.clocks import ClockFile
 from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
 from rankfall.observe.cluster.follower import End, Follower
-from rankfall.observe.cluster.identify import Identifier, tagged
+from rankfall.observe.cluster.identify import Identifier
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.instances import Instances
 from rankfall.observe.cluster.kept_pods import KeptPods
@@ -75,12 +75,21 @@ class LogTasks:
         self._once = once
         self._gather_s = gather_s
         self._refresh = refresh
+        # Logs of which something could not be stored, and where each stands since it was opened again.
+        self._unstored: dict[tuple[int, str, int], tuple[InstanceLog | None, int]] = {}
         self._identifier = Identifier(kube, namespace=source.namespace, trouble=troubles.say)
 
     @property
     def tried(self) -> bool:
         """Whether the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
         return all(log.tried for pod in tuple(self._pods.by_uid.values()) for log in tuple(pod.logs.values()))
+
+    def storing(self) -> bool:
+        """Whether every log goes on that could not be stored before."""
+        for key, (stored, lines) in list(self._unstored.items()):
+            if stored is not None and stored.cursor.lines > lines:
+                del self._unstored[key]
+        return not self._unstored
 
     def tasks(self) -> list[asyncio.Task[None]]:
         """All there are, those that are done too."""
@@ -108,6 +117,8 @@ class LogTasks:
         while log.end is None:
             try:
                 stored = self._instances.open(slot, uid=uid, number=number)
+                if (slot, uid, number) in self._unstored:
+                    self._unstored[slot, uid, number] = (stored, stored.cursor.lines)
                 self._clocks.watch(slot, stored)
                 log.follower = Follower(
                     self._kube,
@@ -119,20 +130,22 @@ class LogTasks:
                     refresh=lambda: self._refresh(pod),
                     trouble=self._troubles.say,
                     gather_s=self._gather_s,
-                    past=stored.cursor.last is None and self._past(pod.fact),
+                    past=self._past(pod.fact, stored),
                 )
-                self._instances.tell(
-                    slot, uid=uid, number=number, ranks=pod.fact.ranks, proof="the manifest's static node rank"
-                )
+                looks = self._source.look_inside and instance_state(pod.fact, number) in {"waiting", "running"}
+                self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, looks=looks)
                 end = await self._read(pod, log.follower, stored, slot=slot, number=number)
                 if end is not None:
+                    self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, looks=False)
                     end = await self._settled(pod, stored, end, slot=slot, number=number)
                 # Of one that runs on there may come more.
                 elsewhere = end is None or await self._stores.ended(
                     self._instances.folder(slot, uid=uid, number=number)
                 )
                 log.end = end if elsewhere else "lost"
+                self._unstored.pop((slot, uid, number), None)
             except OSError as error:
+                self._unstored[slot, uid, number] = (None, 0)
                 self._troubles.full(error)
             except Exception as error:  # noqa: BLE001 - of one log; the others go on, and its reader must not wait for ever without a word
                 self._troubles.say(
@@ -147,17 +160,19 @@ class LogTasks:
         pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
         self._pods.write(pod)
 
-    def _past(self, fact: PodFact) -> bool:
-        """Whether its log, of which nothing is stored, is worth a reading before it is followed."""
+    def _past(self, fact: PodFact, stored: InstanceLog) -> bool:
+        """Whether a log is worth a reading before it is followed: nothing is stored of it, and there may be much."""
+        if stored.cursor.last is not None or len(self._pods.by_uid) > _FEW:
+            return False
         started = stamp_ns(fact.main.started) if fact.main is not None else None
-        return started is not None and time.time_ns() - started > _PAST_NS and len(self._pods.by_uid) <= _FEW
+        return started is not None and time.time_ns() - started > _PAST_NS
 
     async def _read(
         self, pod: Followed, follower: Follower, stored: InstanceLog, *, slot: int, number: int
     ) -> End | None:
         """Read a log, and look meanwhile which ranks write it where nothing proves that yet."""
         source, fact = self._source, pod.fact
-        if source.marks is None or fact.ranks or not source.look_inside:
+        if source.marks is None or fact.ranks or fact.prefixes == () or not source.look_inside:
             return await (follower.take() if self._once else follower.run())
         folder = self._instances.folder(slot, uid=fact.uid, number=number)
 
@@ -166,7 +181,7 @@ class LogTasks:
 
         if self._once:
             end = await follower.take()
-            if runs() and tagged(stored):
+            if runs() and stored.routes.tagged:
                 await self._identifier.look(fact.name, container=fact.container, log=stored, folder=folder)
             return end
         looking = asyncio.create_task(

@@ -17,6 +17,7 @@ import msgspec
 from rankfall.model import decoding
 from rankfall.observe.cluster.places import pods_folder
 from rankfall.observe.loki.cursor import State
+from rankfall.store.fs import make_folder, private, write_file
 
 # Written anew when it has grown to this, bytes.
 COMPACT: Final = 16 << 20
@@ -68,7 +69,7 @@ class LokiState:
         # A UID came from the API or from a label: only its own characters reach the name.
         name = "".join(char if char.isalnum() or char == "-" else "_" for char in uid)[:80]
         self._path = pods_folder(run, attempt) / "loki" / f"{name}.jsonl"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         self._size = 0
         self._compact_at = COMPACT
         self.joins: dict[int, tuple[int | None, int | None]] = {}
@@ -124,7 +125,7 @@ class LokiState:
         data = msgspec.json.encode(row) + b"\n"
         if self._size > self._compact_at:
             self._rewrite(state, parts)
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        fd = private(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             # What a killed process left of a row ends here.
             os.ftruncate(fd, self._size)
@@ -155,7 +156,7 @@ class LokiState:
         row = _Row(mark=mark, forgotten=min(state.forgotten, mark - 1), late=state.late, parts=tuple(held))
         temporary = self._path.with_suffix(".new")
         data = msgspec.json.encode(row) + b"\n"
-        temporary.write_bytes(data)
+        write_file(temporary, data)
         temporary.replace(self._path)
         self._size = len(data)
         self._compact_at = max(COMPACT, 2 * self._size)
@@ -170,7 +171,7 @@ class LokiState:
         for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
             try:
                 found.append(decoding.decode(line, kind=_Row))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except msgspec.DecodeError:
                 break
             self._size += len(line) + 1
         return found

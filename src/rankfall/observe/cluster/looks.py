@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from rankfall.model import decoding
+from rankfall.store.fs import make_folder, private, write_file
 
 # Written anew when it has grown to this and to twice what it began with, bytes.
 COMPACT: Final = 32 << 20
@@ -50,13 +51,13 @@ class LookWriter(Generic[K]):
     """
 
     def __init__(self, path: Path, kind: Any) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         reader: LookReader[K] = LookReader(path, kind)
         reader.poll()
         self.newest = reader.newest
         self._path = path
         self._encoder = msgspec.json.Encoder()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.ftruncate(self._fd, reader.offset)
         except OSError:
@@ -96,7 +97,7 @@ class LookWriter(Generic[K]):
         temporary = self._path.with_suffix(".new")
         data = b"".join(self._encoder.encode(fact) + b"\n" for fact in self.newest.values())
         with contextlib.suppress(OSError):
-            temporary.write_bytes(data)
+            write_file(temporary, data)
             fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
                 temporary.replace(self._path)
@@ -127,7 +128,7 @@ class LookReader(Generic[K]):
         self.offset = 0
         self.problems: list[str] = []
         self._inode = -1
-        self._decoder: msgspec.json.Decoder[K] = decoding.decoder(kind)  # noqa: TID251 - its type alone
+        self._decoder: decoding.Decoder[K] = decoding.decoder(kind)
 
     def poll(self) -> list[K]:
         """Looks that came since, oldest first. From the beginning when the file is another one by now."""
@@ -160,7 +161,7 @@ class LookReader(Generic[K]):
             return None
         try:
             return self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             if len(self.problems) < 8:  # noqa: PLR2004 - as many as anyone reads
                 self.problems.append(f"{self.path.name}: a damaged line: {str(error)[:200]}")
             return None

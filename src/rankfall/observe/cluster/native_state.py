@@ -27,6 +27,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
         start: names the start of the gang that goes on: another one when Kubernetes started it again, by a restart or after a suspension.
             Empty while none is known. Compared by :func:`same_start`, never by order.
         restarts: how often its set started the whole gang again.
+        gang: UID of the JobSet of a TrainJob: another one when somebody deleted it and Trainer made it anew. Empty = there is none, or no set below it.
         reason, message: of the terminal condition.
         at: when that was set, RFC 3339 of the API.
         deleting: somebody had it deleted, and it is on its way out.
@@ -35,6 +36,7 @@ class NativeState(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     start: str = ""
     restarts: int = 0
+    gang: str = ""
     reason: str | None = None
     message: str | None = None
     at: str | None = None
@@ -57,6 +59,7 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
     deleting = bool(mapping(workload, "metadata").get("deletionTimestamp"))
     gang = inner if kind == "TrainJob" else workload
     restarts = (number(mapping(gang, "status").get("restarts")) or 0) if gang is not None else 0
+    uid = (word(mapping(inner, "metadata").get("uid")) or "") if inner is not None else ""
     # Failure first, as Kubernetes itself weighs them.
     for name, phase in (("Failed", "failed"), (_GOOD.get(kind, "Complete"), "succeeded")):
         end = condition(workload, name)
@@ -65,6 +68,7 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
                 phase="failed" if phase == "failed" else "succeeded",
                 start=_start(gang, restarts),
                 restarts=restarts,
+                gang=uid,
                 reason=word(end.get("reason")),
                 message=text(end.get("message")),
                 at=word(end.get("lastTransitionTime")),
@@ -73,8 +77,8 @@ def native_state(workload: Mapping[str, Any], *, inner: Mapping[str, Any] | None
     # Its condition is behind: right after a release it still says, or says for the first time, that the workload is suspended.
     held = any(mapping(one, "spec").get("suspend") is True for one in (workload, gang) if one is not None)
     if held or gang is None:
-        return NativeState(phase="suspended" if held else "going", restarts=restarts, deleting=deleting)
-    return NativeState(phase="going", start=_start(gang, restarts), restarts=restarts, deleting=deleting)
+        return NativeState(phase="suspended" if held else "going", restarts=restarts, gang=uid, deleting=deleting)
+    return NativeState(phase="going", start=_start(gang, restarts), restarts=restarts, gang=uid, deleting=deleting)
 
 
 def dated(start: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rankfall.observe.cluster.source import PodSource
@@ -16,6 +17,50 @@ if TYPE_CHECKING:
 _RATE: Final = 50.0
 _BURST: Final = 100
 _MAX_TROUBLES: Final = 100
+# A look at what is around an attempt that has ended may take so long, seconds.
+_LATE_S: Final = 10.0
+
+
+def look_around(run: Path, attempt: int, source: PodSource, *, into: Path) -> bool:
+    """Take what the cluster says by now of the nodes, Events and workload of an attempt that nobody follows any more.
+
+    Args:
+        run: the run's directory.
+        attempt: counted from 1.
+        source: its pods; those that were seen are not asked for again.
+        into: a file of looks; what is new is added to it.
+
+    Returns:
+        Whether anything about a node is new, its Events included.
+
+    Raises:
+        InfrastructureError: the cluster cannot be asked.
+        OSError: the file cannot be written.
+        TimeoutError: the cluster did not answer in time.
+    """
+    import asyncio  # noqa: PLC0415 - a run on this machine needs none of it
+
+    from rankfall.kube.client import Kube  # noqa: PLC0415 - as above
+    from rankfall.kube.kubeconfig import access_of  # noqa: PLC0415 - as above
+    from rankfall.observe.cluster.around_feed import AroundFeed  # noqa: PLC0415 - as above
+    from rankfall.observe.cluster.journal import JournalReader, journal_path  # noqa: PLC0415 - as above
+
+    pods = list(JournalReader.read(journal_path(run, attempt)).values())
+
+    def full(error: OSError) -> None:
+        raise error
+
+    async def work() -> bool:
+        async with asyncio.timeout(_LATE_S), Kube(access_of(source)) as kube:
+            feed = AroundFeed(kube, path=into, source=source, pods=lambda: pods, full=full)
+            try:
+                before = feed.statements()
+                await feed.take()
+                return feed.statements() != before
+            finally:
+                feed.close()
+
+    return asyncio.run(work())
 
 
 class Feed:
@@ -77,6 +122,11 @@ class Feed:
     def following(self) -> bool:
         """Whether the log of each container that runs is open, or was tried in vain; true where there is nothing to watch."""
         return self._source is None or (self._feed is not None and self._feed.following)
+
+    @property
+    def blind(self) -> bool:
+        """Whether pods that are to be watched cannot be watched at present: what is not seen then proves nothing."""
+        return self._feed is not None and self._feed.blind
 
     def troubles(self) -> Iterator[str]:
         """Difficulties that came since the last call, in words: the feed runs in a thread of its own."""

@@ -12,13 +12,14 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankfall.model import numbers
 from rankfall.observe.cluster.apilines import StampParser
+from rankfall.store.fs import private
 
 # Lines remembered at most: a container that prints more in one second repeats the excess when its log is resumed inside that second.
 MAX_OVERLAP: Final = 1 << 20
@@ -141,7 +142,7 @@ class Overlap:
             self._newest = str(self._path(self._segment))
         fd = self._fd
         if fd < 0:
-            fd = os.open(self._newest, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = private(self._newest, os.O_WRONLY | os.O_CREAT)
         try:
             done = os.pwrite(fd, data, self._offset)
         finally:
@@ -190,14 +191,11 @@ class Overlap:
 
     def newest(self, count: int) -> array[int]:
         """Checksums of the lines taken last, at most so many."""
-        blocks: list[array[int]] = []
-        held = 0
+        found = array("I")
         for one in reversed(self._held):
-            if held >= count:
+            if len(found) >= count:
                 break
-            blocks.append(array("I", self._sums(one, one.low) if isinstance(one, Chunk) else one.sums))
-            held += one.lines
-        found = array("I", chain.from_iterable(reversed(blocks)))
+            found = (array("I", self._sums(one, one.low)) if isinstance(one, Chunk) else one.sums) + found
         return found[-count:]
 
     def check(self) -> None:
@@ -256,8 +254,8 @@ class Overlap:
                     self._unlink(number)
 
     def _segments(self) -> list[tuple[int, Path]]:
-        found = ((path.stem.removeprefix("taken-"), path) for path in self._folder.glob("taken-*.raw"))
-        return [(int(number), path) for number, path in found if number.isdecimal()]
+        found = ((numbers.whole(path.stem.removeprefix("taken-")), path) for path in self._folder.glob("taken-*.raw"))
+        return [(number, path) for number, path in found if number is not None]
 
     def _unlink(self, number: int) -> None:
         # A file too many costs space and is removed by the next one who looks.

@@ -25,14 +25,15 @@ class PlatformView:
         run: the run's directory.
         attempt: counted from 1.
         catalogue: the signatures in force.
+        around: file of what is around the pods, where it is not the attempt's own.
 
     Attributes:
         pods: of the attempt.
     """
 
-    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue) -> None:
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, around: Path | None = None) -> None:
         self.pods = PodView(run, attempt=attempt)
-        self._around = AroundView(run, attempt=attempt, catalogue=catalogue)
+        self._around = AroundView(run, attempt=attempt, catalogue=catalogue, path=around)
         self._clocks = ClockView(run, attempt=attempt)
         self._proofs = ProofView(run, attempt=attempt)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from rankfall.kube.fields import MAX_TEXT, mapping, mappings, number, text, word
 from rankfall.kube.labels import COMPLETION_INDEX
-from rankfall.observe.cluster.manifest_ranks import static_ranks
+from rankfall.observe.cluster.manifest_ranks import Launch, launch_of
 from rankfall.observe.cluster.source import PodSource
 
 ROLE_LABEL: Final = "rankfall.dev/role"
@@ -71,6 +71,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
         container: name of the training container.
         ranks: local rank -> rank, where the manifest of a pod that Rankfall did not make proves them.
+        prefixes: names of roles in the prefixes of torchrun, where such a manifest proves them; empty = torchrun puts none.
         role: of the pod, where it bears the marks of another tool; None = it does not say, or Rankfall's labels do.
         main, last: state of the training container, and of the instance before it.
         log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
@@ -96,6 +97,7 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     container: str = ""
     role: str | None = None
     ranks: dict[int, int] = {}
+    prefixes: tuple[str, ...] | None = None
     conditions: tuple[Condition, ...] = ()
     main: ContainerFact | None = None
     last: ContainerFact | None = None
@@ -107,6 +109,16 @@ class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether no instance of the training container runs or will run again, by this look."""
         ended = self.main is not None and self.main.state == "terminated"
         return self.gone or ended or self.phase in _OVER
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the control plane withdrew the pod's Ready condition because its node's kubelet has stopped reporting.
+
+        A kubelet gives a reason with each Ready condition that is False; the node controller gives none and leaves the container's state as it was.
+        """
+        ready, main = self.condition("Ready"), self.main
+        running = main is not None and main.state == "running" and main.ready and self.phase not in _OVER
+        return running and ready is not None and ready.status == "False" and not ready.reason
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type."""
@@ -134,6 +146,7 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
     first = next((word(one.get("name")) for one in mappings(spec, "containers")), None)
     container = source.container_of(role, first or "")
     own = _status(status, container)
+    launch = launch_of(pod, container) if source.marks is not None else Launch()
     return PodFact(
         seen_ns=seen_ns,
         name=word(meta.get("name")) or "",
@@ -151,7 +164,8 @@ def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: b
         grace_s=number(meta.get("deletionGracePeriodSeconds")),
         container=container,
         role=role if source.marks is not None else None,
-        ranks=static_ranks(pod, container) if source.marks is not None else {},
+        ranks=launch.ranks,
+        prefixes=launch.roles,
         # Those that a verdict may need first: anybody may add others.
         conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
             :_MAX_CONDITIONS
@@ -186,6 +200,7 @@ def later(held: PodFact, fact: PodFact) -> PodFact:
         container=fact.container or held.container,
         role=fact.role or held.role,
         ranks=fact.ranks or held.ranks,
+        prefixes=held.prefixes if fact.prefixes is None else fact.prefixes,
     )
 
 

@@ -200,8 +200,10 @@ class PodView:
         foreign = held.killed_by == "foreign" and held.signal in _OUR_SIGNALS
         # A command that a signal reached may end with a code of its own, as torchrun does.
         answered = held.signalled and held.killed_by is None
-        if stop is None or not (foreign or answered) or held.ended_at is None:
+        if stop is None or held.slot in stop.after or not (foreign or answered) or held.ended_at is None:
             return held
+        # Which ends it followed may be known: any other of the same moment came after it.
+        late_ns += round((held.ended_uncertainty or 0) * _NS) if stop.after else 0
         after = held.ended_at + late_ns >= stop.at_ns
         return msgspec.structs.replace(held, killed_by="wrapper") if after else held
 
@@ -227,6 +229,6 @@ class PodView:
     def _after_stop(self, fact: PodFact, at: int | None, *, late_ns: int) -> bool:
         """Whether this end came after we began to stop: nobody had seen it before, and its own stamp (whole seconds) does not say otherwise."""
         stop = self._stop
-        if stop is None or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
+        if stop is None or fact.slot in stop.after or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
             return False
         return at is None or at + _NS + late_ns >= stop.at_ns

@@ -1,7 +1,9 @@
 """What the platform's own reasons mean: the table ``reasons.csv``, and evidence of pods made from it.
 
 Reasons of the kubelet, the scheduler and the API are statements of the platform, never of the job. A reason that is not in the table
-makes no evidence: it stays in the journal of pods. Of several rows with one reason the first whose text stands in the message counts.
+makes no evidence: it stays in the journal of pods. Of several rows with one reason the first whose text stands in the message counts. A pod
+whose kubelet says that it rejected it never ran, whatever the reason is called: ``rejectPod`` of the kubelet sets phase, reason and message, and
+neither conditions nor container statuses; its message begins as ``_REJECTED`` says since 1.26.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import msgspec
 
 from rankfall.model import Evidence, decoding
 from rankfall.model.causes import EvidenceRole, Retry
+from rankfall.model.patterns import Bounded, bounded
 from rankfall.observe.cluster.clock_proofs import by_server
 from rankfall.observe.cluster.podfacts import ContainerFact, PodFact, stamp_ns
 from rankfall.observe.text import digest
@@ -33,13 +36,16 @@ NOT_FOUND: Final = "ContainerStatusUnknown"
 _ANSWERS_S: Final = 30
 _NS: Final = 1_000_000_000
 _NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+_REFUSED: Final = "admission_rejected"
+_REJECTED: Final = "Pod was rejected: "
+_ANY: Final = "*"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """One row.
 
     Attributes:
-        where, reason: where the reason stands, and its name.
+        where, reason: where the reason stands, and its name; a name that ends in ``*`` stands for all that begin so (``OutOf*``: a resource's name follows).
         text: a pattern that the message has to hold, without regard to case; empty = any message.
         slug, specificity, role: what it means as evidence, and how specific that is.
         retry: of another try, where that is not what the cause says in general.
@@ -62,24 +68,30 @@ def rows() -> tuple[Reason, ...]:
 
 
 @functools.cache
-def _by_place() -> dict[tuple[str, str], tuple[tuple[re.Pattern[str], Reason], ...]]:
-    found: dict[tuple[str, str], tuple[tuple[re.Pattern[str], Reason], ...]] = {}
+def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]]:
+    found: dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]] = {}
     for row in rows():
         key = (row.where, row.reason)
-        found[key] = (*found.get(key, ()), (re.compile(row.text, re.IGNORECASE), row))
+        found[key] = (*found.get(key, ()), (bounded(row.text, limit=8_192, flags=re.IGNORECASE), row))
     return found
 
 
 def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
     """The row that a reason has; None where it has none."""
-    return next((row for text, row in _by_place().get((where, reason), ()) if text.search(message or "")), None)
+    table = _by_place()
+    found = table.get((where, reason))
+    if found is None:
+        begins = (name[: -len(_ANY)] for place, name in table if place == where and name.endswith(_ANY))
+        prefix = next((name for name in begins if reason.startswith(name)), None)
+        found = table[where, prefix + _ANY] if prefix is not None else ()
+    return next((row for text, row in found if text.search(message or "")), None)
 
 
 def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     """Why a pod ended, where the platform says so: its reason, a disruption, the reason of its container. Stands once it is seen."""
     found = []
     if fact.reason is not None:
-        found.append(_evidence(fact, "pod", fact.reason, fact.message, at=None, attempt=attempt))
+        found.append(_of_pod(fact, fact.reason, attempt=attempt))
     disruption = fact.condition("DisruptionTarget")
     if disruption is not None and disruption.status == "True" and disruption.reason:
         at = stamp_ns(disruption.at)
@@ -113,6 +125,17 @@ def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     return [piece for piece in found if piece is not None]
 
 
+def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
+    """What the reason of a pod itself says. Its kubelet stamps a pod that it refuses (``startTime``); other reasons have no time."""
+    row = row_of("pod", reason, fact.message)
+    never_ran = fact.phase == "Failed" and fact.last is None and (fact.main is None or fact.main.state == "waiting")
+    if row is None and never_ran and (fact.message or "").startswith(_REJECTED):
+        row = Reason(where="pod", reason=reason, slug=_REFUSED, specificity=80)
+    refused = row is not None and row.slug == _REFUSED and never_ran
+    at = stamp_ns(fact.accepted) if refused else None
+    return _evidence(fact, "pod", reason, fact.message, at=at, attempt=attempt, row=row)
+
+
 def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
     """Of a pod that a taint drove away: the node is not lost when it ended the container in the time that it had, and said so."""
     ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
@@ -143,12 +166,20 @@ def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
 
 
 def _evidence(
-    fact: PodFact, where: Place, reason: str, message: str | None, *, at: int | None, attempt: int
+    fact: PodFact,
+    where: Place,
+    reason: str,
+    message: str | None,
+    *,
+    at: int | None,
+    attempt: int,
+    row: Reason | None = None,
 ) -> Evidence | None:
-    row = row_of(where, reason, message)
+    row = row or row_of(where, reason, message)
     if row is None:
         return None
-    seen, uncertainty = _when(fact, at, node=where == "terminated")
+    by_node = where in {"terminated", "pod"}
+    seen, uncertainty = _when(fact, at, node=by_node)
     return Evidence(
         id=digest("pod", attempt, fact.uid, where, reason),
         source="pod",
@@ -159,7 +190,7 @@ def _evidence(
         node=fact.node,
         at=seen,
         uncertainty=uncertainty,
-        stamped="here" if at is None else "node" if where == "terminated" else "server",
+        stamped="here" if at is None else "node" if by_node else "server",
         where=f"pod/{fact.name}",
         line=f"{reason}: {message}"[:_LINE] if message else reason,
         specificity=row.specificity,

@@ -32,6 +32,7 @@ from rankfall.observe.cluster.podfacts import PodFact, pod_fact
 from rankfall.observe.cluster.source import PodSource
 from rankfall.observe.cluster.store_watch import StoreWatch
 from rankfall.observe.cluster.troubles import Troubles
+from rankfall.observe.cluster.workload_states import WorkloadStates
 from rankfall.store import RunDir
 
 # Between two writings of clocks, and of what could not be written before.
@@ -102,12 +103,14 @@ class Session:
             gather_s=gather_s,
             refresh=self._refresh,
         )
+        self._workload = WorkloadStates(kube, run=run_dir.path, attempt=attempt, source=source, full=troubles.full)
         self._around = AroundFeed(
             kube,
             path=around_path(run_dir.path, attempt),
             source=source,
             pods=self._pods.facts,
             full=troubles.full,
+            workload=self._workload,
         )
         self._leases = LeaseLooks(
             kube, nodes=lambda: {fact.node for fact in self._pods.facts() if fact.node}, told=self._clocks.node
@@ -121,6 +124,11 @@ class Session:
     def following(self) -> bool:
         """Whether all pods are known and the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
         return self._listed and self._logs.tried
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods cannot be watched at present. May be asked from any thread."""
+        return not self._listed or self._watch_failures > 0
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -153,13 +161,14 @@ class Session:
         """
         source = self._source
         try:
+            await self._workload.take()
             found = await self._kube.list(
                 PODS, namespace=source.namespace, labels=source.selector or None, fields=source.fields or None
             )
             unseen = self._pods.there()
             # In the order in which they were made, for those that are numbered by it.
             for item in sorted(found.items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
-                self._saw(item, gone=False, unseen=unseen)
+                await self._saw(item, gone=False, unseen=unseen)
             self._vanished(unseen)
             await self._around.take()
             while tasks := [task for task in self._logs.tasks() if not task.done()]:
@@ -177,6 +186,7 @@ class Session:
         self._instances.close()
         self._around.close()
         self._pods.close()
+        self._workload.close()
 
     # -- pods
 
@@ -200,17 +210,18 @@ class Session:
                         self._vanished(unseen)
                         unseen, self._listed = None, True
                     continue
-                self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
+                await self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
 
-    def _saw(self, pod: dict[str, Any], *, gone: bool, unseen: set[str] | None) -> None:
+    async def _saw(self, pod: dict[str, Any], *, gone: bool, unseen: set[str] | None) -> None:
         """Take one pod of the API in, where it is this attempt's."""
         fact = pod_fact(pod, source=self._source, seen_ns=time.time_ns(), gone=gone)
         if unseen is not None:
             unseen.discard(fact.uid)
         if fact.uid in self._apart:
             return
+        known = fact.uid in self._pods.by_uid
         mine = fact.uid and not gone and fact.attempt in {None, self._named} and self._source.mine(pod)
-        if fact.uid in self._pods.by_uid or mine:
+        if known or (mine and await self._workload.mine(pod)):
             self._see(fact)
 
     def _watch_trouble(self, error: KubeError | None) -> None:
@@ -270,12 +281,13 @@ class Session:
             self._clocks.server(self._kube.server_ahead)
             try:
                 self._clocks.write()
-                written = self._pods.write_left()
+                self._pods.write_left()
+                self._workload.write_left()
             except OSError as error:
                 self._troubles.full(error)
             else:
-                if written:
-                    self._troubles.over("disk")
+                if self._logs.storing():
+                    self._troubles.stored()
 
 
 def _name_only(item: dict[str, Any]) -> dict[str, Any]:

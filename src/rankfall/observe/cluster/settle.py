@@ -8,7 +8,6 @@ wrapper, or with an older or a killed one, has no counts: nothing is compared th
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,11 +15,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankfall.model import Record, decoding
+from rankfall.model.patterns import anchored, bounded
 from rankfall.store.content import content_size, read_bytes
+from rankfall.store.fs import write_file
 
 SUM: Final = "all"
 _BLOCK: Final = 1 << 20
-_RETURNS: Final = re.compile(rb"\r+(?=\n)")
+_STREAM: Final = anchored(r"slot|all|r\d{1,7}", limit=16)
+_RETURNS: Final = bounded(rb"(?<!\r)\r+(?=\n)", limit=1 << 30)
 # A container has so many ranks at most; a forged record must not cost more.
 _MAX_STREAMS: Final = 4096
 
@@ -100,14 +102,14 @@ def write_down(
     for name, record in said.items():
         if not (folder / name).exists():
             temporary = (folder / name).with_suffix(".new")
-            temporary.write_bytes(msgspec.json.encode(record))
+            write_file(temporary, msgspec.json.encode(record))
             temporary.rename(folder / name)
 
 
 def clean(printed: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
     """Counts as a wrapper tells them; None where these are none."""
     good = len(printed) <= _MAX_STREAMS and all(
-        min(counts) >= 0 and re.fullmatch(r"slot|all|r\d{1,7}", stream) for stream, counts in printed.items()
+        min(counts) >= 0 and _STREAM.fullmatch(stream) for stream, counts in printed.items()
     )
     return dict(printed) if good else None
 

@@ -23,6 +23,7 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
         named: the attempt that the pods themselves name, where Kubernetes started the gang again without telling them; None = this one.
         apart: earlier attempts whose pods bear the same labels; theirs are not this one's.
         marks: how pods that Rankfall did not make say who they are; None = they bear Rankfall's own labels.
+        gang: UID of the JobSet of a TrainJob whose pods they are; empty = of the one that is seen first.
         backend, object: kind and name of the workload that makes them, as a target has them; empty = nothing is known of it.
         jobs: names of the workloads by role, where each role has one of its own; the first owns the others.
         look_inside: of such pods, learn the ranks from their processes where nothing else proves them.
@@ -40,6 +41,7 @@ class PodSource(msgspec.Struct, frozen=True, kw_only=True):
     fields: str = ""
     marks: PodMarks | None = None
     look_inside: bool = True
+    gang: str = ""
     backend: str = ""
     object: str = ""
     jobs: dict[str, str] = msgspec.field(default_factory=dict)

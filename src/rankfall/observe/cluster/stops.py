@@ -13,14 +13,22 @@ import msgspec
 
 from rankfall.model import decoding
 from rankfall.observe.cluster.places import pods_folder
+from rankfall.store.fs import make_folder
 from rankfall.store.home import replace_file, write_new
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """The first request to stop: when, nanoseconds since the epoch by this machine's clock, and why."""
+    """The first request to stop.
+
+    Attributes:
+        at_ns: when, nanoseconds since the epoch by this machine's clock.
+        reason: why.
+        after: slots whose ends it followed, where that is known: stamps of whole seconds alone cannot tell them from those that it ended.
+    """
 
     at_ns: int
     reason: str
+    after: tuple[int, ...] = ()
 
 
 def stop_path(run: Path, attempt: int) -> Path:
@@ -40,7 +48,7 @@ def mark_stop(run: Path, attempt: int, stop: Stop) -> None:
         OSError: it cannot be written.
     """
     path = stop_path(run, attempt)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_new(path, msgspec.json.encode(stop))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rankfall.store import StreamAppender
+from rankfall.store.append import Mark
 
 
 class StreamFiles:
@@ -21,13 +22,13 @@ class StreamFiles:
         self._on_stream = on_stream
         self._files: dict[str, StreamAppender] = {}
 
-    def append(self, name: str, data: bytes, stamp: int | None, *, lines: int | None = None) -> dict[str, int]:
+    def append(self, name: str, data: bytes, marks: Iterable[Mark], *, lines: int | None = None) -> dict[str, int]:
         """Append to a stream.
 
         Args:
             name: of the stream.
             data: may be nothing.
-            stamp: of its first line, nanoseconds since the epoch; None = not known.
+            marks: stamps of its lines.
             lines: newlines in it, where they were counted already.
 
         Returns:
@@ -39,7 +40,7 @@ class StreamFiles:
         file = self.file(name)
         if data:
             fresh = not file.size
-            file.write(data, stamp, lines=lines)
+            file.write_marked(data, marks, lines=lines)
             if fresh:
                 self._on_stream()
         return {f"{name}.log": file.size, f"{name}.idx": file.index_size}

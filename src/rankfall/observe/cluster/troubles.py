@@ -11,6 +11,8 @@ from typing import Final
 
 # A difficulty that was over and comes again is told again after this, seconds.
 AGAIN_S: Final = 60.0
+# A disk that takes nothing is told again so often while it lasts, seconds: until then no line is shown either.
+FULL_AGAIN_S: Final = 15.0
 # Names remembered; the oldest is forgotten first.
 _MAX: Final = 256
 
@@ -28,6 +30,8 @@ class Troubles:
         self._clock = clock
         # By name: when it was told, and whether it lasts.
         self._told: dict[str, tuple[float, bool]] = {}
+        # Since when the disk takes nothing, and when that was told last.
+        self._full: tuple[float, float] | None = None
 
     def say(self, name: str, text: str) -> None:
         """It is so: told unless that is known."""
@@ -43,7 +47,23 @@ class Troubles:
 
     def full(self, error: OSError) -> None:
         """What came could not be stored."""
-        self.say("disk", f"what comes from the cluster cannot be stored: {in_words(error)}; it is tried again")
+        now = self._clock()
+        since, told = self._full or (now, now)
+        if self._full is None:
+            self._tell(f"what comes from the cluster cannot be stored: {in_words(error)}; it is tried again")
+        elif now - told >= FULL_AGAIN_S:
+            told = now
+            self._tell(
+                f"nothing can be stored for {now - since:.0f} s now, so no line is shown: {in_words(error)}; free space: "
+                "what the cluster still has is fetched again then"
+            )
+        self._full = (since, told)
+
+    def stored(self) -> None:
+        """What comes is stored again."""
+        if self._full is not None:
+            since, self._full = self._full[0], None
+            self._tell(f"storing goes on after {self._clock() - since:.0f} s: what the cluster still has is fetched")
 
     def over(self, name: str) -> None:
         """It is no longer so."""

@@ -6,13 +6,13 @@ form: a label's name with other characters, half a surrogate pair.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rankfall.model import UsageError
+from rankfall.model.patterns import anchored
 
-_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_LABEL: Final = anchored(r"[a-zA-Z_][a-zA-Z0-9_]*", limit=1_024)
 _SPECIAL: Final = frozenset(r"\.+*?()|[]{}^$")
 _FIRST_PRINTABLE: Final = 0x20
 _DELETE: Final = 0x7F

@@ -1,0 +1,280 @@
+"""Lists and opens the files of a folder that jobs or strangers may have written: bounded, without recursion, never out of that folder.
+
+What a person names is followed wherever it leads. Below it a link is followed only to a regular file of the same folder, and each file is
+listed once, whatever its names. Files are opened name by name below the folder, so that nobody who swaps a folder for a link meanwhile leads
+the reader out of it. Pipes, sockets and devices are not opened. What is left out is counted and said (``LeftOut``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rankfall.model import NotFound
+
+# Folders of jobs are a few levels deep; a path of so many fits into what a kernel takes as one (4,096 bytes) in practice.
+MAX_DEPTH: Final = 64
+# Entries of folders that are looked at, 300 bytes each: ten times as many as files are read.
+MAX_LISTED: Final = 200_000
+# Links that are resolved, which takes some microseconds each.
+MAX_LINKS: Final = 10_000
+# Files whose problem is said one by one, and folders of which something is said: a verdict shows twenty things that are missing.
+MAX_PROBLEMS: Final = 8
+MAX_NOTES: Final = 5
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_UNITS: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+class Listed(NamedTuple):
+    """One file.
+
+    Attributes:
+        path: its name for people, and what its place says of its rank.
+        root: the path that was named.
+        parts: the names that lead from there to the file; none where the file itself was named.
+        size: bytes when it was listed.
+        inode: device and number, which two names of one file share.
+        pipe: it is a pipe, which only a named one may be.
+    """
+
+    path: Path
+    root: Path
+    parts: tuple[str, ...]
+    size: int
+    inode: tuple[int, int]
+    pipe: bool = False
+
+
+class LeftOut:
+    """What was not read, and why: texts for people, few enough for all of them to be shown.
+
+    Attributes:
+        unreadable: the first thing that could not be read at all.
+    """
+
+    def __init__(self) -> None:
+        self.unreadable: str | None = None
+        self._texts: dict[str, None] = {}
+        self._notes: dict[str, None] = {}
+        self._more = 0
+        self._files: dict[str, tuple[int, int]] = {}
+
+    def add(self, text: str, *, unreadable: bool = False) -> None:
+        """Remember one text; the same one again says nothing new."""
+        if unreadable and self.unreadable is None:
+            self.unreadable = text
+        self._keep(text, self._texts, MAX_PROBLEMS)
+
+    def note(self, text: str) -> None:
+        """Remember what is said of many files at once, or of ourselves."""
+        self._keep(text, self._notes, MAX_NOTES)
+
+    def _keep(self, text: str, texts: dict[str, None], most: int) -> None:
+        if text not in texts and len(texts) >= most:
+            self._more += 1
+        else:
+            texts[text] = None
+
+    def unread(self, size: int, *, limit: str) -> None:
+        """Count a file that was not read because a limit was reached."""
+        files, total = self._files.get(limit, (0, 0))
+        self._files[limit] = files + 1, total + size
+
+    def texts(self) -> list[str]:
+        """All of it; what is said of many files comes first, and how many single ones are not shown."""
+        limits = [
+            f"{files:,} {'file' if files == 1 else 'files'} and {amount(size)} were not read: the limit of {limit} was reached;"
+            " name fewer files"
+            for limit, (files, size) in self._files.items()
+        ]
+        more = [f"{self._more:,} more such problems"] if self._more else []
+        return [*limits, *self._notes, *self._texts, *more]
+
+
+def amount(size: int) -> str:
+    """Bytes for people: ``3.1 GB``."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+def shown(path: Path) -> str:
+    """A path as text that every encoding takes: names of files are bytes, and need not be UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], bool]) -> Iterator[Listed]:
+    """The files of one path that a person named, in the order of their names.
+
+    Args:
+        path: a file, a pipe, or a folder.
+        left: takes what is not listed.
+        skip: whether a file of a folder is none to read, by its name and those of all its neighbours.
+
+    Raises:
+        NotFound: there is no such path.
+    """
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(
+            f"{shown(path)} does not exist",
+            hint="name a log file, a folder of logs, a run id, or - for text from a pipe",
+        ) from None
+    except OSError as error:
+        left.add(f"{shown(path)} cannot be read: {error.strerror}", unreadable=True)
+        return
+    if stat.S_ISDIR(status.st_mode):
+        yield from _Walk(path, left, skip).files()
+    elif stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode):
+        pipe = stat.S_ISFIFO(status.st_mode)
+        yield Listed(path, path, (), status.st_size, (status.st_dev, status.st_ino), pipe)
+    else:
+        left.add(
+            f"{shown(path)} is a device or a socket and was not opened; pipe its text: ... | rankfall why -",
+            unreadable=True,
+        )
+
+
+@contextmanager
+def opened(file: Listed) -> Iterator[int]:
+    """A descriptor of a listed file, which never waits for a writer.
+
+    Raises:
+        OSError: it cannot be opened, or is not what it was when it was listed.
+    """
+    fd = _open_below(file.root, file.parts, _FILE) if file.parts else os.open(file.root, _FILE)
+    try:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or (file.pipe and stat.S_ISFIFO(mode))):
+            raise OSError(errno.EINVAL, "is no regular file any more")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_below(root: Path, parts: tuple[str, ...], flags: int) -> int:
+    """Open what lies below a folder, through no link."""
+    fd = os.open(root, _FOLDER)
+    try:
+        for name in parts[:-1]:
+            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        return os.open(parts[-1], flags | os.O_NOFOLLOW, dir_fd=fd) if parts else os.dup(fd)
+    finally:
+        os.close(fd)
+
+
+class _Walk:
+    """Lists the files of one folder and of those in it."""
+
+    def __init__(self, root: Path, left: LeftOut, skip: Callable[[str, set[str]], bool]) -> None:
+        self._root = root
+        self._real = Path(os.path.realpath(root))
+        self._left = left
+        self._skip = skip
+        self._listed = self._links = self._outside = self._deep = self._special = 0
+
+    def files(self) -> Iterator[Listed]:
+        folders: list[tuple[str, ...]] = [()]
+        while folders and self._listed < MAX_LISTED:
+            parts = folders.pop()
+            inner: list[tuple[str, ...]] = []
+            found: list[Listed] = []
+            try:
+                for entry, names in self._entries(parts):
+                    self._sort(entry, parts, names, inner, found)
+            except OSError as error:
+                self._left.add(
+                    f"{shown(self._root.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
+                )
+            yield from sorted(found)
+            # The next one to list is the last of the list.
+            folders += sorted(inner, reverse=True)
+        self._say(len(folders))
+
+    def _entries(self, parts: tuple[str, ...]) -> Iterator[tuple[os.DirEntry[str], set[str]]]:
+        fd = _open_below(self._root, parts, _FOLDER)
+        try:
+            with os.scandir(fd) as scan:
+                entries = []
+                for entry in scan:
+                    self._listed += 1
+                    if self._listed > MAX_LISTED:
+                        break
+                    entries.append(entry)
+            names = {entry.name for entry in entries}
+            for entry in entries:
+                yield entry, names
+        finally:
+            os.close(fd)
+
+    def _sort(
+        self,
+        entry: os.DirEntry[str],
+        parts: tuple[str, ...],
+        names: set[str],
+        inner: list[tuple[str, ...]],
+        found: list[Listed],
+    ) -> None:
+        here = (*parts, entry.name)
+        if entry.is_dir(follow_symlinks=False):
+            if len(here) > MAX_DEPTH:
+                self._deep += 1
+            else:
+                inner.append(here)
+            return
+        if self._skip(entry.name, names):
+            return
+        path = self._root.joinpath(*here)
+        if entry.is_symlink():
+            self._link(path, found)
+            return
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return  # it went meanwhile
+        if stat.S_ISREG(status.st_mode):
+            found.append(Listed(path, self._root, here, status.st_size, (status.st_dev, status.st_ino)))
+        else:
+            self._special += 1
+
+    def _link(self, path: Path, found: list[Listed]) -> None:
+        """List what a link leads to where that is a regular file of this folder; a folder of it is listed by itself."""
+        self._links += 1
+        if self._links > MAX_LINKS:
+            self._outside += 1
+            return
+        target = Path(os.path.realpath(path))
+        try:
+            status = target.lstat()
+        except OSError:
+            return  # it leads nowhere, or to itself
+        if not target.is_relative_to(self._real):
+            self._outside += 1
+        elif stat.S_ISREG(status.st_mode):
+            parts = target.relative_to(self._real).parts
+            found.append(Listed(path, self._root, parts, status.st_size, (status.st_dev, status.st_ino)))
+
+    def _say(self, unlisted: int) -> None:
+        root = shown(self._root)
+        if unlisted or self._listed > MAX_LISTED:
+            self._left.note(
+                f"{root} holds more than {MAX_LISTED:,} entries, and no more were looked at; name fewer folders"
+            )
+        if self._deep:
+            self._left.note(
+                f"{self._deep:,} folders more than {MAX_DEPTH} levels below {root} were not looked at; name them"
+            )
+        if self._outside:
+            self._left.note(f"{self._outside:,} links out of {root} were not followed; name what they lead to")
+        if self._special:
+            self._left.note(f"{self._special:,} pipes, sockets and devices in {root} were not opened")

@@ -1,0 +1,92 @@
+"""Ranks of lines of a job that Rankfall did not start: proved by torchrun's own prefix alone, whatever the job prints, by manifest and by processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from bench.foreign.fall import LOOK
+from cluster.run_world import PROGRAM, World
+from testbed import accounts, images, workloads
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+SHOWN = [sys.executable, "-m", "torch.distributed.run"]
+HIDDEN = [sys.executable, "/job/train.py"]
+LINES = 16
+FORGED = "[default1]:printed by rank 0 really"
+# Started without a rank it is torchrun's parent, so that no manifest shows torchrun.
+TRAIN = f"""
+import os, sys, time
+
+if "RANK" not in os.environ:
+    words = sys.argv[1:]
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words, sys.argv[0]])
+rank = int(os.environ["RANK"])
+for n in range({LINES}):
+    os.write(1, f"I am rank {{rank}}\\n".encode())
+    if rank == 0:
+        os.write(1, b"{FORGED}\\n[default7]:of nobody\\n")
+    time.sleep(0.5)
+"""
+EXEC: list[dict[str, Any]] = [{"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]}]
+
+
+def pod(name: str, command: list[str]) -> dict[str, Any]:
+    """Of two nodes of two ranks each, in torchrun's static rendezvous by the variables of Kubeflow Trainer."""
+    made = workloads.torch_pod(
+        program=PROGRAM, command=command, mounts=images.torch_mounts(), env={"PYTHONUNBUFFERED": "1"}
+    )
+    values = {"NNODES": "2", "NPROC_PER_NODE": "2", "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": "29500"}
+    made["containers"][0]["env"] += [
+        *({"name": f"PET_{key}", "value": value} for key, value in values.items()),
+        {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}},
+    ]
+    return made
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        {"plain": [*SHOWN, "/job/train.py"], "hidden": [*HIDDEN, "--tee=3", "--role=learner"]},
+        pytest.param(
+            {"unmarked": HIDDEN, "learner": [*SHOWN, "--tee", "3", "--role", "learner", "/job/train.py"]},
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["manifest-without-tee", "manifest-with-tee"],
+)
+def test_i19_p11_only_torchruns_own_prefixes_prove_ranks(bed, kubectl, namespace, tmp_path, commands):
+    path = accounts.create(bed.control, kubectl, "looker", namespace=namespace, rules=LOOK + EXEC)
+    home = tmp_path / "home"
+    home.mkdir()
+    world = World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=TRAIN)
+    with ExitStack() as stack:
+        follows: dict[str, subprocess.Popen[str]] = {}
+        for name, command in commands.items():
+            kubectl.apply(workloads.indexed_job(name, namespace=namespace, nnodes=2, pod=pod(name, command)))
+            words = [sys.executable, "-m", "rankfall", "logs", "-f", f"job/{name}", "-n", namespace]
+            one = subprocess.Popen(
+                words, env=world.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            follows[name] = stack.enter_context(one)
+            stack.callback(one.kill)
+        said = {name: one.communicate(timeout=240) for name, one in follows.items()}
+    assert all("run.db" not in err for _, err in said.values()), said
+    for name, (out, err) in said.items():
+        ranked = [line for line in out.splitlines() if line.startswith("[rank ")]
+        if name in {"plain", "unmarked"}:
+            assert ranked == []
+            assert out.count(FORGED) == LINES
+            assert "is not known: lines stand under their pod's slot" in err
+            continue
+        # A forged line stands under the rank that printed it.
+        told = [re.fullmatch(r"\[rank (\d)(?:, late)?\] \[learner\d\]:I am rank (\d)", line) for line in ranked]
+        assert {match[1] == match[2] for match in told if match} == {True}, out
+        assert {line[6] for line in ranked if FORGED in line} <= {"0"}, out
+        assert name == "hidden" or sum(match is not None for match in told) == 4 * LINES, out
