@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
+from helpers import wait_until, waits_for
+from patience import scaled
 from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, StoreError
 from rankfall.store import RunDir
 from rankfall.supervise import Control, read_cancel, request_cancel, spawn_detached
@@ -38,7 +39,7 @@ class Threaded:
         self.outcome = bench.supervise(run, control=self.control)
 
     def join(self) -> Outcome:
-        self._thread.join(WAIT)
+        self._thread.join(scaled(WAIT))
         assert self.outcome is not None
         self.control.close()
         return self.outcome
@@ -119,12 +120,14 @@ def test_cancel_between_two_attempts(bench: Bench) -> None:
 
 
 def test_a_released_run_goes_on_and_is_taken_up_again(bench: Bench) -> None:
-    run = bench.run_dir(bench.spec("print('here', flush=True)\ntime.sleep(1.5)\nprint('done')"))
+    leave = bench.folder / "leave"
+    run = bench.run_dir(bench.spec(f"print('here', flush=True)\n{waits_for(leave)}\nprint('done')"))
     supervisor = Threaded(bench, run)
     until_output(run)
     supervisor.control.release()
     assert supervisor.join().state == "running"
     assert len(bench.left()) >= 4
+    leave.touch()
     outcome = bench.supervise(run)
     assert (outcome.state, outcome.attempts) == ("succeeded", 1)
     assert (run.path / "rank-00000.log").read_text() == "here\ndone\n"
@@ -172,16 +175,18 @@ def test_a_signal_to_a_detached_supervisor_cancels(bench: Bench, alone: list[int
 
 
 def test_a_hangup_hands_the_run_to_a_detached_supervisor(bench: Bench, alone: list[int]) -> None:
-    run = bench.run_dir(bench.spec("print('here', flush=True)\ntime.sleep(2)"))
+    leave = bench.folder / "leave"
+    run = bench.run_dir(bench.spec(f"print('here', flush=True)\n{waits_for(leave)}"))
     command = [sys.executable, "-m", "rankfall.supervise", str(run.path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
         until_output(run)
         first.send_signal(signal.SIGHUP)
-        assert first.wait(WAIT) == 0
+        assert first.wait(scaled(WAIT)) == 0
         holder = run.lease_holder()
         assert holder is not None
         assert holder.pid != first.pid
         alone.append(holder.pid)
+    leave.touch()
     wait_until(lambda: state(run) in FINAL_STATES, timeout=WAIT, what="the end")
     assert state(run) == "succeeded"
     with run.reader() as reader:
