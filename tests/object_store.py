@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from patience import scaled
+
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -20,7 +22,7 @@ def s3_server(bucket: str = "records") -> Iterator[dict[str, str]]:
     server.start()
     try:
         host, port = server.get_host_and_port()
-        link = http.client.HTTPConnection(host, port, timeout=20)
+        link = http.client.HTTPConnection(host, port, timeout=scaled(20))
         link.request(
             "PUT",
             f"/{bucket}",

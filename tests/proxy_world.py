@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from patience import scaled
 from testbed.pki import Authority, Pair
 from testbed.proxy import Proxy, Settings
 
@@ -199,7 +200,7 @@ class World:
         context.set_alpn_protocols(["h2", "http/1.1"])
         if pair is not None:
             context.load_cert_chain(pair.cert, pair.key)
-        made = http.client.HTTPSConnection(*self.address, timeout=20, context=context)
+        made = http.client.HTTPSConnection(*self.address, timeout=scaled(20), context=context)
         self._open.append(made)
         return made
 

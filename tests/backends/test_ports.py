@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from patience import scaled
 from rankfall.backends.ports import Reservation
 
 
@@ -24,7 +25,7 @@ def server(port: int, *, reuse: bool, family: socket.AddressFamily = socket.AF_I
 
 def test_the_owner_listens_while_the_port_is_kept_and_a_second_one_is_refused() -> None:
     with Reservation() as kept, server(kept.port, reuse=True) as owner:
-        with socket.create_connection(("127.0.0.1", kept.port), timeout=5):
+        with socket.create_connection(("127.0.0.1", kept.port), timeout=scaled(5)):
             owner.accept()[0].close()
         with pytest.raises(OSError, match="in use"):
             server(kept.port, reuse=True)

@@ -34,6 +34,7 @@ from bench.health.figures import (
 from bench.health.noise import HARMLESS, device, harmless, xid
 from bench.health.processes import Speaker, lines, process, unheard
 from bench.health.watching import Watching
+from patience import scaled
 from rankfall.health.config import load_config
 from rankfall.health.controller.lines import kernel_texts
 from rankfall.health.controller.metrics import Metrics
@@ -172,14 +173,14 @@ def test_noise_gives_an_xid_for_each_order_and_tells_what_it_gave(tmp_path):
             records = []
             while len(records) < said.records:
                 records.append(reader.recv(16 << 10))
-        assert made.wait(20) == 0
+        assert made.wait(scaled(20)) == 0
     assert [int(each.split(b",")[1]) for each in records] == list(range(said.records))
     assert [each.partition(b"(PCI:")[2][:10] for each in records if b"Xid" in each] == [b"0000:00:00", b"0000:01:00"]
 
 
 def test_what_ended_by_itself_was_not_measured():
     with pytest.raises(RuntimeError, match="ended with 3"), unheard("-c", "raise SystemExit(3)") as made:
-        made.wait(20)
+        made.wait(scaled(20))
     with unheard("-c", "import time; time.sleep(60)") as made:
         assert made.poll() is None
     assert made.returncode is not None
@@ -296,6 +297,6 @@ def test_a_controller_that_ended_is_told_with_its_last_words(tmp_path):
     log = tmp_path / "log"
     log.write_text("it may not\n")
     with process("-c", "pass") as made:
-        made.wait(20)
+        made.wait(scaled(20))
         with pytest.raises(StartError, match="it may not"):
             Controlling(made, log).await_turn()

@@ -17,6 +17,7 @@ from bench.health.soak_controllers import Controllers
 from bench.health.soak_faults import KINDS, POOL_LABEL, SECOND, SMALL_BUDGET, Fault, faults
 from bench.health.soak_inject import Injector
 from bench.health.soak_judge import judge, settled
+from patience import scaled
 from rankfall.model.health import ANNOTATION, CONDITION, NodeHealth, OpenCause, encode_health
 
 KEY = "rankfall.dev/faulty"
@@ -143,7 +144,7 @@ def test_what_disturbs_is_not_cut_off_in_the_middle():
 
     def work():
         begun.set()
-        go_on.wait(20)
+        go_on.wait(scaled(20))
 
     async def story():
         task = asyncio.create_task(now_and_then(work, lambda: done.append(1), random.Random(1), every=(0, 0)))

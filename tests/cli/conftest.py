@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from patience import scaled
 from rankfall.model import FINAL_STATES
 from rankfall.store import list_runs
 
@@ -55,7 +56,13 @@ def rankfall(folder: Path) -> Iterator[Runner]:
 
     def call(*words: str, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command(*words), cwd=folder, env=os.environ | env, input=stdin, capture_output=True, timeout=50, check=False
+            command(*words),
+            cwd=folder,
+            env=os.environ | env,
+            input=stdin,
+            capture_output=True,
+            timeout=scaled(50),
+            check=False,
         )
         return subprocess.CompletedProcess(
             done.args, done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from observe.cluster.kubemodel import START, Pod, World, rfc3339, world
+from patience import scaled
 
 _T = TypeVar("_T")
 UID = "8c0ffee0-0000-4000-8000-000000000001"
@@ -36,7 +37,7 @@ class Foreigners:
         async def in_loop() -> _T:
             return work(self.world)
 
-        return asyncio.run_coroutine_threadsafe(in_loop(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(in_loop(), self._loop).result(scaled(30))
 
     def put(self, path: str, item: dict[str, Any]) -> None:
         self.do(lambda made: made.objects.update({path: item}))
@@ -93,7 +94,7 @@ def foreigners(folder: Path) -> Iterator[tuple[Foreigners, Path]]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     held = world()
-    made = asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(30)
+    made = asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(scaled(30))
     path = folder / "kubeconfig.yaml"
     cluster = {"clusters": [{"name": "k", "cluster": {"server": made.url}}], "users": [{"name": "u", "user": {}}]}
     context = {"contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "here"}}]}
@@ -103,7 +104,7 @@ def foreigners(folder: Path) -> Iterator[tuple[Foreigners, Path]]:
     try:
         yield Foreigners(made, loop), path
     finally:
-        asyncio.run_coroutine_threadsafe(_shut(held), loop).result(30)
+        asyncio.run_coroutine_threadsafe(_shut(held), loop).result(scaled(30))
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

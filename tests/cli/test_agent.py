@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 
+from patience import scaled
+
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 ENVIRON = {key: value for key, value in os.environ.items() if key not in {"NODE_NAME", "KUBECONFIG"}}
@@ -42,7 +44,7 @@ def test_records_of_a_socket_become_lines_until_a_signal_ends_it(tmp_path):
             found = [json.loads(process.stdout.readline()) for _ in range(2)]
             assert [(each["seq"], each["trust"], each["code"]) for each in found] == [(1, "kernel", "xid/79"), (2, "injected", "xid/79")]  # fmt: skip
             process.send_signal(signal.SIGTERM)
-            _, error = process.communicate(timeout=30)
+            _, error = process.communicate(timeout=scaled(30))
     assert process.returncode == 0
     assert "TEST MODE" in error
     assert json.loads((tmp_path / "state" / "agent.json").read_text())["cursor"] == {"boot": BOOT, "seq": 2}
@@ -54,7 +56,7 @@ def test_the_agent_must_know_its_node():
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=scaled(30),
         env=ENVIRON,
     )
     assert done.returncode == 2
@@ -68,7 +70,7 @@ def test_a_ring_that_cannot_be_read_once_is_an_error_with_the_next_step(tmp_path
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=scaled(30),
         env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 74

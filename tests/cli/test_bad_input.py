@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import scaled
 from rankfall.cli.guard import run
 
 # words of the command line -> what the message must hold; {job} is a job file with the content below it.
@@ -189,7 +190,7 @@ def test_i19_p13_a_home_without_room_for_the_code_is_no_fault_of_the_code(tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert done.returncode == 74
     assert f"cannot copy the code: {home}" in done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Runner
+from patience import scaled
 from rankfall.backends.code import code_tree
 from rankfall.cli import guard
 from rankfall.client import Client, SyncClient, complete, create_run
@@ -203,7 +204,7 @@ def test_launch_s40_copies_from_python(code: Path, folder: Path, home: Path) -> 
     client = SyncClient(home=home)
     spec = spec_from({"command": ["show.py"], "launcher": "plain", "code": str(code)})
     run = client.submit(spec, detach=False)
-    assert run.wait(timeout=40).state == "succeeded"
+    assert run.wait(timeout=scaled(40)).state == "succeeded"
     (folder / "a").write_text("abc")
     done = client.copy_to_workspace(run, folder / "a", "in/a")
     assert done is not None

@@ -20,6 +20,7 @@ import pytest
 import hostile_inputs
 from helpers import wait_until
 from hostile_inputs import Kind, of_kind
+from patience import scaled
 from rankfall.store import RunDir, list_runs
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -200,6 +201,6 @@ def test_i18_live_a_stop_is_requested_and_shown_soon_at_any_moment(
     assert process.stderr is not None
     process.stdout.close()
     err = process.stderr.read()
-    process.wait(timeout=30)
+    process.wait(timeout=scaled(30))
     assert b"rankfall: cancelling " in err
     assert b"rankfall-exit: rankfall 130" in err, err[-2000:]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hostile_inputs import INPUTS, Hostile, Kind, of_kind
+from patience import scaled
 
 MIB = 1 << 20
 START_S = 4.0
@@ -68,7 +69,7 @@ def why(home: Path, *paths: Path | str, stdin: bytes | int = subprocess.DEVNULL)
         [sys.executable, "-c", _MAIN, "why", *map(str, paths), "-o", "json"],
         env=env | {"RANKFALL_HOME": str(home)},
         capture_output=True,
-        timeout=55,
+        timeout=scaled(55),
         check=False,
         **({"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}),
     )

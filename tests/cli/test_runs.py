@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.model.schemas import schema_of
 from rankfall.store.content import content_size, read_bytes
 
@@ -190,7 +191,7 @@ def test_logs_follow_until_the_end(rankfall: Runner, start: Starter, home: Path,
         follower = start("logs", "-f", name, stdout=file)
         wait_until(lambda: b"rank 1 step 2" in (folder / "followed").read_bytes(), timeout=40, what="live lines")
         gate.touch()
-        assert follower.wait(20) == 0
+        assert follower.wait(scaled(20)) == 0
     lines = (folder / "followed").read_bytes().splitlines()
     assert lines.count(b"[rank 1] rank 1 step 2") == 1
     assert lines.count(b"[rank 1] TypeError: unsupported operand") == 1
@@ -200,7 +201,12 @@ def test_a_pipe_gets_the_jobs_own_bytes(rankfall: Runner, folder: Path, home: Pa
     (folder / "raw.py").write_text("import os; os.write(1, b'a\\x1b[31m\\xff\\rb\\n')")
     rankfall("run", "-q", "--launcher", "plain", "raw.py")
     done = subprocess.run(
-        rankfall("logs", "--rank", "0").args, cwd=folder, env=os.environ, capture_output=True, check=True, timeout=30
+        rankfall("logs", "--rank", "0").args,
+        cwd=folder,
+        env=os.environ,
+        capture_output=True,
+        check=True,
+        timeout=scaled(30),
     )
     assert done.stdout == b"a\x1b[31m\xff\rb\n"
 
@@ -214,13 +220,13 @@ def test_a_reader_that_goes_away_does_not_end_the_job(start: Starter, folder: Pa
     running.stdout = None
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     gate.touch()
-    assert running.wait(30) == 17
+    assert running.wait(scaled(30)) == 17
 
 
 def test_a_stdout_on_a_full_disk_does_not_end_the_job(start: Starter) -> None:
     with Path("/dev/full").open("wb") as full:
         running = start("run", *GANG, "--all", "train.py", "exit", stdout=full, stderr=-1)
-        _, told = running.communicate(timeout=30)
+        _, told = running.communicate(timeout=scaled(30))
     assert running.returncode == 17
     assert b"stdout takes no more (No space left on device)" in told
     assert b"rank    1 (" in told
@@ -229,7 +235,9 @@ def test_a_stdout_on_a_full_disk_does_not_end_the_job(start: Starter) -> None:
 
 def test_closed_standard_streams_are_no_trouble(rankfall: Runner, folder: Path, home: Path) -> None:
     words = " ".join(rankfall("run", "-q", *GANG, "train.py", "exit").args)
-    done = subprocess.run(["bash", "-c", f"{words} <&- >&- 2>&-"], cwd=folder, env=os.environ, timeout=40, check=False)
+    done = subprocess.run(
+        ["bash", "-c", f"{words} <&- >&- 2>&-"], cwd=folder, env=os.environ, timeout=scaled(40), check=False
+    )
     assert done.returncode == 17
     assert len(runs(home)) == 2
 
@@ -239,7 +247,7 @@ def test_a_closed_pipe_ends_logs_quietly(rankfall: Runner, folder: Path) -> None
     words = " ".join(rankfall("logs").args)
     done = subprocess.run(
         ["bash", "-c", f"{words} | head -1; echo ${{PIPESTATUS[0]}}"],
-        cwd=folder, env=os.environ, capture_output=True, timeout=30, check=False,
+        cwd=folder, env=os.environ, capture_output=True, timeout=scaled(30), check=False,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == b"0"
     assert b"Traceback" not in done.stderr
@@ -267,7 +275,7 @@ def test_without_a_terminal_a_signal_cancels(number: int, start: Starter, folder
     running = start("run", *GANG, "train.py", env={"GATE": str(folder / "never")}, stdout=-3, stderr=-1, stdin=-3)
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.send_signal(number)
-    _, told = running.communicate(timeout=30)
+    _, told = running.communicate(timeout=scaled(30))
     assert running.returncode == 130
     assert told.decode().splitlines()[-1] == "rankfall-exit: rankfall 130"
 
@@ -279,7 +287,7 @@ def test_a_hangup_leaves_the_run_to_a_detached_supervisor(
     running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.send_signal(signal.SIGHUP)
-    assert running.wait(30) == 0
+    assert running.wait(scaled(30)) == 0
     gate.touch()
     assert rankfall("wait").returncode == 17
 
@@ -289,12 +297,12 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
     running = start("run", *GANG, "train.py", "exit", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
-    running.wait(10)
+    running.wait(scaled(10))
     assert "unsupervised: nobody takes care of it" in rankfall("status").stdout
     attached = start("attach", "--all", stdout=-1, stderr=-1)
     wait_until(lambda: b"resumed" in _events(home), timeout=40, what="a supervisor that took over")
     gate.touch()
-    out, told = attached.communicate(timeout=30)
+    out, told = attached.communicate(timeout=scaled(30))
     assert attached.returncode == 17
     assert told.decode().splitlines()[-1] == "rankfall-exit: rank 17"
     assert out.count(b"[rank 1] rank 1 step 2\n") == 1
@@ -306,7 +314,7 @@ def test_cancel_stops_a_run_that_nobody_supervises(start: Starter, rankfall: Run
     running = start("run", *GANG, "train.py", env={"GATE": str(folder / "never")}, stdout=-3, stderr=-3)
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
-    running.wait(10)
+    running.wait(scaled(10))
     [name] = runs(home)
     assert rankfall("cancel", name).returncode == 0
     slots = json.loads(rankfall("status", "-o", "json").stdout)

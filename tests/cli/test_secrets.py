@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.model import JobSpec
 from rankfall.store import RunDir, list_runs
 
@@ -81,7 +82,7 @@ def test_i18_p9_a_supervisor_that_takes_over_starts_the_next_attempt_with_the_va
     # While it lives: the database and its journal too.
     assert holding(home) == [f"runs/{only_run(home).id}/secrets.json"]
     running.send_signal(signal.SIGKILL)
-    running.wait(10)
+    running.wait(scaled(10))
     gate.touch()
     done = rankfall("attach")
     assert done.returncode == 0, done.stderr
@@ -126,7 +127,7 @@ def test_i18_p9_nothing_is_started_where_the_values_are_gone(
     running = start("run", *WORDS, *JOB, "kill", env={"GATE": str(gate)}, stdout=-3, stderr=-3)
     wait_until(lambda: list_runs(home) and "sees it" in _logs(home), timeout=40, what="the job's line")
     running.send_signal(signal.SIGKILL)
-    running.wait(10)
+    running.wait(scaled(10))
     (only_run(home).path / "secrets.json").unlink()
     gate.touch()
     done = rankfall("attach")

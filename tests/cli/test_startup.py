@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rankfall_inside
+from patience import scaled
 
 SHOW = "import sys; from rankfall.cli.guard import run; [run(words) for words in {words!r}]; print(chr(0), *sorted(sys.modules), file=sys.stderr)"
 
@@ -37,7 +38,7 @@ sys.exit(code)
 def shown(program: str, *words: str, **env: str) -> set[str]:
     """Modules that a program names at its end."""
     command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50, env=BARE | env)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=scaled(50), env=BARE | env)
     return set(done.stderr.rpartition("\0")[2].split())
 
 
@@ -74,7 +75,7 @@ def test_importing_rankfall_is_free() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=scaled(30),
         env=BARE,
     )
     assert not set(done.stdout.split()) & {"msgspec", "click", "sqlite3", "rankfall.model", "asyncio"}
@@ -114,7 +115,9 @@ def test_the_wrapper_of_a_slot_loads_little() -> None:
         f"{program}; print(*sys.modules)",
         str(Path(rankfall_inside.__file__).parent.parent),
     ]
-    modules = set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=50).stdout.split())
+    modules = set(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=scaled(50)).stdout.split()
+    )
     assert "rankfall_inside.wrapper" in modules
     heavy = {
         "json",

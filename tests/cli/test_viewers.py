@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.cli import session as sessions
 from rankfall.cli.session import Session
 from rankfall.cli.values import Ranks
@@ -80,7 +81,7 @@ def let_go(process: subprocess.Popen[bytes], number: int) -> str:
     """What the viewer says on stderr after the signal."""
     watches(process)
     process.send_signal(number)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=scaled(30))
     return told.decode()
 
 
@@ -140,7 +141,7 @@ def test_i18_p7_a_signal_to_all_viewers_and_then_to_the_supervisor_cancels_once(
     assert "goes on" in let_go(viewer, signal.SIGTERM)
     assert read_cancel(run.path) is None
     running.send_signal(signal.SIGTERM)
-    _, told = running.communicate(timeout=30)
+    _, told = running.communicate(timeout=scaled(30))
     assert (running.returncode, told.decode().splitlines()[-1]) == (130, "rankfall-exit: rankfall 130")
     request = read_cancel(run.path)
     assert request is not None
@@ -160,7 +161,7 @@ def test_i18_p7_a_viewer_that_took_over_says_so_and_then_a_signal_cancels(
         assert lines[-1], lines
     assert supervisor(submitted) == attached.pid
     attached.send_signal(signal.SIGTERM)
-    attached.communicate(timeout=30)
+    attached.communicate(timeout=scaled(30))
     assert attached.returncode == 130
     assert rankfall("wait", submitted.id).returncode == 130
 
@@ -174,7 +175,7 @@ def test_i18_p7_a_signal_that_came_before_a_viewer_could_take_over_cancels_nothi
     kill_supervisor(submitted)
     attached.send_signal(signal.SIGTERM)
     attached.send_signal(signal.SIGCONT)
-    _, told = attached.communicate(timeout=30)
+    _, told = attached.communicate(timeout=scaled(30))
     assert attached.returncode == 143
     assert f"nobody supervises it now. Take it over: rankfall attach {submitted.id}" in told.decode()
     assert read_cancel(submitted.path) is None
@@ -217,7 +218,7 @@ def test_i18_p7_a_waiting_program_that_is_interrupted_ends_nothing(
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == b"waiting\n"
         waiting.send_signal(signal.SIGINT)
-        _, told = waiting.communicate(timeout=30)
+        _, told = waiting.communicate(timeout=scaled(30))
     assert b"KeyboardInterrupt" in told
     ends_by_itself(submitted, rankfall)
 
@@ -314,7 +315,7 @@ def test_i18_p7_a_signal_before_the_lease_waits_for_who_gets_it(
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         code, spawned = stays(run_dir, monkeypatch, Still(held=False, refused=True), own=True)
-        other.communicate(timeout=30)
+        other.communicate(timeout=scaled(30))
     assert (code, read_cancel(run_dir.path), spawned) == (143, None, [])
 
 

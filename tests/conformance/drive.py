@@ -16,6 +16,7 @@ import yaml
 from conformance.cases import FAST, Case
 from conformance.program import PROGRAM
 from helpers import wait_until
+from patience import scaled
 
 SCRIPT = "train.py"
 _LONG_S = 300.0
@@ -122,7 +123,7 @@ class Driver:
             cwd=self._place.folder,
             capture_output=True,
             text=True,
-            timeout=_LONG_S,
+            timeout=scaled(_LONG_S),
             check=False,
             stdin=subprocess.DEVNULL,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from patience import scaled
+
 import os
 import subprocess
 import sys
@@ -30,7 +32,7 @@ def test_logs_s41_the_program_of_the_page_prints_each_line_once(tmp_path: Path) 
         env=os.environ | {"RANKFALL_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=scaled(150),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from patience import scaled
+
 import os
 import re
 import subprocess
@@ -22,7 +24,7 @@ def train(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess
         env=os.environ | alone | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 

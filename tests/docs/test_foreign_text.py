@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from patience import scaled
+
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +83,6 @@ def test_the_wrapper_has_its_own_readers() -> None:
 
 def test_i18_the_product_keeps_the_rule() -> None:
     done = subprocess.run(
-        (sys.executable, ROOT / "scripts" / "foreign_text.py"), capture_output=True, text=True, timeout=60, check=False
+        (sys.executable, ROOT / "scripts" / "foreign_text.py"), capture_output=True, text=True, timeout=scaled(60), check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

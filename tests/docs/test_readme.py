@@ -5,6 +5,8 @@ Those of the section about Kubernetes need a cluster: ``tests/cluster/test_readm
 
 from __future__ import annotations
 
+from patience import scaled
+
 import os
 import re
 import shlex
@@ -71,7 +73,7 @@ def test_every_rankfall_command_of_the_readme_works(place: Path) -> None:
     for line in typed:
         # A shell, because a reader has one: one of the commands is a pipe.
         done = subprocess.run(
-            ("sh", "-c", line), cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False
+            ("sh", "-c", line), cwd=place, env=env, capture_output=True, text=True, timeout=scaled(120), check=False
         )
         expected = next((codes for start, codes in CODES.items() if line.startswith(start)), {0})
         assert done.returncode in expected, f"{line}\n{done.stdout}\n{done.stderr}"
@@ -85,7 +87,7 @@ def test_every_rankfall_command_of_the_readme_works(place: Path) -> None:
 def test_the_demo_falls_is_explained_and_succeeds(tmp_path: Path) -> None:
     env = os.environ | {"RANKFALL_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
     done = subprocess.run(
-        (sys.executable, "scripts/demo.py"), cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+        (sys.executable, "scripts/demo.py"), cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(280), check=False
     )
     assert done.returncode == 0, done.stderr
     assert "rank    2" in done.stderr

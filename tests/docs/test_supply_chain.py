@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from patience import scaled
+
 import json
 import re
 import shutil
@@ -73,21 +75,21 @@ def test_i18_p10_nothing_is_installed_without_hashes(name: str) -> None:
 
 def test_i18_p10_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
     uv = str(ROOT / "scripts" / "uv")
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "v")], check=True, timeout=50)
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "v")], check=True, timeout=scaled(50))
     pin = re.search(r"^idna==.*?[^\\]\n", (ROOT / LOCKS[0]).read_text(), re.MULTILINE | re.DOTALL)
     assert pin
     lock = tmp_path / "lock.txt"
     sync = [uv, "pip", "sync", "--offline", "--python", str(tmp_path / "v"), "--require-hashes", str(lock)]
     lock.write_text(re.sub("sha256:[0-9a-f]{4}", "sha256:0000", pin[0]))
-    done = subprocess.run(sync, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(sync, capture_output=True, text=True, timeout=scaled(50), check=False)
     assert done.returncode != 0
     assert "hash" in done.stderr.lower(), done.stderr
     lock.write_text(pin[0].partition(" \\")[0])
-    done = subprocess.run(sync, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(sync, capture_output=True, text=True, timeout=scaled(50), check=False)
     assert done.returncode != 0
     assert "must have a hash" in done.stderr, done.stderr
     lock.write_text(pin[0])
-    assert subprocess.run(sync, capture_output=True, timeout=50, check=False).returncode == 0
+    assert subprocess.run(sync, capture_output=True, timeout=scaled(50), check=False).returncode == 0
 
 
 def test_i18_p10_the_image_is_refused_without_a_base_by_digest() -> None:
@@ -99,7 +101,7 @@ def test_i18_p10_the_image_is_refused_without_a_base_by_digest() -> None:
     assert check
     assert check.start() < text.index("COPY")
     for base, code in (("python:3.12-slim", 1), ("", 1), (f"python:3.12-slim@sha256:{'0' * 64}", 0)):
-        done = subprocess.run(["sh", "-c", check[1]], env={"BASE": base}, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(["sh", "-c", check[1]], env={"BASE": base}, capture_output=True, timeout=scaled(20), check=False)
         assert done.returncode == code, base
 
 
@@ -121,7 +123,7 @@ def test_i18_p10_the_sbom_names_every_dependency_with_version_and_licence_and_is
     for name in ("one", "two"):
         into = tmp_path / name
         command = [sys.executable, str(ROOT / "scripts" / "sbom.py"), "--offline", "--into", str(into)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(55), check=False)
         assert done.returncode == 0, done.stderr
         texts.append([(into / file).read_bytes() for file in ("sbom.cdx.json", "licences.md")])
         shutil.rmtree(into / "sbom-environment")
@@ -143,7 +145,7 @@ def test_i18_p10_the_sbom_names_every_dependency_with_version_and_licence_and_is
 
 def test_i18_p10_a_wheel_holds_the_two_packages_and_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=50, check=True)
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=scaled(50), check=True)
     (wheel,) = tmp_path.iterdir()
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"rankfall", "rankfall_inside"}

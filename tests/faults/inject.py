@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from faults.table import Fault
+from patience import scaled
 from testbed.preload import compile_clock
 
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -110,7 +111,7 @@ def _start(stack: ExitStack, stop: threading.Event, work: object) -> None:
 
     def end() -> None:
         stop.set()
-        thread.join(10)
+        thread.join(scaled(10))
 
     stack.callback(end)
 

@@ -19,6 +19,7 @@ from faults.run import TIMEOUT_S, Ours, job_file, read, still_running, write_pla
 from faults.supervised import Supervised, alive, fill
 from faults.table import Fault
 from helpers import wait_until
+from patience import scaled
 from rankfall.store import list_runs
 
 ROWS: Final = ("exception", "sigkill", "oom", "hang")
@@ -119,7 +120,7 @@ def play(pair: LocalPair, folder: Path) -> LocalSeen:
         stop = threading.Event()
         acts = threads.submit(_act, pair, plan, supervisor, setting, stop)
         try:
-            done = supervisor.run(file, timeout=TIMEOUT_S)
+            done = supervisor.run(file, timeout=scaled(TIMEOUT_S))
         finally:
             stop.set()
         acts.result()

@@ -19,6 +19,7 @@ import msgspec
 
 from faults.inject import injected
 from faults.table import Fault, Launcher
+from patience import scaled
 from rankfall.model import Decision, Diagnosis, Verdict
 from rankfall.store import RunDir, list_runs
 
@@ -95,7 +96,7 @@ def run_ours(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TIMEOUT_S,
+            timeout=scaled(TIMEOUT_S),
             check=False,
             env=os.environ | {"RANKFALL_HOME": str(home), "NO_COLOR": "1"},
         )
@@ -278,14 +279,14 @@ def _end(agents: list[subprocess.Popen[bytes]], plan: Path) -> None:
     first = True
     for agent in agents:
         try:
-            agent.wait(40 if first else 15)
+            agent.wait(scaled(40 if first else 15))
         except subprocess.TimeoutExpired:
             first = False
             for other in agents:
                 other.terminate()
     for agent in agents:
         try:
-            agent.wait(10)
+            agent.wait(scaled(10))
         except subprocess.TimeoutExpired:
             agent.kill()
             agent.wait()

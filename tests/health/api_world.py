@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from backends.cluster.launch_server import KINDS, Api, Object, Refusal
+from patience import scaled
 from rankfall.health.config import ConfigFile
 from rankfall.health.controller.desk import Desk
 from rankfall.health.controller.from_loki import LokiSource
@@ -202,7 +203,7 @@ class World:
             self.loop.node_event(event)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(scaled(LIMIT_S)):
             while not holds():  # noqa: ASYNC110 - looks at what a server in this process holds
                 await asyncio.sleep(0.005)
 
@@ -244,4 +245,4 @@ async def running(
 
 def tried(story: Any) -> None:
     """Run one story to its end, with a limit."""
-    asyncio.run(asyncio.wait_for(story, LIMIT_S))
+    asyncio.run(asyncio.wait_for(story, scaled(LIMIT_S)))

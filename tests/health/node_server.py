@@ -15,6 +15,7 @@ import yaml
 from aiohttp import web
 
 from kube.apiserver import serving, status
+from patience import scaled
 
 Item = dict[str, Any]
 
@@ -125,11 +126,11 @@ def node_server(folder: Path) -> Iterator[NodeServer]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(scaled(20))
         yield made
     finally:
         loop.call_soon_threadsafe(end.set)
-        thread.join(20)
+        thread.join(scaled(20))
         loop.close()
 
 

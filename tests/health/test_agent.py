@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from health.agent_world import BOOT, XID_79, XID_94, Ring, World, lines, record, seqs
+from patience import scaled
 from rankfall.health.agent.jobs import pod_of
 from rankfall.health.agent.state import AgentState, StateFile
 from rankfall.model import EvidenceLost
@@ -169,7 +170,7 @@ def test_a_ring_that_cannot_be_opened_is_shown_on_the_node_and_opened_again(tmp_
                 break
             thread.join(0.01)
         agent.stop()
-        thread.join(10)
+        thread.join(scaled(10))
     assert not thread.is_alive()
     first = world.shows.offers[0]
     assert (first.readable, first.note) == (False, "cannot read it")
@@ -219,7 +220,7 @@ def test_a_device_that_breaks_is_opened_again_where_it_was(tmp_path):
                 break
             thread.join(0.01)
         agent.stop()
-        thread.join(10)
+        thread.join(scaled(10))
     assert seqs(lines(out)) == [1]
     assert any("the kernel's log broke" in each for each in world.said)
 

@@ -13,6 +13,7 @@ import pytest
 
 from health.agent_world import BOOT, World, record
 from helpers import wait_until
+from patience import scaled
 from rankfall.health.agent.probe import MOST, Probe
 from rankfall.health.agent.publish import REFRESH_S, Publisher
 from rankfall.model import UsageError
@@ -20,7 +21,7 @@ from rankfall.observe.kmsg_source import Opened
 
 
 def asked(port: int) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(20))
     try:
         connection.request("GET", "/healthz")
         answer = connection.getresponse()
@@ -42,7 +43,7 @@ def running(probe: Probe) -> Iterator[socket.socket]:
             yield there
         finally:
             agent.stop()
-            thread.join(30)
+            thread.join(scaled(30))
             assert not thread.is_alive()
 
 
@@ -70,12 +71,12 @@ def test_an_agent_of_a_kernel_that_never_stops_answers():
             assert [asked(probe.port)[0] for _ in range(3)] == [200] * 3
         finally:
             done.set()
-            talking.join(30)
+            talking.join(scaled(30))
 
 
 def test_who_connects_and_asks_nothing_holds_nobody_up():
     with Probe(("127.0.0.1", 0), healthy=lambda: True) as probe, running(probe):
-        silent = [socket.create_connection(("127.0.0.1", probe.port), timeout=20) for _ in range(MOST + 3)]
+        silent = [socket.create_connection(("127.0.0.1", probe.port), timeout=scaled(20)) for _ in range(MOST + 3)]
         try:
             assert asked(probe.port)[0] == 200
             # The oldest were closed for the newer ones.

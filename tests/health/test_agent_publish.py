@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from patience import scaled
 from rankfall.health.agent.api import NodeApi
 from rankfall.health.agent.publish import Publisher, Standing
 from rankfall.kube.access import Access, Endpoint, Login
@@ -159,11 +160,11 @@ def test_the_thread_writes_what_it_is_offered_and_what_is_left_when_it_ends():
     thread = threading.Thread(target=made.run)
     thread.start()
     made.offer(standing(entry(1)), new=entry(1))
-    assert server.taken.acquire(timeout=10)
-    assert server.taken.acquire(timeout=10)
+    assert server.taken.acquire(timeout=scaled(10))
+    assert server.taken.acquire(timeout=scaled(10))
     made.offer(standing(entry(1), seq=9))
     made.stop()
-    thread.join(10)
+    thread.join(scaled(10))
     assert not thread.is_alive()
     assert len(server.patches) == 2
     assert made.written == 2
@@ -199,7 +200,7 @@ def server():
     thread.start()
     yield made
     made.shutdown()
-    thread.join(10)
+    thread.join(scaled(10))
     made.server_close()
 
 

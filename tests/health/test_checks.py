@@ -11,6 +11,7 @@ from aiohttp import web
 
 from health.node_server import node_server
 from kube.apiserver import serving, status
+from patience import scaled
 from rankfall.cli.guard import run
 from rankfall.health.checks import jobs as check_jobs
 from rankfall.health.checks.rounds import Round, run_checks
@@ -86,7 +87,7 @@ def outcome(tmp_path, jobs: Jobs, *rows: dict[str, Any], **options: Any) -> Roun
                 kube, checks, node="n1", namespace="rankfall", policy=Policy(), round_="r", poll_s=0.01, **options
             )
 
-    return asyncio.run(asyncio.wait_for(story(), 20))
+    return asyncio.run(asyncio.wait_for(story(), scaled(20)))
 
 
 def test_health_s09_all_checks_pass_and_nothing_is_left(tmp_path):

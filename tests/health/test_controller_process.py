@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from backends.cluster.launch_server import Refusal
 from health.api_world import LABELS, XID, HealthApi, tried
+from patience import scaled
 from rankfall.cli import app
 from rankfall.cli.controller import _first, controller
 from rankfall.health.address import address_of
@@ -212,7 +213,7 @@ def settings(api: HealthApi, **more) -> Settings:
 
 
 async def wait(holds, task: asyncio.Task | None = None) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(scaled(15)):
         while not holds():
             if task is not None and task.done():
                 task.result()
@@ -228,7 +229,7 @@ async def ended(task: asyncio.Task) -> None:
 async def get(port: int, path: str) -> tuple[int, str]:
     def ask() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=scaled(10)) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -12,6 +12,7 @@ import pytest
 from backends.cluster.launch_server import Refusal
 from health.api_world import running
 from kube.apiserver import answer, refuse, serving
+from patience import scaled
 from rankfall.health.config import ConfigFile, load_config
 from rankfall.health.controller import care as cares
 from rankfall.health.controller.care import Care
@@ -108,7 +109,7 @@ def called(tmp_path: Path, hook: Hook, *handlers) -> tuple[Answer, list]:
                 return await call_hook(kube, changed, CALL, namespace="rankfall"), server.seen
             return await call_hook(kube, hook, CALL, namespace="rankfall"), server.seen
 
-    return asyncio.run(asyncio.wait_for(story(), 20))
+    return asyncio.run(asyncio.wait_for(story(), scaled(20)))
 
 
 def test_health_s10_a_command_is_told_node_cause_action_and_attempt(tmp_path):
@@ -231,7 +232,7 @@ async def caring(world, story, **options) -> None:
 
 
 def run_story(story) -> None:
-    asyncio.run(asyncio.wait_for(story, 30))
+    asyncio.run(asyncio.wait_for(story, scaled(30)))
 
 
 REBOOT = remedy_code("reboot")

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from kube.apiserver import answer, refuse, serving
+from patience import scaled
 from rankfall.health import by_hand
 from rankfall.health.node_objects import OPT_OUT, read_node
 from rankfall.health.node_writes import write_condition, write_node
@@ -97,4 +98,4 @@ def test_health_s18_record_and_taint_go_in_one_request_at_the_version_that_was_r
             assert await write_condition(kube, done.patch, node=read_node(item, policy=POLICY), now=10**18 + 1)
             assert json.loads(server.seen[3].body)["status"]["conditions"][0]["lastTransitionTime"] == "then"
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), scaled(20)))

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.backends.bundle import unpack
 from rankfall.model import Record
 from rankfall_inside import procfs
@@ -97,7 +98,7 @@ class Slot:
         self, *command: str, options: tuple[str, ...] = (), python: str = sys.executable, **env: str
     ) -> subprocess.CompletedProcess[bytes]:
         process = self.start(*command, options=options, python=python, **env)
-        out, err = process.communicate(timeout=50)
+        out, err = process.communicate(timeout=scaled(50))
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def rank(

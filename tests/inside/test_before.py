@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall_inside import before, launch, procfs
 
@@ -41,7 +42,7 @@ def test_launch_the_command_starts_when_the_name_of_its_peer_is_there(pod) -> No
     # The same file, not a new one: the mount shows this one.
     with hosts.open("a") as file:
         file.write(f"127.0.0.1 {NEVER}\n")
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=scaled(20))
     assert (process.returncode, text_lines(out)) == (0, [b"ran"])
     assert [record.kind for record in channel(out)] == ["slot_start", "slot_end"]
 
@@ -57,7 +58,7 @@ def test_what_is_waited_for_is_said_on_stderr_and_on_the_channel(pod) -> None:
     assert (waiting.kind, waiting.phase, waiting.slot) == ("progress", "waiting", 1)
     assert NEVER in waiting.notes[0]
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
 
 
 @pytest.mark.parametrize("how", ["signal", "stop"])
@@ -70,7 +71,7 @@ def test_an_order_to_end_ends_the_wait_at_once_and_starts_nothing(pod, how: str)
         process.terminate()
     else:
         pod.control("stop 60 another slot failed")
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=scaled(20))
     assert time.monotonic() - began < 5
     assert process.returncode == 143
     assert not (pod.base / "ran").exists()
@@ -92,7 +93,7 @@ def test_a_resolver_child_that_is_killed_begins_again(pod) -> None:
         what="another child",
     )
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
 
 
 def test_many_names_are_counted_and_each_is_said_once() -> None:
@@ -180,7 +181,7 @@ def test_a_python_that_does_not_answer_can_be_ended_by_a_signal(pod) -> None:
     process = pod.start("echo", "x", options=("--launcher", "auto"), **torchrun(python, "x"))
     children = wait_until(lambda: procfs.descendants(process.pid), timeout=20, what="the question")
     process.terminate()
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=scaled(20))
     assert process.returncode == 143
     assert channel(out)[-1].exit.how == "none"
     assert not procfs.stat(children[0].pid)
@@ -218,7 +219,7 @@ def test_a_real_torchrun_is_chosen_and_its_ranks_are_on_the_channel(pod) -> None
     process = pod.start(
         "echo", "plain", options=("--launcher", "auto", "--nproc", "2", "--exit-code", "cause"), **words
     )
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate(timeout=scaled(100))
     assert process.returncode == CAUSE_CODES["user"]
     assert {b"[rank 0] rank 0", b"[rank 1] rank 1"} <= set(text_lines(out))
     assert [r.rank for r in channel(out) if r.kind == "error"] == [1]
@@ -238,7 +239,7 @@ def test_a_stop_that_is_told_inside_the_container_is_an_order_of_ours(pod) -> No
     process = pod.start("sleep", "1000")
     wait_until(lambda: (pod.dir / "ctl").exists() and pod.records("slot_start"), timeout=20, what="the wrapper")
     assert tell(pod, "stop 5 rank 5 failed\non n2").returncode == 0
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=scaled(20))
     assert process.returncode == 143
     end = channel(out)[-1]
     assert (end.exit.ours, end.exit.reason) == (True, "rank 5 failed on n2")

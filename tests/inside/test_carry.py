@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carry_world import across, channel_to, picture, pod, send_to_pod
+from patience import scaled
 from rankfall_inside import carry, carry_frames
 from rankfall_inside.carry_frames import CarryError, Channel, CutError, frame
 from rankfall_inside.carry_pack import digest_of, pack, unpack
@@ -370,7 +371,7 @@ def test_a_client_that_is_gone_ends_the_side_in_the_pod(tmp_path: Path) -> None:
     with pod("receive", tmp_path, "x") as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(20) == 1
+        assert process.wait(scaled(20)) == 1
 
 
 def test_a_file_of_more_than_two_gibibytes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall_inside import causes, procfs
 from rankfall_inside.falls import Falls
@@ -153,7 +154,7 @@ def test_a_signal_from_outside_is_control(pod) -> None:
     while b"ready" not in process.stdout.readline():
         pass
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
     assert process.returncode == 213
 
 
@@ -164,7 +165,7 @@ def test_a_command_that_was_killed_by_somebody_unknown_says_so(pod) -> None:
         lambda: [p for p in procfs.descendants(process.pid) if p.comm == "sleep"], timeout=20, what="the command"
     )
     os.kill(found[0].pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
     assert process.returncode == 217
 
 
@@ -174,5 +175,5 @@ def test_a_stop_of_ours_keeps_the_commands_code(pod) -> None:
     while b"ready" not in process.stdout.readline():
         pass
     pod.control("stop 0 another slot failed")
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
     assert process.returncode in {137, 143}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 
 from .conftest import HEAD, TOKEN, channel, text_lines
 
@@ -188,7 +189,7 @@ def test_a_reader_that_sleeps_slows_the_job_and_loses_nothing(pod) -> None:
     wait_until(lambda: pod.records("kill"), timeout=10, what="an answer to an order")
     assert not (pod.base / "done").exists()
     assert _resident(process.pid) - before < 32 << 20
-    out, _ = process.communicate(timeout=50)
+    out, _ = process.communicate(timeout=scaled(50))
     own = [line for line in text_lines(out) if line.startswith(b"[rank 3] ")]
     assert own == [b"[rank 3] %07d" % i + b"x" * width for i in range(lines)]
     assert process.returncode == 0
@@ -204,7 +205,7 @@ def test_a_stdout_that_nobody_reads_any_more_does_not_end_the_job(pod) -> None:
     assert process.stdout is not None
     assert process.stdout.read(100)
     process.stdout.close()
-    assert process.wait(30) == 4
+    assert process.wait(scaled(30)) == 4
     assert (pod.base / "done").exists()
     assert pod.one("end").exit.code == 4
 
@@ -215,7 +216,7 @@ def test_a_reader_that_never_comes_back_holds_the_end_no_longer_than_the_grace_t
     os.close(write)
     wait_until(lambda: pod.records("slot_start"), timeout=20, what="the start")
     process.terminate()
-    assert process.wait(20) == 143
+    assert process.wait(scaled(20)) == 143
     os.close(read)
 
 
@@ -243,7 +244,7 @@ def test_progress_and_processor_time_are_told_so_that_life_is_seen_from_afar(pod
     assert all(later - sooner >= 9_900_000_000 for sooner, later in itertools.pairwise(times))
     assert not pod.records("progress")
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
 
 
 def test_stacks_reach_the_channel_within_its_bound(pod) -> None:
@@ -275,7 +276,7 @@ deep(5)
     assert whole.id == found[0].id
     assert len(whole.stacks) > 8192
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
 
 
 def test_a_line_of_the_channel_is_never_longer_than_its_bound(pod) -> None:
@@ -306,7 +307,7 @@ def test_a_wrapper_in_a_pod_ends_what_does_not_hear_in_its_grace_time(pod) -> No
         out += process.stdout.readline()
     began = time.monotonic()
     process.terminate()
-    rest, _ = process.communicate(timeout=20)
+    rest, _ = process.communicate(timeout=scaled(20))
     assert process.returncode == 137
     assert time.monotonic() - began < 10
     kinds = [(r.kind, r.exit.ours) for r in channel(rest) if r.exit is not None]

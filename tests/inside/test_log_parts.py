@@ -14,6 +14,7 @@ import pytest
 from helpers import wait_until
 from inside.conftest import channel, text_lines
 from object_store import s3_server
+from patience import scaled
 from rankfall.observe.log_parts import PartsCopy
 from rankfall.observe.record_store import open_bucket
 from rankfall_inside import store_parts
@@ -35,7 +36,7 @@ class Memory:
         self.open.set()
 
     def put(self, key, data):
-        assert self.open.wait(20)
+        assert self.open.wait(scaled(20))
         if key.endswith(".part"):
             # A name is never given to other bytes.
             assert self.objects.setdefault(key, data) == data
@@ -187,7 +188,7 @@ def test_what_was_put_outlives_a_wrapper_that_is_killed_and_another_start_has_it
         process = pod.start("python3", pod.script(text), options=words("s3://killed"), **environ)
         wait_until(lambda: any(key.endswith(".part") for key in keys()), timeout=30, what="the line")
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=scaled(30))
         (key,) = [key for key in keys() if key.endswith(".part")]
         assert bytes(obstore.get(bucket, key).bytes()).endswith(b"\nhello\n")
         assert not any(key.endswith("end.json") for key in keys())
@@ -218,7 +219,7 @@ def test_an_endpoint_that_is_away_to_the_end_costs_its_lines_by_number_and_no_ex
     wait_until(printed.exists, timeout=30, what="the line")
     # Whoever wants the end does not wait a minute for the store.
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=scaled(50))
     assert process.returncode == 128 + signal.SIGTERM
     assert "takes nothing" in err.decode()
     gaps = [note for one in channel(out) if one.kind == "gap" for note in one.notes]

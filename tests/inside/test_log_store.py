@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from helpers import wait_until
 from inside.conftest import channel, text_lines
+from patience import scaled
 from rankfall_inside import store, store_folder
 from rankfall_inside.store import LogStore, folder_name
 
@@ -55,7 +56,7 @@ def test_what_a_slow_store_cannot_take_is_lost_in_whole_lines_counted_and_said(t
     write = store_folder.Files.write
 
     def slow(self, data, stamp):
-        gate.wait(20)
+        gate.wait(scaled(20))
         write(self, data, stamp)
 
     monkeypatch.setattr(store_folder.Files, "write", slow)
@@ -80,7 +81,7 @@ def test_what_a_slow_store_cannot_take_is_lost_in_whole_lines_counted_and_said(t
 
 def test_a_store_that_never_answers_is_given_up_at_the_end(tmp_path, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(store_folder.Files, "write", lambda *_: gate.wait(20))
+    monkeypatch.setattr(store_folder.Files, "write", lambda *_: gate.wait(scaled(20)))
     made = LogStore(str(tmp_path), "a/b/c/d")
     made.sink("0.out").write(b"x\n")
     try:
@@ -144,7 +145,7 @@ def test_what_was_written_outlives_a_wrapper_that_is_killed_and_another_start_ha
     process = pod.start("python3", pod.script(text), options=options)
     wait_until(lambda: any(p.stat().st_size for p in root.rglob("0.out-*.log")), timeout=30, what="the line")
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=scaled(30))
     (path,) = root.rglob("0.out-*.log")
     assert path.read_bytes() == b"hello\n"
     assert not (path.parent / "end.json").exists()

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall_inside import procfs
 
 from .conftest import channel, text_lines
@@ -61,7 +62,7 @@ def test_a_sigterm_of_the_kubelet_is_on_the_channel_before_anything_else_and_pas
     process = container.start(sys.executable, container.script(text), options=("--grace", "20"), **RANK)
     read_until(process, b"[rank 0] ready")
     os.kill(wrapper_of(process), signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=scaled(20))
     assert process.returncode == 7
     records = channel(out)
     # The start of the rank is another process's to say.
@@ -80,7 +81,7 @@ def test_a_command_that_does_not_hear_is_killed_after_the_grace_time_with_all_it
     process = container.start("sh", "-c", command, options=("--grace", "0.3"))
     read_until(process, b"ready")
     os.kill(wrapper_of(process), signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=scaled(20))
     assert process.returncode == 137
     end = channel(out)[-1]
     assert (end.kind, end.exit.signal) == ("slot_end", 9)
@@ -92,7 +93,7 @@ def test_signals_without_default_action_reach_the_command(container, signum: int
     process = container.start(sys.executable, container.script(text), **RANK)
     read_until(process, b"ready")
     os.kill(wrapper_of(process), signum)
-    process.communicate(timeout=20)
+    process.communicate(timeout=scaled(20))
     assert process.returncode == 9
 
 

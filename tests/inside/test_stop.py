@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall_inside import procfs
 
 
@@ -20,7 +21,7 @@ def test_a_stop_ends_torchrun_and_its_ranks_without_leftovers(slot) -> None:
     pids = [one.pid for one in procfs.descendants(process.pid)]
     assert len(pids) >= 3
     slot.control("stop 20 another slot failed")
-    process.wait(40)
+    process.wait(scaled(40))
     assert not [pid for pid in pids if (found := procfs.stat(pid)) and found.state != "Z"]
     ends = slot.records("end")
     assert sorted(record.rank for record in ends) == [0, 1]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall_inside import cgroup, procfs
 
 FOREVER = "import signal, sys, time\nprint('ready', flush=True)\nwhile True: signal.pause()"
@@ -79,7 +80,7 @@ def test_errors_s18_a_signal_from_outside_is_passed_on_and_its_sender_recorded(s
     process = slot.start(sys.executable, slot.script(text))
     slot.wait_text("slot.out", b"ready")
     process.terminate()
-    assert process.wait(20) == 7
+    assert process.wait(scaled(20)) == 7
     kill = slot.one("kill")
     assert (kill.exit.signal, kill.exit.sender_pid, kill.exit.ours) == (15, os.getpid(), False)
     end = slot.one("slot_end")
@@ -93,7 +94,7 @@ def test_other_signals_are_passed_on_to_a_command_with_a_clean_mask(slot, signum
     process = slot.start(sys.executable, slot.script(text + FOREVER))
     slot.wait_text("slot.out", b"ready")
     process.send_signal(signum)
-    assert process.wait(20) == 9
+    assert process.wait(scaled(20)) == 9
 
 
 def test_a_stop_is_marked_before_it_is_sent_and_ends_everything(slot) -> None:
@@ -103,7 +104,7 @@ def test_a_stop_is_marked_before_it_is_sent_and_ends_everything(slot) -> None:
     slot.wait_text("slot.out", b"ready")
     child = int(slot.stream("slot.out").split()[1])
     slot.control("stop 0.3 rank 5 failed on n2")
-    assert process.wait(20) == 137
+    assert process.wait(scaled(20)) == 137
     assert not living(child)
     marks = [json.loads(line) for line in (slot.dir / "kills.jsonl").read_text().splitlines()]
     assert marks[0]["signal"] == 15
@@ -121,7 +122,7 @@ def test_a_second_request_shortens_the_grace_time(slot) -> None:
     slot.control("stop 1000 slow")
     wait_until(lambda: slot.records("kill"), timeout=10, what="the stop")
     process.terminate()
-    assert process.wait(20) == 137
+    assert process.wait(scaled(20)) == 137
 
 
 def test_the_supervisor_can_send_a_signal(slot) -> None:
@@ -130,7 +131,7 @@ def test_the_supervisor_can_send_a_signal(slot) -> None:
     )
     slot.wait_text("slot.out", b"ready")
     slot.control("nonsense\nsignal x\nsignal 10")
-    assert process.wait(20) == 5
+    assert process.wait(scaled(20)) == 5
 
 
 DAEMON = """
@@ -221,7 +222,7 @@ def test_a_wrapper_killed_with_sigkill_leaves_readable_files_and_no_command(slot
     children = [one.pid for one in procfs.descendants(process.pid)]
     assert children
     process.kill()
-    process.wait(10)
+    process.wait(scaled(10))
     wait_until(lambda: not any(living(pid) for pid in children), timeout=10, what="the command's end")
     assert slot.stream("slot.out") == b"begin\nready\n"
     assert slot.index("slot.out")[0][:2] == (0, 0)
@@ -264,7 +265,7 @@ def test_ranks_without_hook_are_found_in_proc_with_their_exit(slot) -> None:
     assert (start.rank, start.rank_source, start.writer, start.streams) == (4, "proc:RANK", "wrapper", False)
     assert "hook absent" in start.notes
     os.kill(start.pid, signal.SIGKILL)
-    assert process.wait(20) == 0
+    assert process.wait(scaled(20)) == 0
     end = slot.one("end")
     assert (end.exit.signal, end.pid, end.exit.ours) == (9, start.pid, False)
     assert end.exit.how in ("proc", "pidfd")
@@ -280,7 +281,7 @@ def test_stacks_of_a_rank_come_from_python_and_the_kernel(slot) -> None:
     assert "Kernel view:" in record.stacks
     assert (record.rank, record.ordinal) == (0, 0)
     slot.control("stop 5 done")
-    assert process.wait(20) == 143
+    assert process.wait(scaled(20)) == 143
 
 
 def test_a_rank_without_handler_is_not_killed_by_the_question_for_stacks(slot) -> None:
@@ -292,7 +293,7 @@ def test_a_rank_without_handler_is_not_killed_by_the_question_for_stacks(slot) -
     assert "no Python stacks" in record.notes[0]
     assert process.poll() is None
     slot.control("stop 5 done")
-    assert process.wait(20) == 143
+    assert process.wait(scaled(20)) == 143
 
 
 def test_the_oom_counter_is_read_where_the_kernel_shows_it() -> None:

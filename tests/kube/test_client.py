@@ -10,6 +10,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from kube.apiserver import answer, cut, refuse, serving
+from patience import scaled
 from rankfall.kube.access import Impersonation, Login
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import ApiError, Conflict, Expired, Forbidden, KubeConfigError, ObjectNotFound, ServerError
@@ -281,7 +282,7 @@ def test_a_stream_is_read_as_it_comes_and_ends_with_its_context(tmp_path):
             path = PODS.path("here", "p", "log")
             async with kube.stream(path, params={"follow": "true"}, read_timeout=5, verb="log") as response:
                 assert await response.content.readline() == b"line\n"
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(left.wait(), scaled(10))
             assert [seen.query for seen in server.seen] == [[("follow", "true")]] * 2
             assert kube.counters.by_verb == {"log": 2}
             assert kube.counters.by_status == {503: 1, 200: 1}
@@ -316,7 +317,7 @@ def test_many_streams_never_make_a_call_wait(tmp_path):
                 opened = [kube.stream(f"/{number}", read_timeout=None) for number in range(30)]
                 for each in opened:
                     await each.__aenter__()
-                await asyncio.wait_for(kube.get(PODS, "p"), 10)
+                await asyncio.wait_for(kube.get(PODS, "p"), scaled(10))
                 for each in opened:
                     await each.__aexit__(None, None, None)
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kube.apiserver import Server, serving, status
+from patience import scaled
 from rankfall.kube import discovery_cache
 from rankfall.kube.client import Kube
 from rankfall.kube.discovery import Served, discover
@@ -86,7 +87,11 @@ class Offer:
 def run(tmp_path) -> Callable[[Callable[[Server, Kube], Any]], Any]:
     def play(story: Callable[[Server, Kube], Any]) -> Any:
         async def all_of_it() -> Any:
-            async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube, asyncio.timeout(60):
+            async with (
+                serving(tmp_path, tls=False) as server,
+                Kube(server.access()) as kube,
+                asyncio.timeout(scaled(60)),
+            ):
                 server.default = Offer()
                 return await story(server, kube)
 

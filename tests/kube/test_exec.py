@@ -14,6 +14,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from kube.apiserver import Handler, Server, refuse, serving
+from patience import scaled
 from rankfall.kube import exec_session
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
@@ -79,7 +80,11 @@ async def cat(socket: web.WebSocketResponse) -> None:
 def run(tmp_path) -> Callable[[Callable[[Server, Kube], Any]], Any]:
     def play(story: Callable[[Server, Kube], Any]) -> Any:
         async def all_of_it() -> Any:
-            async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube, asyncio.timeout(40):
+            async with (
+                serving(tmp_path, tls=False) as server,
+                Kube(server.access()) as kube,
+                asyncio.timeout(scaled(40)),
+            ):
                 return await story(server, kube)
 
         return asyncio.run(all_of_it())
@@ -247,7 +252,7 @@ def test_a_connection_that_breaks_stops_an_endless_source(tmp_path, tls):
             yield bytes(100_000)
 
     async def story() -> None:
-        async with serving(tmp_path, tls=tls) as server, Kube(server.access()) as kube, asyncio.timeout(20):
+        async with serving(tmp_path, tls=tls) as server, Kube(server.access()) as kube, asyncio.timeout(scaled(20)):
             server.plays(program(breaks_off))
             with pytest.raises(ExecLost):
                 await go(kube, stdin=endless())

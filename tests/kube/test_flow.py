@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from kube.apiserver import answer, body, pair, refuse, serving
+from patience import scaled
 from rankfall.kube import flow, link
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Unreachable
@@ -35,7 +36,7 @@ PIECES = [b"line %d\n" % number for number in range(40)]
 async def world(folder, way, **options):
     """A server and a client; ``proxied``: the server answers in the place of another one."""
     options.setdefault("retry", Retry(attempts=1))
-    async with serving(folder, tls=way == "tls") as server, asyncio.timeout(20):
+    async with serving(folder, tls=way == "tls") as server, asyncio.timeout(scaled(20)):
         access = server.access()
         if way == "proxied":
             endpoint = type(access.endpoint)(server="http://api.example", proxy=Secret(server.url))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import Server, answer, body, refuse, serving, status
+from patience import scaled
 from rankfall.kube import podlogs
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
@@ -23,7 +24,11 @@ from rankfall.kube.resources import PODS
 def run(tmp_path) -> Callable[[Callable[[Server, Kube], Any]], Any]:
     def play(story: Callable[[Server, Kube], Any]) -> Any:
         async def all_of_it() -> Any:
-            async with serving(tmp_path, tls=False) as server, Kube(server.access()) as kube, asyncio.timeout(20):
+            async with (
+                serving(tmp_path, tls=False) as server,
+                Kube(server.access()) as kube,
+                asyncio.timeout(scaled(20)),
+            ):
                 return await story(server, kube)
 
         return asyncio.run(all_of_it())

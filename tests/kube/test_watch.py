@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import Handler, Server, answer, body, cut, pair, refuse, serving, silence, status
+from patience import scaled
 from rankfall.kube import watch_run as module
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, KubeError, ObjectNotFound, Unreachable
@@ -66,7 +67,7 @@ class Look:
 
     async def until(self, done: Callable[[Look], bool], resource: Any = PODS) -> Look:
         retry = Retry(attempts=1)
-        async with Kube(self.server.access(), retry=retry, rate=1000) as kube, asyncio.timeout(20):
+        async with Kube(self.server.access(), retry=retry, rate=1000) as kube, asyncio.timeout(scaled(20)):
             events = watch(kube, resource, stop=self.stop, trouble=self.troubles.append, **self.options)
             async with contextlib.aclosing(events):
                 async for event in events:
@@ -77,7 +78,7 @@ class Look:
 
 
 async def true(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(10)):
         while not condition():  # noqa: ASYNC110 - any condition, not an event
             await asyncio.sleep(0.01)
 
@@ -339,7 +340,7 @@ def test_a_certificate_that_is_refused_is_an_error_at_first_and_ridden_out_later
             gate = asyncio.Event()
             # Cut, so that the next one needs a new connection.
             server.plays(listing(10), body(bookmark(11), end="cut", gate=gate))
-            async with Kube(server.access(), retry=retry) as kube, asyncio.timeout(20):
+            async with Kube(server.access(), retry=retry) as kube, asyncio.timeout(scaled(20)):
                 events = watch(kube, PODS, pace=FAST, trouble=look.troubles.append)
                 async with contextlib.aclosing(events):
                     await anext(events)
@@ -387,7 +388,7 @@ def test_it_stops_at_once_whatever_it_waits_for(run, script):
         # The scripted answers, and after a list the watch that the server holds open.
         await true(lambda: len(server.seen) >= len(script) + (len(script) == 1 and bool(look.events)))
         look.stop.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(5)):
             await task
 
     run(story)
@@ -410,7 +411,7 @@ def test_a_watch_that_is_left_closes_its_connection(run):
             return await body(bookmark(2), end="never")(request)
 
         server.plays(listing(1), waits)
-        async with Kube(server.access()) as kube, asyncio.timeout(10):
+        async with Kube(server.access()) as kube, asyncio.timeout(scaled(10)):
             async with contextlib.aclosing(watch(kube, PODS, pace=FAST)) as events:
                 async for _ in events:
                     if len(server.seen) == 2:
@@ -435,7 +436,7 @@ def test_a_slow_consumer_makes_the_server_wait(run):
                 sent += 1
 
         server.plays(listing(1), floods)
-        async with Kube(server.access()) as kube, asyncio.timeout(30):
+        async with Kube(server.access()) as kube, asyncio.timeout(scaled(30)):
             events = watch(kube, PODS, pace=FAST)
             async with contextlib.aclosing(events):
                 await anext(events)
@@ -508,7 +509,7 @@ def test_of_a_list_one_object_at_a_time_is_more_than_bytes(run):
         look = Look(server, keep=lambda item: item["metadata"]["name"])
         names = []
         retry = Retry(attempts=1)
-        async with Kube(server.access(), retry=retry, rate=1000) as kube, asyncio.timeout(40):
+        async with Kube(server.access(), retry=retry, rate=1000) as kube, asyncio.timeout(scaled(40)):
             tracemalloc.start()
             try:
                 events = watch(kube, PODS, stop=look.stop, pace=FAST, keep=lambda item: item["metadata"]["name"])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import scaled
 from rankfall.model import JobSpec, Record, decoding
 
 # Types that nobody has decoded, each of them by six threads at once. With msgspec's own functions this dies of a segmentation fault.
@@ -53,7 +54,7 @@ assert not wrong, wrong[:3]
 
 
 def test_a_type_may_be_decoded_for_the_first_time_by_many_threads_at_once():
-    done = subprocess.run((sys.executable, "-c", AT_ONCE), capture_output=True, timeout=100, check=False)
+    done = subprocess.run((sys.executable, "-c", AT_ONCE), capture_output=True, timeout=scaled(100), check=False)
     assert done.returncode == 0, done.stderr.decode()
 
 

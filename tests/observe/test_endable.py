@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from patience import scaled
 from rankfall.observe.endable import Endable
 
 
@@ -22,10 +23,10 @@ def test_ends_from_another_thread_while_it_goes_on() -> None:
 
     thread = threading.Thread(target=lambda: asyncio.run(endable.run(work())))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(scaled(10))
     endable.end()
     endable.end()
-    thread.join(10)
+    thread.join(scaled(10))
     assert not thread.is_alive()
     assert cleaned.is_set()
 

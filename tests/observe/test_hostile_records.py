@@ -15,6 +15,7 @@ import pytest
 
 from cases import T0, S
 from object_store import put_many, s3_server
+from patience import scaled
 from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec, Verdict
 from rankfall.observe import record_store
@@ -167,7 +168,7 @@ def looked(run: RunDir, way: str) -> tuple[int, list[Any]]:
     done = subprocess.run(
         (sys.executable, "-c", LOOK, str(run.path), str(T0 + 60 * S), way),
         capture_output=True,
-        timeout=100,
+        timeout=scaled(100),
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

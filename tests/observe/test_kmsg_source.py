@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from patience import scaled
 from rankfall.model import EvidenceLost
 from rankfall.observe.kmsg_source import open_device, open_socket, this_boot
 
@@ -56,7 +57,7 @@ def served(path, *messages: bytes) -> threading.Thread:
 def test_a_socket_says_its_boot_first(tmp_path):
     thread = served(tmp_path / "s", BOOT.encode(), b"6,1,1,-;text\n")
     opened = open_socket(tmp_path / "s")
-    thread.join(10)
+    thread.join(scaled(10))
     try:
         assert opened.boot == BOOT
         assert os.read(opened.fd, 100) == b"6,1,1,-;text\n"
@@ -70,7 +71,7 @@ def test_a_socket_that_says_no_boot_is_refused(tmp_path, messages):
     thread = served(tmp_path / "s", *messages)
     with pytest.raises(EvidenceLost, match="gives no boot id"):
         open_socket(tmp_path / "s")
-    thread.join(10)
+    thread.join(scaled(10))
 
 
 def test_a_socket_that_nobody_serves_is_said(tmp_path):

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from cases import rank
+from patience import scaled
 from rankfall.model import Record
 from rankfall.observe.flight import dump_rank, flight_evidence, read_dump
 from rankfall.observe.stacks import imports, stack_evidence, stand
@@ -238,7 +239,7 @@ if __name__ == "__main__":
         env={"TORCH_FR_BUFFER_SIZE": "100", "PATH": "/usr/bin:/bin"},
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     dumps = [read_dump((tmp_path / f"nccl_trace_rank_{n}").read_bytes(), rank=n, name=str(n)) for n in range(2)]
     assert [d.count for d in dumps] == [2, 1]

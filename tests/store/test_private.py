@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import scaled
 from rankfall.cli.checks import disk
 from rankfall.model import InfrastructureError, JobSpec, decoding
 from rankfall.store import RunDir, home
@@ -70,7 +71,7 @@ def test_i18_p9_a_finished_run_is_for_its_user_alone(tmp_path: Path, umask: int)
     log_dir = tmp_path / "logs"
     done = subprocess.run(
         [sys.executable, "-m", "rankfall", *words, "--max-restarts", "1", "--log-dir", str(log_dir), "--", "train.py", "fall"],
-        env=env, umask=umask, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False,
+        env=env, umask=umask, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(50), check=False,
     )  # fmt: skip
     made = tmp_path / "deep" / "home"
     assert too_open(made) == [], done.stderr

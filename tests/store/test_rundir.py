@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.model import JobSpec, LockHeld, NotFound, StoreError, UsageError
 from rankfall.store import Holder, RunDir, lease, list_runs
 from rankfall.store.fs import FileSystem, file_system
@@ -251,7 +252,7 @@ for _ in range(15):
 def test_only_one_of_many_processes_writes_at_a_time(run_dir: RunDir, kind: str) -> None:
     (run_dir.path / "count").write_text("0")
     processes = [subprocess.Popen([sys.executable, "-c", COUNT, run_dir.path, kind]) for _ in range(3)]
-    assert [process.wait(timeout=50) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=scaled(50)) for process in processes] == [0, 0, 0]
     assert (run_dir.path / "count").read_text() == "45"
 
 

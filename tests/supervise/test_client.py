@@ -14,6 +14,7 @@ import pytest
 
 import rankfall
 from helpers import wait_until
+from patience import scaled
 from rankfall.client import Client, Run, SyncClient, complete
 from rankfall.model import EvidenceLost, JobFailed, JobSpec, NotFound, SpecError, UsageError
 
@@ -48,7 +49,7 @@ def test_submit_follow_wait_and_ask_why(bench: Bench) -> None:
         run = await client.submit(bench.spec(FALLS_ONCE))
         bench.made.append(run.directory)
         lines = [(line.rank, line.attempt, line.data) async for line in run.logs(follow=True)]
-        outcome = await asyncio.wait_for(run.wait(), WAIT)
+        outcome = await asyncio.wait_for(run.wait(), scaled(WAIT))
         assert (await client.get(run.id)).id == run.id
         assert (await run.status()).state == "succeeded"
         assert [found.run for found in await client.runs()] == [run.id]
@@ -85,7 +86,7 @@ def test_waiting_does_not_block_the_loop(bench: Bench) -> None:
 
 def test_the_sync_client_does_the_same(client: SyncClient, bench: Bench) -> None:
     run = client.submit(bench.spec("print('here'); sys.exit(9 if rank == 0 else 0)", policies={"max_restarts": 0}))
-    outcome = run.wait(timeout=WAIT)
+    outcome = run.wait(timeout=scaled(WAIT))
     assert (outcome.state, outcome.code) == ("failed", 9)
     with pytest.raises(JobFailed, match="rank 0") as caught:
         outcome.raise_for_status()
@@ -99,7 +100,7 @@ def test_the_sync_client_does_the_same(client: SyncClient, bench: Bench) -> None
 
 def test_a_run_in_a_thread_of_this_process(client: SyncClient, bench: Bench) -> None:
     run = client.submit(bench.spec("print('here')"), detach=False)
-    assert run.wait(timeout=WAIT).state == "succeeded"
+    assert run.wait(timeout=scaled(WAIT)).state == "succeeded"
 
 
 def test_cancel_with_and_without_a_supervisor(client: SyncClient, bench: Bench) -> None:
@@ -127,7 +128,7 @@ def test_a_run_whose_supervisor_was_killed_is_resumed(
         run.wait()
     assert run.resume()
     assert not run.resume()
-    assert run.wait(timeout=WAIT).state == "succeeded"
+    assert run.wait(timeout=scaled(WAIT)).state == "succeeded"
 
 
 def test_a_wait_has_a_limit(client: SyncClient, bench: Bench) -> None:
@@ -142,8 +143,8 @@ def test_the_same_request_gives_the_same_run(client: SyncClient, bench: Bench) -
     first = client.submit(spec, request_token=request)
     second = client.submit(spec, request_token=request)
     assert first.id == second.id
-    first.wait(timeout=WAIT)
-    assert client.submit(spec, request_token=request).wait(timeout=WAIT).attempts == 1
+    first.wait(timeout=scaled(WAIT))
+    assert client.submit(spec, request_token=request).wait(timeout=scaled(WAIT)).attempts == 1
     assert [line.data for line in first.logs()] == [b"once", b"once"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import scaled
 from rankfall import SyncClient
 from rankfall.client import SyncRun
 from rankfall.model import JobSpec, Role, UsageError
@@ -93,10 +94,10 @@ def test_a_tail_goes_on_until_the_run_is_over(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert three.wait(50)
+    assert three.wait(scaled(50))
     streams[0].write(b"last \xff", at=9 * SECOND)
     end(run)
-    reader.join(50)
+    reader.join(scaled(50))
     assert seen[3:] == ["[slot 0] last \\xff"]
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from patience import scaled
 from rankfall.backends.local import LocalBackend
 from rankfall.backends.protocol import Company, HeldBy
 from rankfall.kube.errors import Unreachable
@@ -200,7 +201,7 @@ def test_a_launch_that_waits_says_for_what_and_can_be_left(bench, wish):
     backend = Slow()
 
     def ask():
-        backend.blocked.wait(20)
+        backend.blocked.wait(scaled(20))
         control.cancel("Ctrl-C") if wish == "cancel" else control.release()
 
     asking = threading.Thread(target=ask)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.client import create_run
 from rankfall.client.run import Run
 from rankfall.model import StoreError
@@ -51,7 +52,7 @@ def test_a_supervisor_that_dies_right_after_the_final_state_is_finished_by_the_n
     with run.reader() as reader:
         assert reader.run().state == "succeeded"
     assert not (run.path / derived.ALL_RANKS).exists()
-    assert asyncio.run(Run(run).wait(timeout=60)).state == "succeeded"
+    assert asyncio.run(Run(run).wait(timeout=scaled(60))).state == "succeeded"
     assert text(run.path) == HELLO
     assert left_over(run) is None
 
@@ -69,7 +70,7 @@ def test_the_files_are_written_once_by_who_looks_first_and_the_rest_by_who_waits
     assert left_over(run) == "rest"
     written = (run.path / derived.ALL_RANKS).stat().st_ino
     finish_files(run)
-    assert asyncio.run(Run(run).wait(timeout=60)).state == "succeeded"
+    assert asyncio.run(Run(run).wait(timeout=scaled(60))).state == "succeeded"
     assert left_over(run) is None
     assert (run.path / derived.ALL_RANKS).stat().st_ino == written
     assert text(folder) == HELLO
@@ -129,7 +130,7 @@ for number in range(2):
     first = subprocess.Popen([sys.executable, "-m", "rankfall.supervise", str(run.path)])
     wait_until((bench.folder / "seen-0").exists, timeout=60, what="the first line in the file")
     first.kill()
-    first.wait(10)
+    first.wait(scaled(10))
     (bench.folder / "go").touch()
     outcome = bench.supervise(run)
     assert (outcome.state, outcome.attempts) == ("succeeded", 1)

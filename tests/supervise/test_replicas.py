@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.backends.local import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Life
@@ -183,7 +184,7 @@ def test_a_cancel_during_the_back_off_of_one_slot_ends_all(bench: Bench) -> None
             fell.set()
 
     def cancel() -> None:
-        fell.wait(20)
+        fell.wait(scaled(20))
         request_cancel(run.path, reason="enough")
 
     thread = threading.Thread(target=cancel)

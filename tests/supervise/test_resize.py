@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.client import SyncClient
 from rankfall.client.sync import SyncRun
 from rankfall.model import Refused, Role, SpecError
@@ -105,7 +106,7 @@ def test_a_suspended_run_takes_its_new_size_when_it_goes_on(bench: Bench, client
     run.resume()
     here(bench, 3, attempt=1)
     leave(bench)
-    assert run.wait(timeout=WAIT).state == "succeeded"
+    assert run.wait(timeout=scaled(WAIT)).state == "succeeded"
     assert history(run.directory) == [(1, "succeeded", 3)]
 
 
@@ -138,7 +139,7 @@ def test_the_python_client_asks_waits_and_says_what_is_over(bench: Bench, client
     assert (answer.how, answer.before, answer.nodes, answer.holds) == ("new_attempt", 2, 3, True)
     here(bench, 3, attempt=2)
     leave(bench)
-    assert run.wait(timeout=WAIT).attempts == 2
+    assert run.wait(timeout=scaled(WAIT)).attempts == 2
     over = run.resize(4)
     assert (over.over, over.state, over.how) == (True, "succeeded", "nothing")
 
@@ -149,7 +150,7 @@ def test_a_run_that_nobody_supervises_is_resized_all_the_same(bench: Bench, clie
     kill_supervisor(run)
     assert run.resize(1, wait=True).holds
     leave(bench)
-    assert run.wait(timeout=WAIT).state == "succeeded"
+    assert run.wait(timeout=scaled(WAIT)).state == "succeeded"
     assert history(run.directory) == [(1, "resized", 2), (2, "succeeded", 1)]
 
 
@@ -171,7 +172,7 @@ def test_a_supervisor_killed_while_it_resizes_neither_repeats_nor_forgets(bench:
     assert first.join().state == "running"
     request_resize(run, role="worker", nodes=3)
     words = [sys.executable, str(Path(__file__).with_name("mortal.py")), str(run.path), str(moment), when]
-    died = subprocess.run(words, capture_output=True, text=True, timeout=WAIT, check=False)
+    died = subprocess.run(words, capture_output=True, text=True, timeout=scaled(WAIT), check=False)
     assert died.returncode == -9, died.stderr
     leave(bench)
     outcome = bench.supervise(run)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import wait_until
+from patience import scaled
 from rankfall.client import SyncClient
 from rankfall.model import Deadlines, Outcome, StoreError
 from rankfall.store import RunDir
@@ -35,7 +36,7 @@ class Threaded:
         self._thread.start()
 
     def join(self) -> Outcome:
-        self._thread.join(WAIT)
+        self._thread.join(scaled(WAIT))
         return self._found[0]
 
 
@@ -142,7 +143,7 @@ def test_the_python_client_suspends_and_resumes_whoever_supervises(bench: Bench,
     os.kill(holder.pid, 9)
     wait_until(lambda: run.directory.lease_holder() is None, timeout=WAIT, what="the supervisor's end")
     assert run.resume()
-    assert run.wait(timeout=WAIT).attempts == 2
+    assert run.wait(timeout=scaled(WAIT)).attempts == 2
     assert not run.resume()
     assert not run.suspend()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from testbed import commands
 from testbed.errors import BuildError
 
@@ -101,5 +102,5 @@ def test_a_killed_program_takes_its_command_with_it(tmp_path):
         pid = int(wait_until(lambda: pid_file.exists() and pid_file.read_text(), timeout=20, what="the command"))
     finally:
         os.kill(program.pid, signal.SIGKILL)
-        program.wait(10)
+        program.wait(scaled(10))
     wait_until(lambda: gone(pid), timeout=10, what="the command to end")

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from testbed import builds, images, oci, rootfs
 from testbed.errors import BuildError, UnsupportedError
 
@@ -156,7 +157,7 @@ def test_pause_reaps_what_is_left_to_it_and_ends_when_told(programs):
         assert process.poll() is None
     finally:
         process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(scaled(10)) == 0
 
 
 def test_static_prints_its_place_and_ends_as_asked(programs):
@@ -186,7 +187,7 @@ def test_static_answers_sigterm_as_asked(programs, how, code, last):
             wait_until(lambda: _pending(process.pid) == 0, timeout=10, what="the signal to be taken")
             assert process.poll() is None
             process.kill()
-        assert process.wait(10) == (-signal.SIGTERM if code is None else code)
+        assert process.wait(scaled(10)) == (-signal.SIGTERM if code is None else code)
         assert process.stderr.read() == last
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from patience import scaled
 from testbed.pki import Authority, Pair, signing_keys
 
 
@@ -39,7 +40,7 @@ def handshake(serving: Pair, trusted: Authority, *, name: str, client: Pair | No
             end.send(b"x")
     finally:
         here.close()
-        thread.join(10)
+        thread.join(scaled(10))
     return seen
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from helpers import wait_until
+from patience import scaled
 from proxy_world import END, kernel_says
 from testbed import kubeconfig
 from testbed.proxy import (
@@ -44,7 +45,9 @@ def switched(world):
 
     def make() -> ssl.SSLSocket:
         context = ssl.create_default_context(cafile=str(world.cluster.cert))
-        sock = context.wrap_socket(socket.create_connection(world.address, timeout=20), server_hostname="127.0.0.1")
+        sock = context.wrap_socket(
+            socket.create_connection(world.address, timeout=scaled(20)), server_hostname="127.0.0.1"
+        )
         opened.append(sock)
         sock.sendall(UPGRADE)
         head = b""
@@ -155,7 +158,7 @@ def test_a_head_that_is_none_is_answered_with_400(world, text):
 
 
 def test_plain_http_is_refused(world):
-    with socket.create_connection(world.address, timeout=20) as sock:
+    with socket.create_connection(world.address, timeout=scaled(20)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         while sock.recv(100):
             pass

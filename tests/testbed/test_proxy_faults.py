@@ -11,6 +11,7 @@ import time
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from proxy_world import END
 from testbed.errors import TestbedError
 from testbed.proxy import (
@@ -95,7 +96,7 @@ def test_cut_with_fin_in_the_middle_of_a_chunk_after_exactly_so_many_bytes(world
     assert read_all(world.open("/log")) == (LINES[:size], "broken")
     assert world.how_it_ends() == "fin"
     assert world.proxy.log()[0].sent == size
-    assert stream.gone.wait(10)
+    assert stream.gone.wait(scaled(10))
 
 
 def test_the_last_chunk_says_that_there_is_more(world):
@@ -167,7 +168,7 @@ def test_cut_reaches_a_connection_whose_client_does_not_read(world):
 
     wait_until(stuck, timeout=20, what="full buffers")
     world.proxy.fire("cut")
-    assert stream.gone.wait(10)
+    assert stream.gone.wait(scaled(10))
 
 
 @pytest.mark.parametrize("size", [0, 5, 4321])
@@ -181,7 +182,7 @@ def test_stall_until_released_then_everything_arrives(world, size):
     tap.join(0.3)
     assert (tap.got, tap.end) == (LINES[:size], None)
     world.proxy.release("stall")
-    tap.join(10)
+    tap.join(scaled(10))
     assert (tap.got, tap.end) == (LINES, "clean")
 
 
@@ -235,7 +236,7 @@ def test_half_open_the_server_is_gone_and_the_client_is_told_nothing(world, call
     assert answer.readline() == b"one\n"
     if called:
         world.proxy.fire("dead")
-    assert stream.gone.wait(10)
+    assert stream.gone.wait(scaled(10))
     stream.chunks.put(b"two\n")
     assert world.how_it_ends(within=0.5) == "open"
     world.proxy.release("dead")
@@ -295,7 +296,7 @@ def test_a_follow_ends_in_order_though_it_goes_on(world, place, size):
         assert LINES[len(got) : len(got) + 1] != b"\n"
     else:
         assert len(got) == size
-    assert stream.gone.wait(10)
+    assert stream.gone.wait(scaled(10))
 
 
 def test_a_quiet_follow_ends_in_order_when_called_and_the_connection_lives_on(world):
@@ -479,7 +480,7 @@ def test_hundreds_of_streams_at_once_each_with_its_own_bytes(world):
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
         ready.release()
-        gate.wait(50)
+        gate.wait(scaled(50))
         for number in range(lines):
             text = f"{handler.path} {number}\n".encode()
             handler.wfile.write(b"%x\r\n%b\r\n" % (len(text), text))
@@ -490,7 +491,7 @@ def test_hundreds_of_streams_at_once_each_with_its_own_bytes(world):
         world.upstream.routes[f"/log/{number}"] = talk
     answers = [world.open(f"/log/{number}") for number in range(count)]
     for _ in range(count):
-        assert ready.acquire(timeout=30)
+        assert ready.acquire(timeout=scaled(30))
     assert world.proxy.counters().open_requests == count
     gate.set()
     for number, answer in enumerate(answers):

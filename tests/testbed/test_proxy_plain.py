@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from proxy_world import END
 from testbed.errors import TestbedError
 from testbed.proxy import Proxy, Settings
@@ -102,7 +103,7 @@ def test_when_the_client_goes_away_the_server_learns_of_it(world):
     answer.readline()
     answer.close()
     world._open[0].close()
-    assert stream.gone.wait(10)
+    assert stream.gone.wait(scaled(10))
 
 
 def test_when_the_server_breaks_off_so_does_the_proxy(world):
@@ -136,7 +137,7 @@ def test_an_upgraded_connection_is_raw_bytes_both_ways(world):
     world.upstream.routes["/exec"] = switch
     context = ssl.create_default_context(cafile=str(world.cluster.cert))
     with (
-        socket.create_connection(world.address, timeout=20) as plain,
+        socket.create_connection(world.address, timeout=scaled(20)) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as sock,
     ):
         sock.sendall(
@@ -172,7 +173,7 @@ def test_a_slow_client_holds_the_server_back(world):
     world.upstream.routes["/pour"] = pour
     answer = world.open("/pour")
     assert answer.read(10) == b"x" * 10
-    assert sent.wait(20), "the server could send 200 MiB to a client that read ten bytes"
+    assert sent.wait(scaled(20)), "the server could send 200 MiB to a client that read ten bytes"
 
 
 def test_log_and_counters_say_what_passed_and_hold_no_secret(world):
@@ -198,7 +199,7 @@ def test_closing_leaves_no_thread_task_or_socket(world):
     world.proxy.close()
     assert not thread.is_alive()
     assert loop.is_closed()
-    assert stream.gone.wait(10)
+    assert stream.gone.wait(scaled(10))
     assert world.how_it_ends() == "rst"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from testbed.errors import TestbedError
 from testbed.proxy import Answer, Certificates, Cut, EndStream, Match, Place, Remote, Rule, When
 
@@ -44,14 +45,14 @@ def process(world, tmp_path):
         yield started, ("127.0.0.1", int(line.rpartition(":")[2])), Remote(control)
         if started.poll() is None:
             started.send_signal(signal.SIGTERM)
-        started.wait(20)
+        started.wait(scaled(20))
 
 
 def get(world, address, target: str, pair=None) -> int:
     context = ssl.create_default_context(cafile=str(world.cluster.cert))
     if pair is not None:
         context.load_cert_chain(pair.cert, pair.key)
-    client = http.client.HTTPSConnection(*address, timeout=20, context=context)
+    client = http.client.HTTPSConnection(*address, timeout=scaled(20), context=context)
     try:
         client.request("GET", target)
         answer = client.getresponse()
@@ -88,7 +89,7 @@ def test_what_is_wrong_with_an_order_is_said(process, tmp_path):
         sock.sendall(b'{"do": "Dance"}\n')
         assert b"Invalid value 'Dance'" in sock.recv(1000)
     started.send_signal(signal.SIGTERM)
-    assert started.wait(20) == 0
+    assert started.wait(scaled(20)) == 0
     assert not (tmp_path / "control").exists()
     with pytest.raises(TestbedError, match="does not answer"):
         remote.counters()
@@ -98,14 +99,14 @@ def test_it_ends_at_once_with_streams_open(world, process):
     started, address, _ = process
     stream = world.upstream.streams("/log")
     context = ssl.create_default_context(cafile=str(world.cluster.cert))
-    client = http.client.HTTPSConnection(*address, timeout=20, context=context)
+    client = http.client.HTTPSConnection(*address, timeout=scaled(20), context=context)
     client.request("GET", "/log")
     answer = client.getresponse()
     stream.chunks.put(b"one\n")
     assert answer.readline() == b"one\n"
     started.send_signal(signal.SIGTERM)
-    assert started.wait(20) == 0
-    assert stream.gone.wait(10)
+    assert started.wait(scaled(20)) == 0
+    assert stream.gone.wait(scaled(10))
     client.close()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
+from patience import scaled
 from testbed import store
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def builder(folder: Path, go_on: Path) -> subprocess.Popen[str]:
 
 
 def lines(process: subprocess.Popen[str]) -> list[str]:
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=scaled(30))
     assert process.returncode == 0
     return out.splitlines()
 
@@ -89,7 +90,7 @@ def test_what_a_killed_builder_left_is_not_used(tmp_path):
     assert first.stdout is not None
     assert first.stdout.readline() == "filling\n"
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=30)
+    first.communicate(timeout=scaled(30))
     assert (tmp_path / ".x.new" / "half").exists()
     store.make(folder, lambda scratch: (scratch / "own").write_text("1"), what="x", say=pytest.fail)
     assert [path.name for path in folder.iterdir()] == ["own"]
@@ -113,11 +114,11 @@ def test_threads_of_one_program_wait_for_each_other_too(tmp_path):
 
     def fill(scratch):
         inside.set()
-        assert let_go.wait(20)
+        assert let_go.wait(scaled(20))
 
     first = threading.Thread(target=store.make, args=(tmp_path / "x", fill), kwargs={"what": "x", "say": said.append})
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(scaled(20))
     second = threading.Thread(
         target=store.make,
         args=(tmp_path / "x", lambda _: said.append("filled twice")),
@@ -126,6 +127,6 @@ def test_threads_of_one_program_wait_for_each_other_too(tmp_path):
     second.start()
     wait_until(lambda: said, timeout=20, what="the second to say that it waits")
     let_go.set()
-    first.join(20)
-    second.join(20)
+    first.join(scaled(20))
+    second.join(scaled(20))
     assert said == ["x: another program makes it already; waiting for that one"]

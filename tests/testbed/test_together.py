@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
+from patience import scaled
 from testbed.together import together
 
 
 def test_all_run_at_the_same_time():
     meet = threading.Barrier(3)
-    together(*(lambda: meet.wait(20) for _ in range(3)))
+    together(*(lambda: meet.wait(scaled(20)) for _ in range(3)))
 
 
 def test_a_failure_is_raised_after_the_others_came_to_their_end():

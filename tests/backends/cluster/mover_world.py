@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from kube.apiserver import Server, serving, status
+from patience import scaled
 from rankfall.backends.cluster.mover_pod import SCRATCH, Volume
 from rankfall.kube.client import Kube
 from rankfall.kube.exec_frames import V5
@@ -171,8 +172,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Kube, Server]]
     async with serving(tmp_path, tls=False) as server, Kube(server.access(), rate=500, burst=100) as kube:
         server.default = made.handle
         try:
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(scaled(50)):
                 yield made, kube, server
         finally:
             made.deaf = False
-            await asyncio.wait_for(asyncio.gather(*made.tasks, return_exceptions=True), 20)
+            await asyncio.wait_for(asyncio.gather(*made.tasks, return_exceptions=True), scaled(20))

@@ -11,6 +11,7 @@ import pytest
 
 from backends.cluster.launch_server import Api, Refusal, serving
 from backends.cluster.made import SERVED, compiled, slot_of, spec
+from patience import scaled
 from rankfall.backends.cluster.backend import ClusterBackend
 from rankfall.backends.cluster.hold import NOTE_ATTEMPT
 from rankfall.backends.cluster.launch_errors import NameTaken
@@ -39,7 +40,7 @@ def api() -> Iterator[Api]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(scaled(20))
     found, loop, over = held[0]
     yield found
     loop.call_soon_threadsafe(over.set)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.cluster.made import compiled, container, expand, spec
+from patience import scaled
 from rankfall.backends.cluster.bootstrap import BOOTSTRAP, BUNDLE_PATH
 from testbed import bed, packages
 
@@ -55,7 +56,7 @@ def start(shell, image, *words, launcher="plain", nproc=1, **env):
         env={"PATH": str(image / "bin"), "RANKFALL_SLOT": "3", "RANKFALL_PLAIN_NNODES": "5", **env},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=scaled(30),
         check=False,
     )
 

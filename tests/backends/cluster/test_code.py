@@ -15,6 +15,7 @@ import pytest
 
 from backends.cluster.made import BACKENDS, compiled, container, spec, template
 from carry_world import picture
+from patience import scaled
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster import code as codes
 from rankfall.backends.cluster.bootstrap import BOOTSTRAP
@@ -189,7 +190,7 @@ def _start(tmp_path: Path, *words_: str, python: str | None = None) -> subproces
         env=env,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=scaled(50),
         check=False,
     )
 

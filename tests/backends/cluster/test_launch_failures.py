@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from backends.cluster.launch_server import Api
 from backends.cluster.launch_stories import NAME, launched, manifest, old, tell, whole
+from patience import scaled
 from rankfall.backends.cluster.launch_errors import StillThere
 from rankfall.kube.errors import CredentialsError, KubeError, Unreachable
 
@@ -206,7 +207,7 @@ def test_launch_s12_any_sequence_of_failures_ends_with_one_of_everything(faults,
         for _ in range(len(faults) + 1):
             api.killed.clear()
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(scaled(30)):
                     await attempt(api)
                 break
             except (KubeError, Killed):

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from backends.cluster.made import compiled, spec, started
+from patience import scaled
 from rankfall.backends.bundle import build_zip
 from rankfall.backends.cluster.bootstrap import BUNDLE_PATH
 from rankfall.backends.cluster.command import SLOT_DIR
@@ -42,7 +43,7 @@ def run(job, tmp_path, *, slot):
 
     env = {"PATH": os.environ["PATH"], **{name: here(value) for name, value in variables.items()}}
     return subprocess.run(
-        [here(word) for word in command], env=env, capture_output=True, text=True, timeout=50, check=False
+        [here(word) for word in command], env=env, capture_output=True, text=True, timeout=scaled(50), check=False
     )
 
 

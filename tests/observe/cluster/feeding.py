@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from observe.cluster.kubemodel import Pod, World
+from patience import scaled
 from rankfall.kube.client import Kube
 from rankfall.model import JobSpec
 from rankfall.observe.cluster import follower, session, silence
@@ -49,7 +50,7 @@ def record_line(
 async def until(true: Callable[[], object], what: str) -> None:
     """Look until it is so."""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             while not true():  # noqa: ASYNC110 - it happens in another thread, which tells nobody
                 await asyncio.sleep(0.002)
     except TimeoutError:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import NS, Pod, World, world
+from patience import scaled
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
 from rankfall.kube.retry import Retry
@@ -37,7 +38,7 @@ def play(home: Path, story: Story, *, tls: Path | None = None) -> Fed:
         async with world(tls) as made:
             fed = Fed(home, made)
             try:
-                async with asyncio.timeout(45):
+                async with asyncio.timeout(scaled(45)):
                     await story(made, fed)
             finally:
                 await fed.stop()
@@ -284,10 +285,10 @@ def test_first_bytes_of_a_stream_and_changes_of_a_pod_stir_and_further_lines_do_
         assert not fed.stirred.acquire(blocking=False)
         made.write(pod, b"of no rank")
         await fed.holds(pod, b"of no rank")
-        assert fed.stirred.acquire(timeout=20)
+        assert fed.stirred.acquire(timeout=scaled(20))
         made.end(pod)
         await fed.closed(pod)
-        assert fed.stirred.acquire(timeout=20)
+        assert fed.stirred.acquire(timeout=scaled(20))
 
     play(tmp_path, story)
 

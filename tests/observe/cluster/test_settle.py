@@ -14,6 +14,7 @@ from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import World, world
 from observe.cluster.loki_world import World as LokiWorld
 from observe.cluster.loki_world import at
+from patience import scaled
 from rankfall.model import Record
 from rankfall.observe.cluster import settle
 from rankfall.observe.cluster.apilines import stamp_text
@@ -79,7 +80,7 @@ def test_a_feed_writes_down_what_a_kubelet_left_out_in_silence(tmp_path, monkeyp
         async with world() as made:
             fed = Fed(tmp_path, made)
             try:
-                async with asyncio.timeout(45):
+                async with asyncio.timeout(scaled(45)):
                     await story(made, fed)
             finally:
                 await fed.stop()
@@ -96,7 +97,7 @@ def test_a_feed_that_is_stopped_while_counts_are_compared_closes_the_log_after_i
 
     def settled(*args: Any, **how: Any) -> bool | None:
         compares.set()
-        goes_on.wait(20)
+        goes_on.wait(scaled(20))
         try:
             return whole(*args, **how)
         finally:
@@ -135,7 +136,7 @@ def test_a_feed_that_is_stopped_while_counts_are_compared_closes_the_log_after_i
         async with world() as made:
             fed = Fed(tmp_path, made)
             try:
-                async with asyncio.timeout(45):
+                async with asyncio.timeout(scaled(45)):
                     await story(made, fed)
             finally:
                 goes_on.set()

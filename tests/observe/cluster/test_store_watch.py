@@ -12,6 +12,7 @@ from obstore.store import MemoryStore
 
 from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import World, world
+from patience import scaled
 from rankfall.model import JobSpec
 from rankfall.model.kubernetes_spec import Kubernetes
 from rankfall.observe.cluster import store_watch
@@ -38,7 +39,7 @@ def play(home: Path, story: Story, *, place: str) -> Fed:
             fed.run = RunDir.create(spec, home=home)
             fed.journal = type(fed.journal)(fed.run.path / "kube" / "attempt-1" / "pods.jsonl")
             try:
-                async with asyncio.timeout(45):
+                async with asyncio.timeout(scaled(45)):
                     await story(made, fed)
             finally:
                 await fed.stop()

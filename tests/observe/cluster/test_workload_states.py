@@ -11,6 +11,7 @@ import pytest
 
 from backends.cluster.launch_server import Api, Refusal
 from backends.cluster.launch_stories import tell
+from patience import scaled
 from rankfall.kube.labels import JOB_UID, JOBSET_NAME, JOBSET_UID
 from rankfall.observe.cluster import around_feed, workload_states
 from rankfall.observe.cluster.around_feed import AroundFeed
@@ -89,7 +90,7 @@ async def take(watch: WorkloadStates) -> None:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         while not true():  # noqa: ASYNC110 - it happens in another task, which tells nobody
             await asyncio.sleep(0.005)
 
