@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -63,16 +62,15 @@ def test_what_is_waited_for_is_said_on_stderr_and_on_the_channel(pod) -> None:
 
 @pytest.mark.parametrize("how", ["signal", "stop"])
 def test_an_order_to_end_ends_the_wait_at_once_and_starts_nothing(pod, how: str) -> None:
-    process = pod.start("touch", str(pod.base / "ran"), options=("--wait-for", NEVER, "--grace", "60"))
+    process = pod.start("touch", str(pod.base / "ran"), options=("--wait-for", NEVER, "--grace", "3600"))
     wait_until(lambda: pod.records("slot_start"), timeout=20, what="the wrapper")
     children = [one.pid for one in procfs.descendants(process.pid)]
-    began = time.monotonic()
+    # Each limit of this test ends long before the grace time does.
     if how == "signal":
         process.terminate()
     else:
-        pod.control("stop 60 another slot failed")
+        pod.control("stop 3600 another slot failed")
     out, _ = process.communicate(timeout=scaled(20))
-    assert time.monotonic() - began < 5
     assert process.returncode == 143
     assert not (pod.base / "ran").exists()
     assert not [pid for pid in children if procfs.stat(pid)]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -305,11 +304,9 @@ def test_a_wrapper_in_a_pod_ends_what_does_not_hear_in_its_grace_time(pod) -> No
     out = b""
     while b"ready" not in out:
         out += process.stdout.readline()
-    began = time.monotonic()
     process.terminate()
     rest, _ = process.communicate(timeout=scaled(20))
     assert process.returncode == 137
-    assert time.monotonic() - began < 10
     kinds = [(r.kind, r.exit.ours) for r in channel(rest) if r.exit is not None]
     assert kinds[0] == ("kill", False)
     assert ("kill", True) in kinds

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
+import re
+import statistics
 import time
 from collections.abc import Iterator
 from re import _constants, _parser  # type: ignore[attr-defined]
@@ -14,8 +17,8 @@ import rankfall
 from rankfall.model import patterns
 from rankfall.model.patterns import Anchored, Linear, anchored, bounded, linear
 
-# A step of a backtracking matcher takes some ten nanoseconds; text of this cost a byte is read at half a MB a second.
-SLOW_NS = 2_000
+# A character that costs more steps of a backtracking matcher than this is slow; a step takes some nanoseconds, measured in the run.
+SLOW_STEPS = 600
 # Four times the text may take four times as long, a square sixteen times.
 GROWTH = 9
 # The first lengths find what grows by powers before it takes for ever.
@@ -138,6 +141,18 @@ def texts(pattern: Anchored | Linear) -> list[str]:
     return [(head, pump) for pump in dict.fromkeys([*own, *GENERIC]) for head in heads]  # type: ignore[misc]
 
 
+@functools.cache
+def step_s() -> float:
+    """Seconds of this process for a step of a backtracking matcher; the median of nine."""
+    pattern, text = re.compile("(?:x|y)*z"), "x" * LENGTHS[-1]
+    spent = []
+    for _ in range(9):
+        began = time.process_time()
+        pattern.match(text)
+        spent.append(time.process_time() - began)
+    return statistics.median(spent) / len(text)
+
+
 def cost(pattern: Anchored | Linear, head: str, pump: str, length: int) -> float:
     """Seconds of this process that the slowest way to use the pattern takes on such a text; the least of three."""
     text: str | bytes = (head + pump * (length // len(pump) + 1))[:length]
@@ -153,7 +168,7 @@ def cost(pattern: Anchored | Linear, head: str, pump: str, length: int) -> float
             for _found in pattern.finditer(text):
                 pass
         best = min(best, time.process_time() - began)
-        if best * 1e9 / length < SLOW_NS:
+        if best / length < SLOW_STEPS * step_s():
             break
     return best
 
@@ -170,8 +185,9 @@ def blows_up(pattern: Anchored | Linear) -> str | None:
         before = None
         for length in lengths:
             spent = cost(pattern, head, pump, length)
-            if spent * 1e9 / length > SLOW_NS * 4 or (
-                before is not None and spent > GROWTH * max(before, 1e-4) and spent * 1e9 / length > SLOW_NS
+            steps = spent / length / step_s()
+            if steps > SLOW_STEPS * 4 or (
+                before is not None and spent > GROWTH * max(before, 1e-4) and steps > SLOW_STEPS
             ):
                 return f"{length} characters of {head!r} and {pump!r} take {spent * 1e3:.1f} ms"
             before = spent
