@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers import waits_for
+from patience import scaled
 from rankfall.backends.slots import members
 from rankfall.model import JobSpec, Outcome, Policies
 from rankfall.store import RunDir
@@ -18,7 +20,7 @@ from rankfall.supervise.control import Control
 from rankfall.supervise.events import Event
 from rankfall.supervise.loop import supervise
 
-QUICK = Policies(backoff_s=0.05, grace_s=3.0, settle_quiet_s=0.5, settle_max_s=5.0)
+QUICK = Policies(backoff_s=0.05, grace_s=scaled(3.0), settle_quiet_s=scaled(0.5), settle_max_s=scaled(5.0))
 
 
 class Bench:
@@ -29,6 +31,7 @@ class Bench:
         self.home = folder / "home"
         self.made: list[RunDir] = []
         self.events: list[Event] = []
+        self._marks: set[str] = set()
 
     def spec(self, code: str = "pass", *args: str, **fields: Any) -> JobSpec:
         """A job of 2 nodes x 1 rank that runs ``code``; ``policies`` are fields over the quick ones."""
@@ -43,8 +46,18 @@ class Bench:
         self.made.append(made)
         return made
 
+    def waits_for_event(self, kind: str) -> str:
+        """A Python expression for a job: it waits until the supervisor in this process has told an event of this kind."""
+        self._marks.add(kind)
+        return waits_for(self.folder / f"event-{kind}")
+
     def supervise(self, run_dir: RunDir, *, control: Control | None = None) -> Outcome:
-        return supervise(run_dir, on_event=self.events.append, control=control)
+        return supervise(run_dir, on_event=self.see, control=control)
+
+    def see(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind in self._marks:
+            (self.folder / f"event-{event.kind}").touch()
 
     def run(self, code: str, **fields: Any) -> tuple[RunDir, Outcome]:
         made = self.run_dir(self.spec(code, **fields))
@@ -65,7 +78,7 @@ class Threaded:
     Args:
         bench: of the run.
         run: to its end.
-        wait: how long that may take once it is asked for, seconds.
+        wait: how long that may take once it is asked for, seconds on an idle machine.
     """
 
     def __init__(self, bench: Bench, run: RunDir, *, wait: float) -> None:
@@ -76,7 +89,7 @@ class Threaded:
         self._thread.start()
 
     def join(self) -> Outcome:
-        self._thread.join(self._wait)
+        self._thread.join(scaled(self._wait))
         return self._found[0]
 
 

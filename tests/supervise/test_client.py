@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 import rankfall
-from helpers import wait_until
+from helpers import wait_until, waits_for
 from patience import scaled
 from rankfall.client import Client, Run, SyncClient, complete
 from rankfall.model import EvidenceLost, JobFailed, JobSpec, NotFound, SpecError, UsageError
@@ -68,20 +67,21 @@ def test_submit_follow_wait_and_ask_why(bench: Bench) -> None:
 
 
 def test_waiting_does_not_block_the_loop(bench: Bench) -> None:
-    async def story() -> float:
+    leave = bench.folder / "leave"
+
+    async def story() -> None:
         client = Client(home=bench.home)
-        run = await client.submit(bench.spec("time.sleep(0.5)"))
+        run = await client.submit(bench.spec(waits_for(leave)))
         bench.made.append(run.directory)
         waiting = asyncio.create_task(run.wait())
-        longest, last = 0.0, time.monotonic()
-        while not waiting.done():
+        for _ in range(50):
             await asyncio.sleep(0.01)
-            now = time.monotonic()
-            longest, last = max(longest, now - last), now
-        assert (await waiting).state == "succeeded"
-        return longest
+        assert not waiting.done()
+        # The job ends only when the loop has come here.
+        leave.touch()
+        assert (await asyncio.wait_for(waiting, scaled(WAIT))).state == "succeeded"
 
-    assert asyncio.run(story()) < 0.5
+    asyncio.run(story())
 
 
 def test_the_sync_client_does_the_same(client: SyncClient, bench: Bench) -> None:
@@ -120,7 +120,8 @@ def test_a_run_whose_supervisor_was_killed_is_resumed(
     client: SyncClient, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankfall.client.run._ALONE_S", 0.3)
-    run = client.submit(bench.spec("print('here', flush=True)\ntime.sleep(1.5)"))
+    leave = bench.folder / "leave"
+    run = client.submit(bench.spec(f"print('here', flush=True)\n{waits_for(leave)}"))
     holder = run.directory.lease_holder()
     assert holder is not None
     os.kill(holder.pid, signal.SIGKILL)
@@ -128,6 +129,7 @@ def test_a_run_whose_supervisor_was_killed_is_resumed(
         run.wait()
     assert run.resume()
     assert not run.resume()
+    leave.touch()
     assert run.wait(timeout=scaled(WAIT)).state == "succeeded"
 
 

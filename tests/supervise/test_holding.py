@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from helpers import waits_for
 from patience import scaled
 from rankfall.backends.local import LocalBackend
 from rankfall.backends.protocol import Company, HeldBy
@@ -76,7 +77,8 @@ def test_a_standby_says_once_who_supervises_and_takes_over(bench):
 
 
 def test_a_standby_follows_the_attempt_that_goes_on_elsewhere(bench):
-    run_dir = bench.run_dir(bench.spec("print('hello', rank, flush=True); time.sleep(2)"))
+    leave = bench.folder / "leave"
+    run_dir = bench.run_dir(bench.spec(f"print('hello', rank, flush=True); {waits_for(leave)}"))
     mine = LocalBackend()
     with run_dir.lease() as writer:
         plan = mine.plan(run_dir.spec, run_dir, 1)
@@ -96,6 +98,7 @@ def test_a_standby_follows_the_attempt_that_goes_on_elsewhere(bench):
     assert seen[:2] == ["waiting", "rank"]
     with run_dir.reader() as reader:
         assert [facts.rank for facts in reader.ranks(1)] != []
+    leave.touch()
     assert supervise(run_dir, backend=mine).state == "succeeded"
 
 
@@ -176,7 +179,8 @@ def test_what_does_not_pass_by_itself_ends_the_supervisor_and_not_the_run(bench)
 
 
 def test_a_run_that_is_lost_to_another_supervisor_is_let_go_of_and_its_slots_live_on(bench):
-    run_dir = bench.run_dir(bench.spec("time.sleep(1.5)"))
+    leave = bench.folder / "leave"
+    run_dir = bench.run_dir(bench.spec(waits_for(leave)))
     control = Control()
     backend = Shared()
 
@@ -191,6 +195,7 @@ def test_a_run_that_is_lost_to_another_supervisor_is_let_go_of_and_its_slots_liv
     assert outcome.state == "running"
     assert backend.gone == [False]
     assert told(run_dir, "released") == ["this run is supervised elsewhere now: by bob"]
+    leave.touch()
     assert supervise(run_dir).state == "succeeded"
 
 

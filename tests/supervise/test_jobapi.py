@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers import waits_for
+from patience import scaled
 from rankfall.model import Case, Deadlines, Diagnosis, Evidence, FailureRule, StatusDocument, Success
 from rankfall.observe.strategies import diagnose_by
 from rankfall.store import RunDir
@@ -69,16 +71,17 @@ def test_jobapi_s03_138_restarts_under_user_and_stops_at_the_fourth(bench: Bench
 
 
 def test_jobapi_s04_rank_0_is_enough_and_the_others_get_time_to_finish(bench: Bench) -> None:
-    code = """
+    code = f"""
 if rank == 0: sys.exit(0)
 if rank == 1:
-    time.sleep(0.4); open("written", "w").close(); sys.exit(7)
+    {bench.waits_for_event("success")}; open("written", "w").close(); sys.exit(7)
 time.sleep(600)
 """
-    success = Success(policy="rank0", drain_s=1.5)
+    drain_s = scaled(2.0)
+    success = Success(policy="rank0", drain_s=drain_s)
     begun = time.monotonic()
     run, outcome = bench.run(code, nnodes=3, success=success, policies=FAST)
-    assert time.monotonic() - begun > 1.5
+    assert time.monotonic() - begun > drain_s
     assert (outcome.state, outcome.code, outcome.attempts, outcome.verdict) == ("succeeded", 0, 1, None)
     assert (bench.folder / "written").exists()
     assert bench.texts("failure") == []
@@ -87,8 +90,8 @@ time.sleep(600)
 
 
 def test_a_failure_before_rank_0_is_done_is_a_failure(bench: Bench) -> None:
-    code = "sys.exit(9) if rank == 1 else time.sleep(0.4)"
-    _, outcome = bench.run(code, success=Success(policy="rank0"), policies=FAST | {"settle_quiet_s": 1.0})
+    code = f"sys.exit(9) if rank == 1 else {bench.waits_for_event('failure')}"
+    _, outcome = bench.run(code, success=Success(policy="rank0"), policies=FAST | {"settle_quiet_s": scaled(1.0)})
     assert (outcome.state, outcome.code) == ("failed", 9)
 
 
@@ -112,9 +115,8 @@ def test_jobapi_s05_a_slot_that_fell_before_is_tolerated(bench: Bench) -> None:
 def test_jobapi_s06_a_fraction_that_became_impossible_fails_at_that_moment(bench: Bench) -> None:
     code = f"if rank in (1, 3): sys.exit(6)\n{STAY}"
     success = Success(policy="fraction", fraction=0.8)
-    begun = time.monotonic()
-    _, outcome = bench.run(code, nnodes=5, success=success, policies=FAST, deadlines=Deadlines(total_s=60))
-    assert time.monotonic() - begun < 15
+    # Longer than the test may take.
+    _, outcome = bench.run(code, nnodes=5, success=success, policies=FAST, deadlines=Deadlines(total_s=3600))
     assert (outcome.state, outcome.code, outcome.attempts) == ("failed", 6, 1)
     assert outcome.verdict is not None
     assert outcome.verdict.cause.slug == "user_exit"
@@ -138,25 +140,25 @@ def test_jobapi_s14_a_permanent_code_is_final_and_never_shown_as_restarting(
 
     monkeypatch.setattr(Ledger, "set_run", seen)
     rule = FailureRule(exit_codes=(3, 7), action="restart")
-    begun = time.monotonic()
-    _, outcome = bench.run("sys.exit(9 if rank == 1 else 0)", policies=FAST, rules=(rule,))
-    assert time.monotonic() - begun < 10
+    # A restart would wait longer than the test may take.
+    policies = FAST | {"backoff_s": 3600.0}
+    _, outcome = bench.run("sys.exit(9 if rank == 1 else 0)", policies=policies, rules=(rule,))
     assert (outcome.state, outcome.attempts) == ("failed", 1)
     assert [state for state, _ in itertools.groupby(states)] == ["starting", "running", "failed"]
 
 
-def test_jobapi_s15_all_other_processes_are_gone_within_grace_and_5_seconds(bench: Bench) -> None:
-    code = """
+def test_jobapi_s15_all_other_processes_are_gone_at_the_end(bench: Bench) -> None:
+    deaf = "; ".join(waits_for(bench.folder / f"deaf-{rank}") for rank in (0, 1, 3))
+    code = f"""
 if rank == 2:
-    time.sleep(0.3); sys.exit(9)
+    {deaf}; sys.exit(9)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.fork()
+open(f"deaf-{{rank}}", "w").close()
 time.sleep(600)
 """
     _, outcome = bench.run(code, nproc_per_node=2, policies=FAST)
-    stopping = next(event.at for event in bench.events if event.kind == "stopping")
     assert (outcome.state, outcome.code) == ("failed", 9)
-    assert (time.time_ns() - stopping) / 1e9 < FAST["grace_s"] + 5
     assert bench.left() == []
 
 
@@ -183,13 +185,17 @@ def test_jobapi_s29_the_total_deadline_holds_over_all_attempts(bench: Bench) -> 
     # Each attempt falls after a while by a code that is always worth another one.
     rule = FailureRule(exit_codes=(4,), action="restart", budget="infra")
     policies = FAST | {"max_restarts": 100, "budgets": {"infra": 100}}
-    begun = time.monotonic()
+    each_s, total_s = 0.5, scaled(5.0)
     _, outcome = bench.run(
-        "time.sleep(0.5); sys.exit(4)", nnodes=1, policies=policies, rules=(rule,), deadlines=Deadlines(total_s=2.5)
+        f"time.sleep({each_s}); sys.exit(4)",
+        nnodes=1,
+        policies=policies,
+        rules=(rule,),
+        deadlines=Deadlines(total_s=total_s),
     )
-    assert time.monotonic() - begun < 2.5 + FAST["grace_s"] + 2
     assert outcome.state == "failed"
-    assert outcome.attempts > 1
+    # Counted by attempts, each of which took its time.
+    assert 1 < outcome.attempts <= total_s / each_s + 1
 
 
 def test_a_total_deadline_inside_an_attempt_blames_no_rank(bench: Bench) -> None:
@@ -206,14 +212,14 @@ def test_a_total_deadline_inside_an_attempt_blames_no_rank(bench: Bench) -> None
 def test_an_attempts_deadline_may_be_worth_another_attempt_by_rule(bench: Bench) -> None:
     rule = FailureRule(causes=("deadline_exceeded",), action="restart")
     code = f"{attempt}if attempt == 1: {STAY}"
-    _, outcome = bench.run(code, nnodes=1, policies=FAST, rules=(rule,), deadlines=Deadlines(attempt_s=0.8))
+    _, outcome = bench.run(code, nnodes=1, policies=FAST, rules=(rule,), deadlines=Deadlines(attempt_s=scaled(4.0)))
     assert (outcome.state, outcome.attempts) == ("succeeded", 2)
 
 
 def test_a_failure_that_was_being_looked_at_stands_when_the_time_is_over(bench: Bench) -> None:
     code = f"if rank == 0: sys.exit(8)\n{STAY}"
-    policies = FAST | {"settle_quiet_s": 20.0, "settle_max_s": 30.0}
-    _, outcome = bench.run(code, policies=policies, deadlines=Deadlines(attempt_s=1.5))
+    policies = FAST | {"settle_quiet_s": 600.0, "settle_max_s": 900.0}
+    _, outcome = bench.run(code, policies=policies, deadlines=Deadlines(attempt_s=scaled(2.5)))
     assert (outcome.state, outcome.code) == ("failed", 8)
     assert outcome.verdict is not None
     assert outcome.verdict.rank == 0

@@ -116,7 +116,7 @@ from pathlib import Path
 path = Path({str(folder / derived.ALL_RANKS)!r})
 for number in range(2):
     print(f"line {{number}}", flush=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while f"[rank 0] line {{number}}\\n" not in path.read_text():
         if time.monotonic() > deadline:
             sys.exit(9)

@@ -45,7 +45,7 @@ if slot == who and start < int(times):
     os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else sys.exit(int(how))
 if slot == who:
     open("done", "w").close()
-until = time.monotonic() + 20
+until = time.monotonic() + 600
 while not os.path.exists("done") and time.monotonic() < until:
     time.sleep(0.02)
 """
@@ -222,14 +222,24 @@ sys.exit(126)
 def roles_of(bench: Bench, falls: str) -> RunDir:
     """Two workers of scope gang and two evaluators of scope replica; ``falls`` names the slot that leaves with 130 when it starts first."""
     code = f"""
+from pathlib import Path
 slot, attempt = os.environ["RANKFALL_SLOT"], os.environ["RANKFALL_ATTEMPT"]
 start = int(os.environ.get("RANKFALL_INSTANCE", 0))
 with open("starts", "a") as file:
     file.write(f"{{attempt}}.{{slot}} {{start}} {{os.getpid()}}\\n")
+def wait(seen):
+    until = time.monotonic() + 600
+    while not seen() and time.monotonic() < until:
+        time.sleep(0.02)
+def ended(pattern): return [*Path(os.environ["RANKFALL_SLOT_DIR"]).parent.glob(pattern + "/end.json")]
 if slot == "{falls}" and start == 0 and attempt == "1":
-    time.sleep(0.5)
+    # All have started; where the whole attempt ends by it, the evaluators are done.
+    wait(lambda: len(open("starts").readlines()) == 4)
+    wait(lambda: slot == "3" or len(ended("eval-*")) == 2)
     sys.exit(130)
-time.sleep(1.5 if slot in "01" else 0)
+if slot in "01" and attempt == "1":
+    # The other worker of the one that falls, or both until the evaluator has started again.
+    wait(lambda: "1.3 1" in open("starts").read())
 """
     spec = bench.spec(code)
     command = (str(spec.python), *spec.command)

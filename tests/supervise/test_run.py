@@ -86,10 +86,10 @@ time.sleep(0.1)
 
 
 def test_errors_s4_the_root_decides_and_not_its_victims(bench: Bench) -> None:
-    code = """
+    code = f"""
 if os.environ["RANKFALL_ATTEMPT"] == "2": sys.exit(0)
 if rank == 0: os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(0.3)
+{bench.waits_for_event("failure")}
 raise ConnectionResetError("[Errno 104] Connection reset by peer")
 """
     run, outcome = bench.run(code)
@@ -107,11 +107,14 @@ def test_restarts_are_bounded(bench: Bench) -> None:
 
 
 def test_errors_s7_all_evidence_there_no_wait(bench: Bench) -> None:
-    run, _ = bench.run("sys.exit(3)", policies={"max_restarts": 0, "settle_quiet_s": 20.0, "settle_max_s": 30.0})
+    # A quiet time that would outlast the test.
+    run, outcome = bench.run(
+        "sys.exit(3)", policies={"max_restarts": 0, "settle_quiet_s": 600.0, "settle_max_s": 900.0}
+    )
+    assert outcome.code == 3
     with run.reader() as reader:
         last = max(facts.ended_at or 0 for facts in reader.slots(1))
-    verdict = next(event for event in bench.events if event.kind == "verdict")
-    assert (verdict.at - last) / 1e9 < 1.0
+    assert next(event for event in bench.events if event.kind == "verdict").at >= last
 
 
 def test_errors_s6_a_rank_that_does_not_end_is_stopped_after_the_quiet_time(bench: Bench) -> None:
@@ -183,7 +186,7 @@ if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 time.sleep(600)
 """
-    spec = bench.spec(code, policies={"max_restarts": 0, "grace_s": 2.0, "settle_quiet_s": 2.0})
+    spec = bench.spec(code, policies={"max_restarts": 0, "grace_s": 2.0, "settle_quiet_s": 2.0, "settle_max_s": 5.0})
     run = bench.run_dir(spec)
     reasons: set[str | None] = set()
 

@@ -65,7 +65,8 @@ def client(bench: Bench) -> Iterator[SyncClient]:
 
 
 def test_jobapi_s09_suspended_from_the_start_begins_nothing_and_the_clock_starts_with_resume(bench: Bench) -> None:
-    run = bench.run_dir(bench.spec("pass", suspend=True, deadlines=Deadlines(total_s=4)))
+    total_s = scaled(6.0)
+    run = bench.run_dir(bench.spec("pass", suspend=True, deadlines=Deadlines(total_s=total_s)))
     supervisor = Threaded(bench, run)
     until(run, "suspended")
     assert not list((run.path / "slots").rglob("*"))
@@ -73,7 +74,7 @@ def test_jobapi_s09_suspended_from_the_start_begins_nothing_and_the_clock_starts
         status = reader.status(time.time_ns())
     assert (status.attempts, status.started, status.reason) == (0, None, "suspended by its job spec")
     # As long as the whole total: it would be over, if it counted.
-    threading.Event().wait(4.0)
+    threading.Event().wait(total_s)
     request_hold(run.path, "resume")
     outcome = supervisor.join()
     assert (outcome.state, outcome.attempts) == ("succeeded", 1)
