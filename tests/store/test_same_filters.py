@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankfall.model import JobSpec, RankFacts, UsageError
 from rankfall.signatures.catalogue import default_catalogue
 from rankfall.store import RunDir, Writer
+from rankfall.store.all_ranks import AllRanksFile
 from rankfall.store.compress import compress_run
+from rankfall.store.derived import ALL_RANKS, write_derived
 from rankfall.store.error_lines import ErrorLines
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
 from stream_files import FakeStream, row, stream
@@ -37,6 +40,7 @@ CHUNKS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 3), st.lists(st.sampled_from(PIECES), min_size=1, max_size=4)),
     max_size=14,
 )
+NO_FILTER: dict[str, Any] = {"attempt": "all"}
 FILTERS = st.fixed_dictionaries(
     {
         "ranks": st.none() | st.frozensets(st.integers(0, 3), max_size=2),
@@ -111,6 +115,8 @@ def test_logs_s46_live_and_afterwards_and_compressed_are_the_same_lines(
 
 @settings(max_examples=40, deadline=None)
 @given(chunks=CHUNKS, filters=FILTERS, tail=st.integers(0, 6))
+@example(chunks=[(0, 0, [PIECES[0]]), (2, 0, [PIECES[0]]), (3, 0, [PIECES[0]])], filters=NO_FILTER, tail=1)
+@example(chunks=[(0, 0, [PIECES[0]]), (1, 0, [PIECES[0]])], filters=NO_FILTER, tail=1)
 def test_logs_s46_the_last_lines_are_the_last_of_all_of_them(
     chunks: list[tuple[int, int, list[bytes]]], filters: dict[str, Any], tail: int
 ) -> None:
@@ -123,14 +129,78 @@ def test_logs_s46_the_last_lines_are_the_last_of_all_of_them(
         every = list(read_lines(run_dir, LineQuery(**filters)))
         query = LineQuery(**filters, tail=tail)
         last = list(read_lines(run_dir, query))
-        # Lines of one stamp in different streams have no order of their own.
-        assert Counter(line.at for line in last) == Counter(
-            line.at for line in every[len(every) - min(tail, len(every)) :]
-        )
-        assert {key(line) for line in last} <= {key(line) for line in every}
+        assert [key(line) for line in last] == [key(line) for line in every[len(every) - min(tail, len(every)) :]]
         live = Follower(run_dir, query, clock=lambda: now + 10 * SECOND)
         assert [key(line) for line in live.poll()] == [key(line) for line in last]
         assert list(live.drain()) == []
+
+
+def texts(lines: Iterable[Line]) -> list[bytes]:
+    return [line.data for line in lines]
+
+
+def test_logs_s46_lines_of_one_stamp_have_one_order_everywhere(home: Path) -> None:
+    run_dir = RunDir.create(JobSpec(command=("a",)), home=home)
+    # In their order; no name of a stream sorts so.
+    places = [
+        ("launcher-7/0", "slot.out"),
+        ("worker-2/0", "slot.out"),
+        ("worker-2/0", "slot.err"),
+        ("worker-2/0", "2.out"),
+        ("worker-2/0", "2.err"),
+        ("worker-2/0", "10.out"),
+        ("worker-2/2", "0.out"),
+        ("worker-2/10", "0.out"),
+        ("worker-10/0", "0.out"),
+        ("worker-10/0", "r1.out"),
+        ("worker-10/0", "r12.out"),
+    ]
+    expected = [b"%d" % number for number in range(len(places))]
+    last = LineQuery(attempt="all", tail=4)
+    live = Follower(run_dir, LineQuery(attempt="all"), clock=itertools.count(SECOND, SECOND).__next__, hold=60)
+    file = AllRanksFile(run_dir, home, clock=itertools.count(SECOND, SECOND).__next__, hold=60)
+    with run_dir.lease() as writer:
+        writer.begin_attempt(1, at=1, plan={})
+        # A follower finds each stream alone, and the last of the order first.
+        for number, (folder, local) in reversed(list(enumerate(places))):
+            found = FakeStream(run_dir.logs_dir / "attempt-1" / folder / f"{local}.log")
+            found.write(b"%d\n" % number, at=1)
+            if not local.startswith("slot"):
+                writer.put_streams([row(run_dir, found, 20 - number)])
+            assert live.poll() == []
+            file.advance()
+        writer.end_attempt(1, at=2, state="failed")
+    assert texts(live.drain()) == expected
+    assert texts(read_lines(run_dir, LineQuery(attempt="all"))) == expected
+    assert texts(read_lines(run_dir, last)) == expected[-4:]
+    assert texts(Follower(run_dir, last).drain()) == expected[-4:]
+    write_derived(run_dir)
+    derived = (run_dir.path / ALL_RANKS).read_bytes()
+    assert [line.split()[-1] for line in derived.splitlines()[1:]] == expected
+    file.advance(final=True)
+    assert file.path.read_bytes() == derived
+    compress_run(run_dir, smallest=1)
+    assert texts(read_lines(run_dir, LineQuery(attempt="all"))) == expected
+    assert texts(read_lines(run_dir, last)) == expected[-4:]
+
+
+@settings(max_examples=40, deadline=None)
+@given(chunks=CHUNKS, polls=st.integers(1, 4))
+def test_logs_s46_whole_lines_come_live_in_the_order_in_which_they_are_read_afterwards(
+    chunks: list[tuple[int, int, list[bytes]]], polls: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir, streams = record(folder)
+        now = 0
+        live = Follower(run_dir, LineQuery(attempt="all"), clock=lambda: now)
+        seen: list[Line] = []
+        for number, (which, later, pieces) in enumerate(chunks):
+            now += later * SECOND
+            streams[which].write(b"".join([*pieces, b"\n"]), at=now)
+            if number % polls == 0:
+                seen += live.poll(limit=3)
+        seen += live.drain()
+        assert list(map(key, seen)) == list(map(key, read_lines(run_dir, LineQuery(attempt="all"))))
 
 
 def picked(*chunks: bytes) -> list[bytes]:

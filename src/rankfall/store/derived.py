@@ -68,7 +68,9 @@ def rank_log(rank: int) -> str:
 
 def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> None:
     block = _MEMORY // max(1, len(views))
-    feeds = [Feed(number, Forward(view.name.path, block=block, whole=True)) for number, view in enumerate(views)]
+    feeds = [
+        Feed(number, view.name, Forward(view.name.path, block=block, whole=True)) for number, view in enumerate(views)
+    ]
     for number, span in merge(feeds):
         view = views[number]
         for rank, data in view.ranges.pieces(span.offset, span.data):

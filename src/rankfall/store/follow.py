@@ -17,7 +17,7 @@ import msgspec
 from rankfall.store.content import content_size, read_bytes
 from rankfall.store.cursor import MIN_BLOCK, Forward, Span, lines_backward
 from rankfall.store.error_lines import error_lines_of
-from rankfall.store.merge import Block, Feed, Line, View, block_of, cursor_for, tail_of
+from rankfall.store.merge import Block, Feed, Line, LineOrder, View, block_of, cursor_for, tail_of
 from rankfall.store.names import StreamFinder, StreamName
 from rankfall.store.select import LineQuery, Matcher, Ranges, Wanted, check, known_ranges, of_query, wanted_ranks
 
@@ -94,7 +94,8 @@ class Follower:
         self._views: list[View] = []
         self._feeds: list[Feed] = []
         self._started: set[str] = set()
-        self._heap: list[tuple[int, int]] = []
+        # When each feed's next lines are due, their order, the feed's number.
+        self._heap: list[tuple[int, LineOrder, int]] = []
         self._idle: set[int] = set()
         self._given = 0
         self._current: Iterator[Line] = iter(())
@@ -178,14 +179,14 @@ class Follower:
             yield from _kept(self._current)
 
     def _due(self, now: int, *, bound: int | None, final: bool) -> Iterator[Piece]:
-        """Spans whose hold is over, by their stamps."""
+        """Spans whose hold is over, in the order of lines."""
         for number in list(self._idle):
             self._fill(number, now, final=final)
         while self._heap and (bound is None or self._heap[0][0] <= bound):
-            key, number = heapq.heappop(self._heap)
+            due, _, number = heapq.heappop(self._heap)
             span = self._feeds[number].spans.popleft()
-            late = key < self._given
-            self._given = max(self._given, key)
+            late = due < self._given
+            self._given = max(self._given, due)
             self._idle.add(number)
             self._fill(number, now, final=final)
             yield Piece(self._views[number], span, late)
@@ -196,7 +197,7 @@ class Follower:
             self._idle.discard(number)
             at = feed.spans[0].at
             # No line was written after it was read here: a clock that is ahead must not hold its lines back.
-            heapq.heappush(self._heap, (now if at is None else min(at, now), number))
+            heapq.heappush(self._heap, (now if at is None else min(at, now), feed.order, number))
         elif feed.problem:
             self._note(feed.problem)
 
@@ -223,7 +224,6 @@ class Follower:
             for name, since in list(self._waiting.values())
             if (view := self._decide(name, waited=None if not patient else now - since)) is not None
         ]
-        fresh.sort(key=lambda view: view.name.path)
         history: list[Line] = []
         starts: dict[str, int] = {}
         if first and self._query.tail is not None:
@@ -246,7 +246,7 @@ class Follower:
 
     def _start(self, view: View, cursor: Forward) -> None:
         number = len(self._feeds)
-        self._feeds.append(Feed(number, cursor))
+        self._feeds.append(Feed(number, view.name, cursor))
         self._views.append(view)
         self._idle.add(number)
         self._started.add(view.name.stream)

@@ -1,4 +1,4 @@
-"""Merges the lines of many streams by the time their chunk came: all of them onward, or the last of them read from the end.
+"""Merges the lines of many streams in one order (:func:`line_order`): all of them onward, or the last of them read from the end.
 
 Nothing is guessed: a line of no known rank has rank None. What cannot be read is said in ``problems`` and the rest is still given.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from rankfall.store.content import content_size
 from rankfall.store.cursor import MAX_LINE, Backward, Forward, Span, lines_backward
 from rankfall.store.error_lines import ErrorLines, error_lines_of
-from rankfall.store.names import StreamName
+from rankfall.store.names import StreamName, StreamOrder
 from rankfall.store.select import (
     LineQuery,
     Matcher,
@@ -36,6 +37,17 @@ CUT_MARK: Final = b" [rankfall: line cut at 1 MiB, the record has the rest]"
 # A line without a stamp is never the earliest.
 UNKNOWN: Final = 1 << 63
 _MEMORY: Final = 64 << 20
+LineOrder: TypeAlias = tuple[int, StreamOrder]
+
+
+def line_order(at: int | None, stream: StreamOrder) -> LineOrder:
+    """Sort key of lines: by stamp, those without one last; of one stamp by stream (:attr:`StreamName.order`).
+
+    Lines of one stream stay as they lie there. The key has no rank in it, so a rank that becomes known late moves no line. Whatever merges lines
+    sorts by this key: a run that is read or followed, its last lines, and the files made of it. A follower cannot take back what it
+    gave: a line that comes after its hold stands where it came.
+    """
+    return UNKNOWN if at is None else at, stream
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -180,15 +192,22 @@ class Feed:
     """A stream that is being read, with the spans that were read and not given yet.
 
     Args:
-        number: its place among streams of equal stamps.
+        number: what the owner knows it by.
+        name: the stream.
         cursor: the reader.
     """
 
-    def __init__(self, number: int, cursor: Forward) -> None:
+    def __init__(self, number: int, name: StreamName, cursor: Forward) -> None:
         self.number = number
         self.cursor = cursor
+        self._stream = name.order
         self.spans: deque[Span] = deque()
         self.problem: str | None = None
+
+    @property
+    def order(self) -> LineOrder:
+        """Sort key of the lines that are given next."""
+        return line_order(self.spans[0].at, self._stream)
 
     def fill(self, *, final: bool) -> bool:
         """Read on when nothing is left to give; whether there is something to give."""
@@ -202,9 +221,9 @@ class Feed:
 
 
 def merge(feeds: list[Feed]) -> Iterator[tuple[int, Span]]:
-    """Spans of all feeds with their feed's number, by stamp. Pieces of one long line stay together."""
+    """Spans of all feeds with their feed's number, in the order of lines. Pieces of one long line stay together."""
     by_number = {feed.number: feed for feed in feeds}
-    heap = [(_key(feed.spans[0].at), feed.number) for feed in feeds if feed.fill(final=True)]
+    heap = [(feed.order, feed.number) for feed in feeds if feed.fill(final=True)]
     heapq.heapify(heap)
     while heap:
         _, number = heapq.heappop(heap)
@@ -215,15 +234,11 @@ def merge(feeds: list[Feed]) -> Iterator[tuple[int, Span]]:
             if not (span.cut and feed.cursor.whole):
                 break
         if feed.fill(final=True):
-            heapq.heappush(heap, (_key(feed.spans[0].at), number))
-
-
-def _key(at: int | None) -> int:
-    return UNKNOWN if at is None else at
+            heapq.heappush(heap, (feed.order, number))
 
 
 def read_lines(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Line]:
-    """Lines of a run as they stand now, oldest first; of equal stamps by stream.
+    """Lines of a run as they stand now, in their order (:func:`line_order`).
 
     Args:
         run_dir: the run.
@@ -285,7 +300,8 @@ def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | No
     block = _MEMORY // max(1, len(views))
     ends = ends or {}
     feeds = [
-        Feed(number, cursor_for(view, block=block, end=ends.get(view.name.stream))) for number, view in enumerate(views)
+        Feed(number, view.name, cursor_for(view, block=block, end=ends.get(view.name.stream)))
+        for number, view in enumerate(views)
     ]
     for number, span in merge(feeds):
         yield from views[number].blocks(span)
@@ -312,7 +328,7 @@ def _size(view: View) -> int:
 
 
 def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: list[str]) -> list[Line]:
-    """The last ``count`` wanted lines before the given ends of the streams, oldest first.
+    """The last ``count`` wanted lines before the given ends of the streams, in the order of lines.
 
     Reads from the ends backward, but for error lines: whether a line belongs to a traceback is told by what stands before it.
     """
@@ -320,40 +336,22 @@ def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: li
         found = deque[Line](maxlen=count)
         found.extend(block.first for block in _all_of(views, problems, ends=ends))
         return list(found)
-    if count == 0:
-        return []
     block = min(65536, _MEMORY // max(1, len(views)))
-    lines: list[Line] = []
-    readers = {n: _backward(view, ends[view.name.stream], block, problems) for n, view in enumerate(views)}
-    heap: list[tuple[int, int, Line]] = []
-    for number, reader in readers.items():
-        line = next(reader, None)
-        if line is not None:
-            heap.append((-_key(line.at), -number, line))
-    heapq.heapify(heap)
-    while heap:
-        _, negative, line = heap[0]
-        lines.append(line)
-        if len(lines) == count:
-            # One line more could be a huge one, and nobody asked for it.
-            break
-        following = next(readers[-negative], None)
-        if following is None:
-            heapq.heappop(heap)
-        else:
-            heapq.heapreplace(heap, (-_key(following.at), negative, following))
-    lines.reverse()
-    return lines
+    readers = [_backward(view, ends[view.name.stream], block, problems) for view in views]
+    backward = heapq.merge(*readers, key=itemgetter(0), reverse=True)
+    # No line more is read than asked for: it could be a huge one.
+    return [line for _, line in islice(backward, count)][::-1]
 
 
-def _backward(view: View, end: int, block: int, problems: list[str]) -> Iterator[Line]:
+def _backward(view: View, end: int, block: int, problems: list[str]) -> Iterator[tuple[LineOrder, Line]]:
+    stream = view.name.order
     try:
         for found in lines_backward(view.name.path, end=end, block=block):
             if _too_old(found, view.since):
                 return
             line = view.line(found.at, found.offset, found.data, cut=found.cut)
             if line is not None:
-                yield line
+                yield line_order(line.at, stream), line
     except OSError as error:
         problems.append(f"{view.name.path} cannot be read: {error.strerror or error}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,7 @@ from rankfall.store.packed import ENDING
 from rankfall.store.standing import Standing
 
 SLOT: Final = "slot"
+StreamOrder: TypeAlias = tuple[int, str, int, int, int, bool, str]
 
 _ATTEMPT: Final = anchored(r"attempt-([1-9][0-9]{0,8})", limit=256)
 _SLOT: Final = anchored(r"([a-z0-9][a-z0-9-]*)-([0-9]{1,9})", limit=256)
@@ -46,6 +47,15 @@ class StreamName(msgspec.Struct, frozen=True, kw_only=True):
     def rank(self) -> int | None:
         """The rank that the name itself tells."""
         return numbers.matched(self.local[1:]) if self.local.startswith("r") else None
+
+    @property
+    def order(self) -> StreamOrder:
+        """Sort key among the streams of a run: attempt, role, slot, instance, the slot's own stream before its processes, stdout before stderr.
+
+        No two streams have the same.
+        """
+        ordinal = -1 if self.local == SLOT else numbers.matched(self.local.removeprefix("r"))
+        return self.attempt, self.role, self.slot, self.instance, ordinal, not self.out, self.stream
 
     @property
     def of_a_rank(self) -> bool:
@@ -110,7 +120,7 @@ def find_streams(
     problems: list[str] | None = None,
     entries: Callable[[Path, list[str]], list[str]] | None = None,
 ) -> list[StreamName]:
-    """All stream files, in order of attempt, role, slot, instance, process.
+    """All stream files, in their order (:attr:`StreamName.order`).
 
     Args:
         logs: the run's ``logs`` folder.
@@ -159,13 +169,7 @@ def find_streams(
                                 path=folder / name,
                             )
                         )
-    return sorted(
-        found, key=lambda name: (name.attempt, name.role, name.slot, name.instance, _ordinal(name.local), not name.out)
-    )
-
-
-def _ordinal(local: str) -> int:
-    return -1 if local == SLOT else numbers.matched(local.removeprefix("r"))
+    return sorted(found, key=lambda name: name.order)
 
 
 def _entries(folder: Path, problems: list[str]) -> list[str]:
