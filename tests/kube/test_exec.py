@@ -388,6 +388,25 @@ def test_an_end_that_nobody_told_is_unknown_never_success(run, answer):
     run(story)
 
 
+# What Kubernetes 1.34.4 sent for commands that ended with exit code 5, most of their stdin unread. The second is byte for byte what a
+# command that succeeded has: only what was printed shows that it was cut.
+ARRIVED = (
+    b'\x03{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: command terminated with exit code 5",'
+    b'"reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"5"}]}}'
+)
+LOST = b'\x03{"metadata":{},"status":"Success"}'
+
+
+@pytest.mark.parametrize(("status", "code"), [(ARRIVED, 5), (LOST, 0)])
+def test_the_api_servers_status_when_the_exit_code_arrived_and_when_it_was_lost(run, status, code):
+    async def story(server, kube):
+        server.plays(says(b"\x01half\n", status))
+        return await go(kube)
+
+    found = run(story)
+    assert (found.stdout, found.code) == (b"half\n", code)
+
+
 def test_text_instead_of_bytes_is_no_output(run):
     async def play(socket: web.WebSocketResponse) -> None:
         await socket.send_str("1 hello")

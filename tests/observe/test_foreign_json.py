@@ -17,7 +17,7 @@ from rankfall.model import RankfallError
 from rankfall.model.health_report import decode_line
 from rankfall.observe.cluster import clocks, log_owner, stops, told
 from rankfall.observe.cluster.channel import RecordIntake
-from rankfall.observe.cluster.environ import read_ranks
+from rankfall.observe.cluster.environ import END, read_ranks
 from rankfall.observe.elastic import error_file_evidence
 from rankfall.observe.log_end import decode_end
 from rankfall.observe.loki.answers import page
@@ -92,7 +92,7 @@ READERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[type[Exception],
         (),
     ),
     "ranks of a pod": (lambda data, at: told.read_told(of_file(at / told.NAME, data).parent), ()),
-    "answer of a pod": (lambda data, at: read_ranks(data.decode("utf-8", "replace")), ()),
+    "answer of a pod": (lambda data, at: read_ranks(f"{data.decode('utf-8', 'replace')}\n{END}"), ()),
     "clocks": (lambda data, at: clocks.read_clocks(of_file(clocks.clock_path(at, 1), data) and at, 1), ()),
     "proofs of clocks": (
         lambda data, at: clocks.ProofView(of_file(clocks.proofs_path(at, 1), data) and at, attempt=1).poll(),

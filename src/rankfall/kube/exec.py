@@ -36,8 +36,9 @@ class ExecResult(msgspec.Struct, frozen=True):
     Attributes:
         stdout: all of it.
         stderr: all of it.
-        code: exit code, 0 to 255; a signal is 128 and its number. 0 proves nothing by itself: an API server that loses its own connection to the
-            kubelet says ``Success`` (kubernetes/kubectl issue 1726). Who needs to know lets the command print that it is done.
+        code: exit code, 0 to 255; a signal is 128 and its number. 0 proves nothing by itself, and then stdout and stderr may be incomplete: an
+            API server whose connection to the kubelet ends without the exit code sends ``Success`` (seen with 1.34.4; kubernetes/kubectl
+            issue 1726). If the caller needs to know, the command must print a last line, and the caller must look for it.
     """
 
     stdout: bytes
@@ -127,7 +128,8 @@ async def execute(
         container: its name.
         namespace: None = the client's.
         stdin: sent while output is read. A command that ends before it has read all is no error; where megabytes are left unread, though, the
-            kubelet may never tell that it has ended (seen with 1.34 and containerd, as with kubectl), and the time-out is all that helps.
+            kubelet may never tell that it has ended (seen with 1.34 and containerd, as with kubectl), and the time-out is all that helps; or
+            the exit code is lost on the way and 0 is reported instead.
         stdin_ends: the command reads stdin to its end; False = it knows how much to read, so that servers before 1.30 will do.
         timeout: seconds for all of it.
         max_output: bytes of stdout and stderr together.

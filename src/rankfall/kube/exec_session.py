@@ -34,7 +34,7 @@ class Exec:
         what: names it in messages.
 
     Attributes:
-        code: its exit code, once :meth:`output` has ended.
+        code: its exit code, once :meth:`output` has ended; 0 proves nothing by itself, as in ``ExecResult``.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, *, what: str) -> None:

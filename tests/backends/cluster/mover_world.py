@@ -27,7 +27,8 @@ _POD = re.compile(r"/api/v1/namespaces/here/pods(?:/([^/]+))?(/exec)?")
 
 @dataclass
 class Cluster:
-    """``states`` are shown one after the other, the last one for ever; ``cuts``: after how many bytes from the client a session ends."""
+    """``states`` are shown one after the other, the last one for ever; ``cuts``: after how many bytes from the client a session ends;
+    ``cut_says``: what the API server then sends instead of breaking off."""
 
     root: Path
     claim: dict[str, Any] | None = field(default_factory=lambda: {"spec": {"accessModes": ["ReadWriteMany"]}})
@@ -37,6 +38,7 @@ class Cluster:
     events: list[dict[str, Any]] = field(default_factory=list)
     refusal: tuple[int, str, str] | None = None
     cuts: list[int] = field(default_factory=list)
+    cut_says: bytes | None = None
     on_cut: Callable[[Cluster], None] = lambda _: None
     python: str = sys.executable
     sessions: int = 0
@@ -114,6 +116,9 @@ class Cluster:
             await asyncio.wait({into, ended}, return_when=asyncio.FIRST_COMPLETED)
             if into.done() and into.result():
                 self.on_cut(self)
+                if self.cut_says is not None:
+                    await socket.send_bytes(self.cut_says)
+                    return socket
                 transport = request.transport
                 assert transport is not None
                 transport.abort()

@@ -84,6 +84,23 @@ def test_cuts_are_gone_on_with_in_the_same_pod(play, tmp_path):
     assert len([line for line in said if "goes on" in line]) == 3
 
 
+def test_a_cut_that_the_api_server_calls_a_success_is_a_cut(play, tmp_path):
+    """The frame that Kubernetes 1.34 sends when its connection to the kubelet ends without the exit code."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "big").write_bytes(os.urandom(2_000_000))
+    said: list[str] = []
+
+    async def story(made: Cluster, kube: Kube) -> None:
+        made.cut_says = b'\x03{"metadata":{},"status":"Success"}'
+        made.cuts = [10, 400_000, 800_000]
+        await put(made, kube, tmp_path / "source", b"x", said.append)
+        assert made.sessions == 4
+
+    play(story)
+    assert picture(tmp_path / "volume" / "x") == picture(tmp_path / "source")
+    assert len([line for line in said if "goes on" in line]) == 3
+
+
 def test_a_pod_that_is_lost_is_replaced_by_another(play, tmp_path):
     (tmp_path / "big").write_bytes(os.urandom(1_000_000))
 

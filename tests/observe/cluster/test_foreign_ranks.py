@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import tempfile
 from itertools import cycle, islice
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import scaled
 from rankfall.kube.access import Access, Endpoint
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Forbidden, ObjectNotFound
 from rankfall.kube.exec import ExecResult
 from rankfall.observe.cluster import identify
-from rankfall.observe.cluster.environ import Seen, read_ranks
+from rankfall.observe.cluster.environ import COMMAND, END, Seen, read_ranks
 from rankfall.observe.cluster.identify import Identifier, after_look
 from rankfall.observe.cluster.instance import InstanceLog
 from rankfall.observe.cluster.manifest_ranks import Launch, launch_of
@@ -148,17 +150,20 @@ def process(pid: int, parent: int, *variables: str, ticks: int = 1000) -> str:
     return "\n".join([f"@process {pid} {' '.join(rest)}", *variables])
 
 
+def whole(*lines: str) -> str:
+    """A complete answer of a container."""
+    return "\n".join(lines) + f"\n{END}"
+
+
 def test_ranks_are_the_topmost_processes_that_a_launcher_made():
-    text = "\n".join(
-        [
-            "@clock 1790000100 100.50",
-            # The operator gives the whole container a RANK of its own.
-            process(1, 0, "RANK=1", "WORLD_SIZE=2"),
-            process(10, 1, "RANK=3", "LOCAL_RANK=1", "WORLD_SIZE=4", ticks=2000),
-            process(11, 1, "RANK=2", "LOCAL_RANK=0", "WORLD_SIZE=4"),
-            # A DataLoader's.
-            process(12, 11, "RANK=2", "LOCAL_RANK=0"),
-        ]
+    text = whole(
+        "@clock 1790000100 100.50",
+        # The operator gives the whole container a RANK of its own.
+        process(1, 0, "RANK=1", "WORLD_SIZE=2"),
+        process(10, 1, "RANK=3", "LOCAL_RANK=1", "WORLD_SIZE=4", ticks=2000),
+        process(11, 1, "RANK=2", "LOCAL_RANK=0", "WORLD_SIZE=4"),
+        # A DataLoader's.
+        process(12, 11, "RANK=2", "LOCAL_RANK=0"),
     )
     found = read_ranks(text)
     assert {local: (one.rank, one.pid, one.ticks) for local, one in found.items()} == {
@@ -172,10 +177,11 @@ def test_ranks_are_the_topmost_processes_that_a_launcher_made():
     "text",
     [
         "",
-        process(10, 1, "RANK=3", "LOCAL_RANK=1"),
-        "\n".join(["@clock 1 1", process(10, 1, "RANK=3", "LOCAL_RANK=1"), process(11, 1, "RANK=2", "LOCAL_RANK=1")]),
-        "@clock 1 1\n@process 10 gone\nRANK=3\nLOCAL_RANK=1",
-        "\n".join(["@clock 1 1", process(10, 1, "RANK=3", "LOCAL_RANK=1000")]),
+        END,
+        whole(process(10, 1, "RANK=3", "LOCAL_RANK=1")),
+        whole("@clock 1 1", process(10, 1, "RANK=3", "LOCAL_RANK=1"), process(11, 1, "RANK=2", "LOCAL_RANK=1")),
+        whole("@clock 1 1", "@process 10 gone", "RANK=3", "LOCAL_RANK=1"),
+        whole("@clock 1 1", process(10, 1, "RANK=3", "LOCAL_RANK=1000")),
     ],
 )
 def test_an_answer_that_does_not_say_proves_nothing(text):
@@ -184,7 +190,25 @@ def test_an_answer_that_does_not_say_proves_nothing(text):
 
 @given(st.text(alphabet="@clock proes0123456789\nRANKLO=_.", max_size=400))
 def test_any_answer_is_read(text):
-    assert all(isinstance(one, Seen) for one in read_ranks(text).values())
+    assert all(isinstance(one, Seen) for one in read_ranks(whole(text)).values())
+
+
+def test_an_answer_that_was_cut_proves_nothing():
+    # Listed first, and without its parent taken for the rank: a DataLoader's. Cut after "RANK=1", the rank has another number.
+    text = whole(
+        "@clock 100 100",
+        process(100, 20, "LOCAL_RANK=1", "RANK=12"),
+        process(20, 1, "LOCAL_RANK=1", "RANK=12"),
+        *redirected(1, 1),
+    )
+    assert [one.pid for one in read_ranks(text).values()] == [20]
+    assert [end for end in range(len(text)) if read_ranks(text[:end])] == []
+
+
+def test_the_command_ends_its_answer():
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=True, timeout=scaled(30))
+    assert done.stdout.startswith("@clock ")
+    assert done.stdout.endswith(f"\n{END}")
 
 
 def redirected(local: int, launcher: int, *, where: str = "/tmp/x y/none_1/attempt_0", reads: bool = True) -> list[str]:
@@ -208,7 +232,7 @@ def redirected(local: int, launcher: int, *, where: str = "/tmp/x y/none_1/attem
 )
 def test_i19_p11_lines_bear_torchruns_prefix_where_it_reads_both_outputs_of_a_rank(outputs, uptime, marked):
     lines = [f"@clock 1000 {uptime}", process(10, 5, "RANK=3", "LOCAL_RANK=1", "ROLE_NAME=a learner"), *outputs]
-    found = read_ranks("\n".join(lines))
+    found = read_ranks(whole(*lines))
     assert (found[1].marked, found[1].role) == (marked, "a learner")
 
 
@@ -293,7 +317,7 @@ def looker(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Identifier, 
     return Identifier(Kube(access), namespace="here", trouble=lambda name, text: said.append(text)), said
 
 
-ANSWER = "\n".join(["@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), *redirected(1, 1)])
+ANSWER = whole("@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), *redirected(1, 1))
 
 
 def watched(identifier: Identifier, folder: Path, *texts: str, looks: int) -> dict[str, str]:
@@ -332,7 +356,7 @@ def test_i19_p11_processes_name_the_role_of_the_prefixes_and_no_other_local_rank
 
 
 def test_i19_p11_where_torchrun_marks_no_lines_their_text_proves_no_rank_and_is_not_waited_for(tmp_path, monkeypatch):
-    plain = "\n".join(["@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), "@out pipe:[1]", "@err pipe:[1]"])
+    plain = whole("@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), "@out pipe:[1]", "@err pipe:[1]")
     fresh = plain.replace("@clock 100 100", "@clock 100 11")
     identifier, said = looker(monkeypatch, fresh, "", plain, Forbidden("asked again", status=403))
     found = watched(identifier, tmp_path, "[default1]:printed by rank 0 really", looks=9)
@@ -340,6 +364,15 @@ def test_i19_p11_where_torchrun_marks_no_lines_their_text_proves_no_rank_and_is_
     assert (told.ranks, told.settled, told.of_no_rank(1)) == ({}, True, True)
     assert found["slot"] == "[default1]:printed by rank 0 really\n"
     assert said == []
+
+
+def test_after_an_answer_that_was_cut_the_container_is_looked_into_again(tmp_path, monkeypatch):
+    # Exit code 0 says nothing: cut before "@reads", the lines would count as unmarked, and no look would follow.
+    cut = ANSWER[: ANSWER.index("@reads")]
+    identifier, said = looker(monkeypatch, cut, ANSWER)
+    watched(identifier, tmp_path, "[default1]:x", looks=4)
+    told = read_told(tmp_path)
+    assert (told.ranks[1].rank, told.settled, said) == (3, False, [])
 
 
 def test_a_missing_right_is_told_and_not_asked_for_again(tmp_path, monkeypatch):

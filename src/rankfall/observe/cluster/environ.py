@@ -32,8 +32,11 @@ for d in /proc/[0-9]*; do
     grep -q '^flags:.*0$' /proc/$p/fdinfo/$n 2>/dev/null && echo "@reads $p $f"
   done
 done
+echo "@end"
 """
 COMMAND: Final = ("sh", "-c", _SCRIPT)
+# The exit code proves nothing: the API server reports 0 when it loses the kubelet. Without this last line the answer is incomplete.
+END: Final = "@end\n"
 MAX_OUTPUT: Final = 1 << 20
 _TICKS: Final = 100
 # After the name in ``/proc/PID/stat`` come state, parent, ..., and as the 20th the start in ticks since the boot.
@@ -75,7 +78,9 @@ class _Process(msgspec.Struct, kw_only=True):
 
 
 def read_ranks(text: str) -> dict[int, Seen]:
-    """The ranks by local rank; empty where the answer proves none."""
+    """The ranks by local rank; empty if the answer is incomplete or proves none."""
+    if not text.endswith(f"\n{END}"):
+        return {}
     now = uptime = None
     found: dict[int, _Process] = {}
     reads: set[tuple[int | None, str]] = set()
