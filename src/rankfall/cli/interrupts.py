@@ -13,7 +13,7 @@ from rankfall.model import FINAL_STATES
 from rankfall.store import RunDir
 
 _CODE: Final = 128
-_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
@@ -55,7 +55,7 @@ class Interrupts:
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
         """While inside, SIGINT, SIGTERM and SIGHUP are counted instead of ending the process."""
-        before = {n: signal.signal(n, self.handle) for n in _NUMBERS}
+        before = {n: signal.signal(n, self.handle) for n in SIGNALS}
         try:
             yield
         finally:
@@ -79,7 +79,7 @@ class Reading:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {n: signal.getsignal(n) for n in _NUMBERS}
+        before = {n: signal.getsignal(n) for n in SIGNALS}
         for number, old in before.items():
             if old is not signal.SIG_IGN:
                 signal.signal(number, _end)

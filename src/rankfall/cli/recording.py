@@ -43,6 +43,7 @@ class Recording:
             return False
         if not ended:
             self._own = Supervision(self._directory, on_event=_tell)
+            self._own.begin()
         return ended
 
     def stop(self) -> None:

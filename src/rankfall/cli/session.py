@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankfall.cli import emit
-from rankfall.cli.interrupts import Interrupts, code_of, goes_on
+from rankfall.cli.interrupts import SIGNALS, Interrupts, code_of, goes_on
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, LockHeld, Outcome, RankfallError
 from rankfall.store import RunDir
@@ -64,7 +64,18 @@ class Supervision:
         self._done = threading.Event()
         self._held = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self._thread.start()
+        self._mask: set[int] = set()
+
+    def begin(self) -> None:
+        """Start.
+
+        A step of its own: when a signal ends the caller meanwhile, the caller already holds this object and can end it. The thread starts wholly or not at all.
+        """
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     @property
     def over(self) -> bool:
@@ -81,12 +92,13 @@ class Supervision:
         self._done.wait(seconds)
 
     def result(self) -> Outcome | None:
-        """What it ended with; None when another process turned out to hold the run.
+        """What it ended with; None when another process turned out to hold the run, or it never began.
 
         Raises:
             RankfallError: what ended it.
         """
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self.control.close()
         if isinstance(self._error, LockHeld):
             return None
@@ -101,6 +113,8 @@ class Supervision:
             self._on_event(event)
 
     def _run(self) -> None:
+        # Processes that are started here would inherit what is blocked while this thread starts.
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         try:
             self._outcome = supervise(
                 self._directory,
@@ -129,6 +143,8 @@ class Session:
         self._directory = directory
         self._viewer = viewer
         self._signals = Interrupts(self._terminated)
+        # True before the first look at the lease too: a signal may come between its handler and that look.
+        self._signals.viewing = not own
         self._asked = 0
         self._cancelled = False
         self._orphaned = 0
@@ -146,6 +162,7 @@ class Session:
         """Supervise from now on, if this session was made for that; ``stay`` does so too. Of an unattended run nothing depends on it."""
         if self._first and self._own is None:
             self._own = Supervision(self._directory)
+            self._own.begin()
 
     def stay(self) -> Outcome | None:
         """Stay until the run is over.
@@ -208,7 +225,9 @@ class Session:
         return None
 
     def _adopt(self) -> None:
-        """Take the run over when nobody supervises it."""
+        """Take the run over when nobody supervises it; not when a signal told this viewer to let go."""
+        if self._signals.as_viewer:
+            return
         if self._directory.lease_holder() is not None:
             # A supervisor that lets go now is probably followed by another one.
             self._orphaned, self._patience = 0, _ORPHANED_TICKS
@@ -216,6 +235,7 @@ class Session:
         self._orphaned += 1
         if self._orphaned > self._patience:
             self._own = Supervision(self._directory, standby=self._standby)
+            self._own.begin()
 
     def _show(self, *, final: Outcome | None = None) -> bool:
         """Show what is new. A stdout that takes no more (its reader went away, its disk is full) does not end the job."""

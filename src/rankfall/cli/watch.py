@@ -157,6 +157,7 @@ def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | Non
                         return outcome_of(directory, reader)
                 if directory.lease_holder() is None:
                     own = Supervision(directory, unseen=True)
+                    own.begin()
             if limit is not None and time.monotonic() - begun >= limit:
                 return None
             if own is None:
