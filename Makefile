@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers lint lock sbom clean
+.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -18,11 +18,26 @@ setup: ## Make .venv with Rankfall, torch and the test tools (stamped: at once w
 demo: setup ## Train the example on 2 nodes x 2 ranks, let a rank fall, watch Rankfall explain, retry and resume
 	@$(PY) scripts/demo.py
 
-test: setup ## Everything CI runs: lint, tests, coverage of the changed lines, a covering part of the fault matrix
-	@$(PY) scripts/check.py test
+test: setup ## Lint, unit tests, tests with processes, a covering part of torchrun and of the faults; no root; STAGE=unit runs one
+	@$(PY) scripts/check.py test $(if $(STAGE),--stage $(STAGE))
 
-test-all: setup ## As test, with the whole fault matrix; writes docs/results/faults.md (about an hour)
-	@$(PY) scripts/check.py test-all
+test-cluster: setup ## Build and start a real Kubernetes on this machine and run a covering part of its tests (root, Linux); STAGE=bed runs one
+	@$(PY) scripts/check.py test-cluster $(if $(STAGE),--stage $(STAGE))
+
+test-all: setup ## Every test there is, coverage and new random examples; writes docs/results/faults.md (root, hours); STAGE=bed-all runs one
+	@$(PY) scripts/check.py test-all $(if $(STAGE),--stage $(STAGE))
+
+coverage: setup ## Run unit tests and tests with processes under a tracer; fails below the floor of pyproject.toml
+	@$(PY) scripts/check.py coverage
+
+explore: setup ## Run all property tests with new random examples, ten times as many; prints the seed
+	@$(PY) scripts/check.py explore
+
+steady: setup ## Run each stage of tests three times in drawn orders beside two busy processes; prints what failed in any run
+	@$(PY) scripts/check.py steady
+
+testbed-build: setup ## Build what the test bed and its tests need, once a machine and version (root)
+	@$(PY) -m testbed build --all
 
 testbed-up: setup ## Start a real Kubernetes on this machine (root; the first time it builds it and says how long that takes)
 	@$(PY) -m testbed up

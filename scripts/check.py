@@ -1,181 +1,140 @@
-"""Runs the stages of ``make test``, ``make test-all`` and ``make lint`` and prints how long each took.
+"""Runs the stages of ``make test``, ``make test-cluster`` and their relatives, and prints a table of them.
 
-Every stage runs even when an earlier one failed, so that one run shows all that is wrong; the exit code is 1 when any failed. A test stage
-that ran no test counts as failed (pytest's exit code 5 is not 0). Standard library only.
+Every stage runs even when an earlier one failed, so that one run shows all that is wrong; the exit code is 1 when any failed. A stage prints one line when
+it begins, its failures whole, and one line when it ends; everything else goes to ``build/reports/<stage>.log``. The last line counts the tests of all
+stages. A green run of a whole plan over a clean tree leaves an empty file named for the tree. Standard library only.
 """
 
 from __future__ import annotations
 
-import functools
+import argparse
+import contextlib
 import os
-import shutil
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-REPORTS = ROOT / "build" / "reports"
-CHANGED_LINES_COVERED = 95
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from gate import stages, trial
+from gate.stages import PLANS, REPORTS, ROOT, Commands, Stage
+from gate.trial import MAX_UNSTEADY, Result, Trial
 
-@dataclass(frozen=True)
-class Stage:
-    """One row of the time table: a name and the commands that all must succeed."""
+import patience
 
-    name: str
-    commands: tuple[tuple[str, ...], ...]
-    env: dict[str, str] = field(default_factory=dict)
-
-
-def tool(name: str, *arguments: str) -> tuple[str, ...]:
-    """A command of the project's own virtual environment."""
-    return (str(BIN / name), *arguments)
+STEADY_TIMES = 3
+# What make steady allows: tests that wait for other machines' parts may meet one of them in a bad moment.
+STEADY_MAX_ELSEWHERE = 3
 
 
-def plain(name: str, *arguments: str, env: dict[str, str] | None = None) -> Stage:
-    """Pytest as it is.
-
-    Where a test waits for torch or for a cluster most of its time, a tracer in every process would only slow down what is to be seen; lines are
-    covered by tests that need neither.
-    """
-    return Stage(name, ((sys.executable, "-m", "pytest", "-q", *arguments),), env or {})
-
-
-def measured(name: str, *arguments: str, data: str) -> Stage:
-    """Pytest with branch coverage in a file of its own; the coverage stage puts the files together."""
-    command = (sys.executable, "-m", "pytest", "-q", "--cov", "--cov-report=", *arguments)
-    return Stage(name, (command,), {"COVERAGE_FILE": str(REPORTS / f"data-{data}")})
-
-
-LINT = Stage(
-    "lint",
-    (
-        tool("ruff", "check", "."),
-        tool("ruff", "format", "--check", "."),
-        tool("mypy"),
-        tool(
-            "mypy",
-            "--explicit-package-bases",
-            "tests/faults",
-            "tests/conformance",
-            "testbed",
-            "scripts",
-            "examples",
-            "bench",
-        ),
-        tool("lint-imports"),
-        (sys.executable, "scripts/foreign_text.py"),
-        tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
-    ),
-    {"MYPYPATH": "tests:examples"},
-)
-# The tests that start torch come in a stage of their own, one after the other: two torchruns at once on two cores would
-# measure the machine and not the product.
-PLAIN = "not faults and not torch and not cluster"
-# Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
-PROCESSES = tuple(f"tests/{name}" for name in ("cli", "conformance", "inside", "supervise", "testbed"))
-UNIT = measured(
-    "unit tests", "-n", "2", "-m", PLAIN, *(f"--ignore={folder}" for folder in PROCESSES), "tests", data="unit"
-)
-REAL = measured("tests with processes", "-n", "2", "-m", PLAIN, *PROCESSES, data="processes")
-# Only files with such tests are read (tests/conftest.py sees to it that they show it): all of them together take half a minute.
-TORCHRUN = tuple(
-    str(path.relative_to(ROOT))
-    for path in sorted((ROOT / "tests").rglob("test_*.py"))
-    if "mark.torch" in path.read_text()
-)
-TORCH = plain("torchrun tests", "-m", "torch and not faults and not cluster and not full", *TORCHRUN)
-TORCH_ALL = plain("torchrun tests, all", "-m", "torch and not faults and not cluster", *TORCHRUN)
-# The real Kubernetes: what it is made of is built at lowest priority from the start, while lint and the first tests run.
-# Two workers with a bed each: most of a test there is waiting. Only the folders of these tests are read (tests/conftest.py keeps them there):
-# reading all of them takes each worker half a minute.
-BEDS = ("-n", "2", "--dist", "loadgroup", "tests/cluster", "tests/backends/cluster")
-CLUSTER = plain("test bed, covering part", "-m", "cluster and not full", *BEDS)
-CLUSTER_ALL = plain("test bed, all", "-m", "cluster", *BEDS)
-BUILD = (sys.executable, "-m", "testbed", "build", "--all")
-FAULTS = plain("faults, covering part", "-m", "faults and not full", "tests/faults")
-FAULTS_ALL = plain(
-    "faults, all",
-    "-m",
-    "faults",
-    "tests/faults",
-    env={"RANKFALL_FAULTS_REPORT": "docs/results/faults.md"},
-)
-COVERAGE = Stage(
-    "coverage",
-    (
-        tool(
-            "coverage",
-            "combine",
-            "--keep",
-            "-q",
-            *(str(REPORTS / f"data-{part}") for part in ("unit", "processes")),
-        ),
-        tool("coverage", "report", "--sort=cover"),
-        tool("coverage", "xml", "-q", "-o", str(REPORTS / "coverage.xml")),
-        (sys.executable, "scripts/diff_base.py", str(REPORTS / "changed.diff")),
-        tool(
-            "diff-cover",
-            str(REPORTS / "coverage.xml"),
-            "--diff-file",
-            str(REPORTS / "changed.diff"),
-            f"--fail-under={CHANGED_LINES_COVERED}",
-        ),
-    ),
-)
-PLANS = {
-    "lint": (LINT,),
-    "test": (LINT, UNIT, REAL, TORCH, FAULTS, CLUSTER, COVERAGE),
-    "test-all": (LINT, UNIT, REAL, TORCH_ALL, FAULTS_ALL, CLUSTER_ALL, COVERAGE),
-}
-
-
-class Builds:
-    """Binaries and images of the test bed, built at the idle priority beside the first stages.
-
-    They give way to every test; what is left of them when the tests with processes are done is waited for, so that no test of real time runs beside a
-    compiler.
-    """
-
-    name = "builds and images"
-
-    def __init__(self) -> None:
-        self.log = REPORTS / "builds.log"
-        with self.log.open("wb") as out:
-            idle = ("chrt", "--idle", "0") if shutil.which("chrt") else ("nice", "-n", "19")
-            self.process = subprocess.Popen(
-                (*idle, *BUILD), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+def run_commands(stage: Commands) -> Result:
+    """Run all commands of the stage; the output of those that fail is kept whole."""
+    result = Result()
+    with (REPORTS / f"{stage.name}.log").open("wb") as log:
+        for command in stage.commands:
+            shown = " ".join(Path(part).name if part.startswith(str(stages.BIN)) else part for part in command)
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=os.environ | stage.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
             )
-
-    def finish(self) -> bool:
-        """Wait for the rest; whether all was built."""
-        print(f"\n== {self.name}: python -m testbed build --all", flush=True)
-        good = self.process.wait() == 0
-        print(self.log.read_text(errors="replace")[-8000:], flush=True)
-        return good
-
-    def stop(self) -> None:
-        """End it when an interrupt ends the stages."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait()
+            log.write(f"\n== {shown}\n".encode() + done.stdout)
+            if done.returncode:
+                result.good = False
+                result.text += f"\n{shown}: exit {done.returncode}\n{done.stdout.decode(errors='replace')}"
+    return result
 
 
-def run(stage: Stage) -> bool:
-    """Whether every command of the stage succeeded; all are run."""
-    good = True
-    for command in stage.commands:
-        shown = " ".join(Path(part).name if part.startswith(str(BIN)) else part for part in command)
-        print(f"\n== {stage.name}: {shown}", flush=True)
-        code = subprocess.run(command, cwd=ROOT, env=os.environ | stage.env, check=False).returncode
-        if code:
-            print(f"== {stage.name}: exit {code}: {shown}", flush=True)
-            good = False
-    return good
+@contextlib.contextmanager
+def beds() -> Iterator[None]:
+    """Test beds that are up while their tests run; one that is up before stays up.
+
+    They are started and stopped here and not by pytest, so that a second try meets the same beds.
+    """
+    sys.path.insert(0, str(ROOT))
+    from testbed import bed  # noqa: PLC0415 - other plans need nothing of it
+    from testbed.layout import Layout  # noqa: PLC0415
+
+    base = int(os.environ.get("TESTBED", "0"))
+    mine = [str(base + n) for n in range(stages.BEDS) if not bed.is_up(Layout(base + n))]
+    with (REPORTS / "beds.log").open("wb") as log:
+        try:
+            starting = [_testbed(log, number, "up") for number in mine]
+            codes = [process.wait() for process in starting]
+            if any(codes):
+                raise RuntimeError(f"a test bed did not come up: {REPORTS / 'beds.log'}")
+            yield
+        finally:
+            for process in [_testbed(log, number, "down") for number in mine]:
+                process.wait()
+
+
+def _testbed(log: BinaryIO, number: str, command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        (sys.executable, "-m", "testbed", "--bed", number, command),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run_stage(stage: Stage, *, seed: int, unsteady_before: int) -> Result:
+    """Run one stage of either kind."""
+    if isinstance(stage, Commands):
+        return run_commands(stage)
+    needed = beds() if stage in (stages.BED, stages.BED_ALL) else contextlib.nullcontext()
+    try:
+        with needed:
+            return trial.run(stage, root=ROOT, reports=REPORTS, seed=seed, unsteady_before=unsteady_before)
+    except RuntimeError as error:
+        log = (REPORTS / "beds.log").read_text(errors="replace")
+        return Result(good=False, text=f"\n{error}\n{log[-4000:]}")
+
+
+def timed(stage: Stage, *, seed: int, unsteady_before: int) -> tuple[Result, float]:
+    """Run a stage between its two lines."""
+    print(f"== {stage.name}: begins; all output: {(REPORTS / stage.name).relative_to(ROOT)}.log", flush=True)
+    began = time.monotonic()
+    result = run_stage(stage, seed=seed, unsteady_before=unsteady_before)
+    seconds = time.monotonic() - began
+    if result.text:
+        print(result.text, flush=True)
+    counts = f", {counted(result)}" if isinstance(stage, Trial) else ""
+    print(f"== {stage.name}: {'ok' if result.good else 'FAILED'}{counts}, {seconds:.0f} s", flush=True)
+    return result, seconds
+
+
+def counted(result: Result) -> str:
+    """The numbers of a result in pytest's words."""
+    return f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped"
+
+
+def git(*arguments: str) -> str:
+    """Output of git; empty when it fails."""
+    done = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def clean_tree() -> str:
+    """The hash of the tree of HEAD, when nothing differs from it; otherwise empty."""
+    return "" if git("status", "--porcelain") else git("rev-parse", "HEAD^{tree}")
+
+
+def leave_stamp(tree: str, suffix: str) -> None:
+    """Show every clone on this machine that the tree was seen green."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankfall" / "green"
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / f"{tree}.{suffix}").touch()
 
 
 def setup_seconds() -> float:
@@ -186,38 +145,107 @@ def setup_seconds() -> float:
         return 0.0
 
 
-def timed(name: str, work: Callable[[], bool]) -> tuple[str, float, str]:
-    """A row of the time table."""
-    began = time.monotonic()
-    good = work()
-    return name, time.monotonic() - began, "ok" if good else "FAILED"
+def set_scale() -> None:
+    """Measure this machine once, for all waits and time-outs of the tests."""
+    if "RANKFALL_TEST_SCALE" not in os.environ:
+        os.environ["RANKFALL_TEST_SCALE"] = f"{patience.measure():.2f}"
+    print(f"== waits and time-outs of tests: x {os.environ['RANKFALL_TEST_SCALE']}", flush=True)
 
 
-def main(plan: str) -> int:
-    """Run the stages of ``plan`` and print the time table."""
+def run_plan(name: str, only: str | None, *, seed: int) -> int:
+    """Run the stages of a plan; the exit code."""
+    plan = PLANS[name]
+    chosen = [stage for stage in plan.stages if only in (None, stage.name)]
+    if not chosen:
+        names = ", ".join(stage.name for stage in plan.stages)
+        print(f"check.py: {name} has no stage {only!r}; it has {names}", file=sys.stderr)
+        return 2
+    reason = stages.missing_for_root() if plan.root else ""
+    if reason:
+        print(f"check.py: make {name} {reason}", file=sys.stderr)
+        return 1
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for old in (*ROOT.glob(".coverage*"), *REPORTS.glob("data-*")):
-        old.unlink()
-    rows: list[tuple[str, float, str]] = [("setup", setup_seconds(), "ok")]
-    # Elsewhere the cluster tests skip with the reason (and fail in CI).
-    can = sys.platform == "linux" and os.geteuid() == 0
-    builds = Builds() if can and plan != "lint" else None
+    tree = clean_tree()
+    set_scale()
+    rows: list[tuple[str, float, str, str]] = [("setup", setup_seconds(), "ok", "")]
+    total = Result()
+    for stage in chosen:
+        result, seconds = timed(stage, seed=seed, unsteady_before=len(total.unsteady))
+        counts = counted(result) if isinstance(stage, Trial) else ""
+        rows.append((stage.name, seconds, "ok" if result.good else "FAILED", counts))
+        total.good = total.good and result.good
+        total.passed += result.passed
+        total.failed += result.failed
+        total.skipped += result.skipped
+        total.unsteady += [f"{stage.name}: {test}" for test in result.unsteady]
+    if len(total.unsteady) > MAX_UNSTEADY:
+        total.good = False
+    print_table(rows, total)
+    if total.good and only is None and plan.stamp and tree and tree == clean_tree():
+        leave_stamp(tree, plan.stamp)
+    print(counted(total), flush=True)
+    return 0 if total.good else 1
+
+
+def print_table(rows: Sequence[tuple[str, float, str, str]], total: Result) -> None:
+    """Print a row a stage, and the unsteady tests."""
+    print(f"\n{'stage':<18}{'seconds':>9}  {'result':<8}tests")
+    for name, seconds, result, counts in rows:
+        print(f"{name:<18}{seconds:>9.1f}  {result:<8}{counts}".rstrip())
+    print(f"{'all':<18}{sum(row[1] for row in rows):>9.1f}")
+    if total.unsteady:
+        print(f"\nunsteady, failed first and passed alone ({MAX_UNSTEADY} are allowed); why: build/reports/unsteady/")
+        for line in total.unsteady:
+            print(f"  {line}")
+
+
+def run_steady() -> int:
+    """Run each stage of tests three times beside two busy processes, in drawn orders; the exit code."""
+    names = ("test", "test-cluster") if not stages.missing_for_root() else ("test",)
+    trials = [stage for name in names for stage in PLANS[name].stages if isinstance(stage, Trial)]
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    set_scale()
+    busy = [subprocess.Popen((sys.executable, "-c", "while True: pass")) for _ in range(2)]
+    seen: dict[str, list[str]] = {}
     try:
-        for stage in PLANS[plan]:
-            if builds is not None and stage in (TORCH, TORCH_ALL):
-                rows.append(timed(builds.name, builds.finish))
-            rows.append(timed(stage.name, functools.partial(run, stage)))
+        for stage in trials:
+            for number in range(STEADY_TIMES):
+                seed = secrets.randbelow(2**32)
+                print(f"== {stage.name}, {number + 1} of {STEADY_TIMES}: seed of the order {seed}", flush=True)
+                result, _ = timed(stage, seed=seed, unsteady_before=0)
+                failed = [line.split()[1] for line in result.text.splitlines() if line.startswith("FAILED tests/")]
+                seen.setdefault(stage.name, []).extend({*failed, *result.unsteady})
     finally:
-        if builds is not None:
-            builds.stop()
-    print(f"\n{'stage':<24}{'seconds':>9}  result")
-    for name, seconds, result in rows:
-        print(f"{name:<24}{seconds:>9.1f}  {result}")
-    print(f"{'all':<24}{sum(row[1] for row in rows):>9.1f}", flush=True)
-    return 0 if all(row[2] == "ok" for row in rows) else 1
+        for process in busy:
+            process.kill()
+            process.wait()
+    print("\ntests that failed in any run:")
+    for name, tests in seen.items():
+        print(f"{name}: {len(set(tests))}")
+        for test in sorted(set(tests)):
+            print(f"  {test} ({tests.count(test)} of {STEADY_TIMES})")
+    strict = any(seen.get(name) for name in ("unit", "processes"))
+    return 1 if strict or any(len(set(tests)) > STEADY_MAX_ELSEWHERE for tests in seen.values()) else 0
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="check.py", description="Runs a plan of the gate.")
+    parser.add_argument("plan", choices=[*PLANS, "steady"])
+    parser.add_argument("--stage", help="only this one")
+    given = parser.parse_args()
+    if given.plan == "steady":
+        return run_steady()
+    seed = trial.ORDER_SEED
+    if given.plan == "explore":
+        seed = secrets.randbelow(2**32)
+        print(f"== seed {seed}: PYTEST_ADDOPTS=--hypothesis-seed={seed} repeats the examples", flush=True)
+        os.environ["PYTEST_ADDOPTS"] = f"{os.environ.get('PYTEST_ADDOPTS', '')} --hypothesis-seed={seed}"
+    return run_plan(given.plan, given.stage or None, seed=seed)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in PLANS:  # noqa: PLR2004 - the program and one plan
-        sys.exit(f"usage: check.py {'|'.join(PLANS)}")
-    sys.exit(main(sys.argv[1]))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

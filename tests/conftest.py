@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+import patience
 
 # Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -22,10 +24,23 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # In the background of a shell the same is so of SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# A busy machine may take any time for one example: time is measured by the benchmarks, never asserted here. Everything else stays as
-# hypothesis chose it (in CI: the same examples in every run).
-settings.register_profile("rankfall", settings(), deadline=None)
-settings.load_profile("rankfall")
+# A busy machine may take any time for one example: time is measured by the benchmarks, never asserted here. The gate takes the same examples
+# everywhere and keeps none; ``make explore`` draws new ones, ten times as many.
+EXAMPLES = os.environ.get("RANKFALL_EXAMPLES", "gate")
+EXPLORE_TIMES = 10
+settings.register_profile(
+    "gate",
+    settings.get_profile("default"),
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "explore", settings.get_profile("default"), derandomize=False, database=None, deadline=None, print_blob=True
+)
+settings.load_profile(EXAMPLES)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,14 +51,45 @@ def _children_are_measured_when_they_import_the_package() -> None:
         os.environ["COVERAGE_OF_RANKFALL"] = settings
 
 
-# Where tests of the test bed lie, and what stands in a file with tests of torch: CI reads only these for them (scripts/check.py).
+# Where tests of the test bed lie, and what stands in a file with tests of a kind: the gate reads only these for them (scripts/gate/stages.py).
 BED_FOLDERS = ("cluster", "backends/cluster")
-TORCH_WORDS = "mark.torch"
+WORDS = {"torch": "mark.torch", "root": "mark.root"}
 
 
 @functools.cache
-def _speaks_of_torch(path: Path) -> bool:
-    return TORCH_WORDS in path.read_text()
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+def _with_profile(item: pytest.Item) -> None:
+    """Bring the profile to a test with settings of its own, and to a state machine.
+
+    Settings that a test names itself win over those of the profile; what the profile must have is put on top here. Hypothesis keeps the settings of a
+    test in these attributes and has no public way to change them afterwards.
+    """
+    function = getattr(item, "function", None)
+    owner: Any = getattr(item, "cls", None)
+    if owner is not None and hasattr(owner, "settings") and isinstance(owner.settings, settings):
+        owner.settings = _strengthened(owner.settings)
+    name = "_hypothesis_internal_use_settings"
+    own = getattr(function, name, None)
+    if isinstance(own, settings):
+        setattr(function, name, _strengthened(own))
+
+
+@functools.cache
+def _strengthened(own: settings) -> settings:
+    if EXAMPLES == "explore":
+        return settings(own, max_examples=own.max_examples * EXPLORE_TIMES)
+    return settings(own, suppress_health_check=[*own.suppress_health_check, HealthCheck.too_slow])
+
+
+def _with_scale(item: pytest.Item) -> None:
+    """Give a test as much more time as this machine takes longer."""
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker and marker.args else float(item.config.getini("timeout"))
+    if patience.SCALE > 1:
+        item.add_marker(pytest.mark.timeout(patience.scaled(seconds)), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,12 +98,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cluster") and not any(map(item.path.is_relative_to, folders)):
             raise pytest.UsageError(
-                f"{item.nodeid} is marked cluster and lies in none of {BED_FOLDERS}: CI would not run it"
+                f"{item.nodeid} is marked cluster and lies in none of {BED_FOLDERS}: no stage would run it"
             )
-        if item.get_closest_marker("torch") and not _speaks_of_torch(item.path):
-            raise pytest.UsageError(
-                f"{item.nodeid} is marked torch and its file has no {TORCH_WORDS}: CI would not run it"
-            )
+        for marker, words in WORDS.items():
+            if item.get_closest_marker(marker) and words not in _text(item.path):
+                raise pytest.UsageError(
+                    f"{item.nodeid} is marked {marker} and its file has no {words}: no stage would run it"
+                )
+        _with_profile(item)
+        _with_scale(item)
 
 
 # Of each property coverage sees so many examples; the rest hardly ever takes a branch that these have not.

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from hostile_inputs import Hostile, Kind, of_kind
+from memory_limit import limit_child
 from rankfall.health.recognise import Recogniser
 from rankfall.model import NotFound, Record, StoreError, UsageError
 from rankfall.observe import plain_pickle, torchrun
@@ -348,6 +349,7 @@ def _child(reader: Reader, data: bytes, folder: Path, out: int) -> None:
     crash = ""
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (_LIMIT_S, _LIMIT_S))
+        limit_child()
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before, began = _peak(), time.process_time()
         try:

@@ -79,11 +79,15 @@ def why(home: Path, *paths: Path | str, stdin: bytes | int = subprocess.DEVNULL)
     return Done(done.returncode, done.stdout.decode(), err, cpu, float(mib))
 
 
-def check(done: Done, size: int) -> None:
+# What stalls takes minutes; the bound itself is held by the tests of make test-all, which run when nothing else does, and by make fuzz-readers.
+MARGIN = 10
+
+
+def check(done: Done, size: int, *, margin: int = MARGIN) -> None:
     assert "Traceback (most recent call last)" not in done.err
     assert done.code in {0, 2, 66}, done.err
     assert done.mib <= MOST_MIB
-    assert done.cpu <= START_S + SECONDS_A_MIB * size / MIB
+    assert done.cpu <= margin * (START_S + SECONDS_A_MIB * size / MIB)
     if done.code:
         assert done.err.startswith("rankfall: ")
         assert "  next: " in done.err
@@ -112,10 +116,27 @@ def named(group: list[Hostile]) -> str:
 
 
 FILES = of_kind(Kind.TEXT, Kind.ERROR_FILE, Kind.DUMP)
-TREES = [one for one in of_kind(Kind.TREE) if not one.root or os.geteuid() == 0]
+# The gate takes every so manieth: each reader and each kind of tree is among them.
+EVERY = 6
+TREES = [
+    pytest.param(
+        one,
+        marks=[pytest.mark.full] * (one.full or number % EVERY > 0) + [pytest.mark.root] * one.root,
+        id=one.name,
+    )
+    for number, one in enumerate(of_kind(Kind.TREE))
+]
 
 
-@pytest.mark.parametrize("group", groups(TOGETHER, Kind.TEXT, Kind.ERROR_FILE, Kind.DUMP), ids=named)
+def covering(found: list[list[Hostile]]) -> list[object]:
+    """Groups of inputs, of which the gate takes the first of every three."""
+    return [
+        pytest.param(one, marks=[pytest.mark.full] * (number % 3 > 0), id=named(one))
+        for number, one in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize("group", covering(groups(TOGETHER, Kind.TEXT, Kind.ERROR_FILE, Kind.DUMP)))
 def test_i18_hostile_files_cost_little_and_break_nothing(group, tmp_path):
     with ExitStack() as stack:
         folders = [stack.enter_context(one.laid(tmp_path / one.name, SMALL)) for one in group]
@@ -129,12 +150,10 @@ def test_i18_hostile_files_cost_little_and_break_nothing(group, tmp_path):
 def test_i18_each_hostile_file_alone(one, tmp_path):
     with one.laid(tmp_path / one.name) as folder:
         done = why(tmp_path / "home", folder)
-        check(done, max(MIB, (folder / one.file).stat().st_size))
+        check(done, max(MIB, (folder / one.file).stat().st_size), margin=1)
 
 
-@pytest.mark.parametrize(
-    "one", [pytest.param(one, marks=[pytest.mark.full] if one.full else [], id=one.name) for one in TREES]
-)
+@pytest.mark.parametrize("one", TREES)
 def test_i18_hostile_trees_cost_little_and_break_nothing(one, tmp_path):
     size = one.size if one.full or one.size == MIB else one.size // 4
     with one.laid(tmp_path / "tree", size) as folder:
@@ -147,7 +166,7 @@ def test_i18_hostile_trees_cost_little_and_break_nothing(one, tmp_path):
         assert done.verdict["rank"] == 5, done.verdict["missing"]
 
 
-@pytest.mark.parametrize("group", groups(37, Kind.TEXT), ids=named)
+@pytest.mark.parametrize("group", covering(groups(37, Kind.TEXT)))
 def test_i18_hostile_text_from_a_pipe(group, tmp_path):
     data = b"\n".join(one.data(SMALL // 2) for one in group)
     done = why(tmp_path / "home", "-", stdin=data)

@@ -50,8 +50,7 @@ def at_end() -> Iterator[Callable[[Path], None]]:
 def tiny(home: Path, at_end: Callable[[Path], None]) -> Path:
     """A home with room for a part of what the job prints."""
     home.mkdir()
-    if not mounted("-t", "tmpfs", "-o", "size=3m", "tmpfs", str(home)):
-        pytest.skip("needs the right to mount")
+    assert mounted("-t", "tmpfs", "-o", "size=3m", "tmpfs", str(home))
     at_end(home)
     return home
 
@@ -94,6 +93,7 @@ def everywhere(rankfall: Runner, pattern: re.Pattern[str]) -> list[re.Match[str]
     return [one for one in found if one is not None]
 
 
+@pytest.mark.root
 def test_i19_p4_a_full_disk_of_a_local_run_is_told_with_the_exact_number_on_every_surface(rankfall, tiny, job):
     begun(rankfall, job)
     assert subprocess.run(("mount", "-o", "remount,size=200m", str(tiny)), check=True).returncode == 0
@@ -112,6 +112,7 @@ def test_i19_p4_a_full_disk_of_a_local_run_is_told_with_the_exact_number_on_ever
     assert all(line.count("rank") <= 1 for line in cut)
 
 
+@pytest.mark.root
 def test_i19_p4_a_disk_that_stays_full_still_has_room_for_the_end_and_what_is_lost(rankfall, tiny, job):
     job.touch()
     done = rankfall("run", *WORDS)
@@ -125,6 +126,7 @@ def test_i19_p4_a_disk_that_stays_full_still_has_room_for_the_end_and_what_is_lo
     assert [rank["exit"] for rank in status["ranks"]] == ["0", "0"]
 
 
+@pytest.mark.root
 def test_i19_p4_a_disk_that_becomes_read_only_is_told_and_nothing_is_counted(rankfall, home, job, at_end, tmp_path):
     home.mkdir()
     image = tmp_path / "disk"

@@ -38,7 +38,7 @@ meet()
 if rank == 2:
     batch = {}
     batch["token_type_ids"]
-time.sleep(30)
+time.sleep(600)
 """
 RETRIED = """
 if rank == 1:
@@ -47,7 +47,7 @@ work(3, 20)
 meet()
 if rank == 2:
     os._exit(3)
-time.sleep(30)
+time.sleep(600)
 """
 AT_EXIT = """
 if rank == 1:

@@ -73,7 +73,6 @@ def test_health_s08_the_controller_runs_from_its_image_and_its_manifests_and_tai
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_health_what_the_dockerfile_builds_runs_controller_and_agents_by_digest(
     bed: Bed, kubectl: Kubectl, nodes: list[str]

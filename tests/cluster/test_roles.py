@@ -20,7 +20,7 @@ BACKENDS = ("job", "jobset", "trainjob")
 
 
 def covered(backend: str) -> list[object]:
-    """All backends; CI runs this one."""
+    """All backends; the gate runs this one."""
     return [pytest.param(one, marks=() if one == backend else pytest.mark.full) for one in BACKENDS]
 
 

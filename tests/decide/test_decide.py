@@ -10,6 +10,8 @@ from rankfall.decide import PastAttempt, decide
 from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec, Policies, catalogue
 
+pytestmark = pytest.mark.steady
+
 
 def spec(**policies) -> JobSpec:
     return JobSpec(command=("train.py",), policies=Policies(**policies))

@@ -27,6 +27,8 @@ from rankfall.model import (
 )
 from rankfall.model.exit_codes import code_row
 
+pytestmark = pytest.mark.steady
+
 MANY = Policies(max_restarts=100)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from rankfall.diagnose.rules import NEVER_CAUSE
 from rankfall.model import Case, catalogue
 from rankfall.model.clocks import Bound
 from rankfall.model.evidence import SlotClock
+
+pytestmark = pytest.mark.steady
 
 PRIMARY = sorted(s for s, i in catalogue().items() if i.role == "primary" and s not in {"cancelled", "unknown"})
 SECONDARY = sorted(s for s, i in catalogue().items() if i.role == "secondary")

@@ -98,15 +98,15 @@ def test_the_demo_falls_is_explained_and_succeeds(tmp_path: Path) -> None:
 
 def test_every_make_target_of_the_readme_exists() -> None:
     targets = [shlex.split(line)[1] for line in commands() if line.startswith("make ")]
-    assert targets == ["demo", "test"]
-    for target in (*targets, "test-all", "bench", "lint", "clean"):
+    assert targets == ["demo", "test", "test-cluster"]
+    for target in (*targets, "test-all", "coverage", "explore", "steady", "bench", "lint", "clean"):
         done = subprocess.run(("make", "--dry-run", target), cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
 
-def test_ci_runs_make_test() -> None:
+def test_ci_runs_both_commands() -> None:
     script = (ROOT / ".ci" / "run").read_text()
-    assert "make test" in script
+    assert script.index("\nmake test ") < script.index("\nmake test-cluster ")
     assert "set -euo pipefail" in script
 
 
@@ -168,3 +168,12 @@ def test_the_readmes_totals_are_those_of_the_last_full_run() -> None:
     assert len(totals) == 2
     for table in totals:
         assert table in readme
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_page_of_demands_says_which_command_runs_each_test() -> None:
+    done = subprocess.run(
+        (sys.executable, "scripts/seeds.py", "--check"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -117,6 +117,7 @@ def test_i18_p10_a_build_is_given_what_the_recipe_copies_and_nothing_else() -> N
     assert ignore.index("deploy/*") > ignore.index("!deploy")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(150)
 def test_i18_p10_the_sbom_names_every_dependency_with_version_and_licence_and_is_the_same_again(tmp_path: Path) -> None:
     texts = []

@@ -39,6 +39,10 @@ class Setting:
     group: Path | None = None
 
 
+# What injects by a mount, a namespace or a memory cgroup.
+NEEDS_ROOT = frozenset({"tmpfs", "small_shm", "network", "oom"})
+
+
 @cache
 def missing(inject: str | None) -> str | None:
     """Why this machine cannot carry out the injection; None when it can."""

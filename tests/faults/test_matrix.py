@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.inject import missing
+from faults.inject import NEEDS_ROOT, missing
 from faults.report import Rows
 from faults.run import Judged, judge, run_ours, run_theirs
 from faults.table import ALLOWED_LESS, FAULTS, Fault
@@ -16,14 +16,21 @@ from rankfall.model import JobSpec, Policies
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-# What this machine cannot do is left out before anything runs, and said by conftest.py in the header.
+
+def _marks(inject: str | None, *, full: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.full] * full + [pytest.mark.root] * (inject in NEEDS_ROOT)
+
+
+# What this machine cannot do for another reason is left out before anything runs, and said by conftest.py in the header.
 VARIANTS = [
-    pytest.param(item, id=item.id, marks=[pytest.mark.full] if item.full else [])
+    pytest.param(item, id=item.id, marks=_marks(item.fault.inject, full=item.full))
     for item in variants()
-    if missing(item.fault.inject) is None
+    if item.fault.inject in NEEDS_ROOT or missing(item.fault.inject) is None
 ]
 COMPARED = [
-    pytest.param(item, id=item.name, marks=[pytest.mark.full]) for item in FAULTS if missing(item.inject) is None
+    pytest.param(item, id=item.name, marks=_marks(item.inject, full=True))
+    for item in FAULTS
+    if item.inject in NEEDS_ROOT or missing(item.inject) is None
 ]
 
 

@@ -1,4 +1,4 @@
-"""What CI runs of the matrix leaves no kind of fault, no launcher and no other axis out."""
+"""What the gate runs of the matrix leaves no kind of fault, no launcher and no other axis out."""
 
 from __future__ import annotations
 

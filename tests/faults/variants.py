@@ -1,4 +1,4 @@
-"""Which fault runs where: the covering part that CI runs, and the rest. Pure data from the table; says nothing about results."""
+"""Which fault runs where: the covering part that the gate runs, and the rest. Pure data from the table; says nothing about results."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from rankfall.health.config import parse_config
 from rankfall.health.nodes import CheckRound, Clear, Remedy, condition
 from rankfall.health.policy import Budget, Policy, Taint
 
+pytestmark = pytest.mark.steady
+
 XID = "xid/79"
 
 

@@ -6,6 +6,7 @@ import copy
 import math
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,6 +15,8 @@ from health.cluster import SECOND, Cluster
 from rankfall.health.machine import Input
 from rankfall.health.nodes import CheckRound, Clear, Remedy
 from rankfall.health.policy import Budget, Policy, Safety
+
+pytestmark = pytest.mark.steady
 
 NAMES = st.sampled_from([f"n{n}" for n in range(1, 7)])
 GRAVE = (

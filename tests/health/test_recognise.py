@@ -14,6 +14,8 @@ from rankfall.health.rules import packaged
 from rankfall.model.health import NodeFault
 from rankfall.observe.kmsg import KmsgRecord
 
+pytestmark = pytest.mark.steady
+
 XID_79 = LINES[0][0]
 SECOND = 1_000_000_000
 

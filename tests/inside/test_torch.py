@@ -66,6 +66,7 @@ if __name__ == "__main__":
     assert [(e.rank, e.error.types) for e in slot.records("error")] == [(1, ("KeyError",))]
 
 
+@pytest.mark.full
 def test_torch_spawn_and_dataloader_workers(slot) -> None:
     text = """
 import os, torch

@@ -42,8 +42,7 @@ def object_meta() -> dict[str, Any]:
 @functools.cache
 def custom(component: str, folder: str, file: str, version: str) -> Schemas:
     (row,) = choose([component])
-    if not builds.folder(row).is_dir():
-        pytest.skip(f"{component} is not built here: python -m testbed build {component}")
+    assert builds.folder(row).is_dir(), f"{component} is not built here: python -m testbed build {component}"
     return reduce(
         published(yaml.load((builds.files(component) / folder / file).read_text(), yaml.CSafeLoader), version)
     )
@@ -112,10 +111,12 @@ def at(manifest: Any, *steps: Any) -> Any:
     return manifest
 
 
+@pytest.mark.root
 def test_a_jobset_of_0_8_keeps_all_that_it_knows():
     assert dropped(jobset(), JOBSET) == []
 
 
+@pytest.mark.root
 def test_what_a_jobset_of_0_8_drops_is_named():
     manifest = copy.deepcopy(JOBSET)
     template = at(manifest, "spec", "replicatedJobs", 0, "template")
@@ -143,6 +144,7 @@ def test_what_a_jobset_of_0_8_drops_is_named():
 OVERRIDES = ("podSpecOverrides", "podTemplateOverrides", "runtimePatches")
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("component", "kept"),
     [("trainer", "podSpecOverrides"), ("trainer-2.1", "podTemplateOverrides"), ("trainer-2.2", "runtimePatches")],
@@ -162,6 +164,7 @@ def test_each_trainer_keeps_its_own_kind_of_overrides(component, kept):
     assert not schemas.names(root, ("spec", "nothing", "of", "that"))
 
 
+@pytest.mark.root
 def test_an_override_of_trainer_2_0_has_no_affinity_and_no_pull_secrets():
     schemas = trainer("trainer", "trainjobs")
     root = schemas.root("trainer.kubeflow.org", "v1alpha1", "TrainJob")
@@ -181,6 +184,7 @@ def test_an_override_of_trainer_2_0_has_no_affinity_and_no_pull_secrets():
     ]
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("kind", ["TrainingRuntime", "ClusterTrainingRuntime"])
 def test_a_runtime_of_trainer_2_0_keeps_a_jobset(kind):
     schemas = trainer("trainer", f"{kind.lower()}s")
@@ -195,6 +199,7 @@ def test_a_runtime_of_trainer_2_0_keeps_a_jobset(kind):
     assert dropped(schemas, manifest) == ["$.spec.mlPolicy.torch.elastic"]
 
 
+@pytest.mark.root
 def test_an_object_without_fields_in_place_keeps_nothing():
     # In Trainer 2.2 `torch` is written so.
     manifest = {

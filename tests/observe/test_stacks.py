@@ -210,6 +210,7 @@ def test_dumps_are_known_by_torchs_names():
     assert dump_rank("train.log") is None
 
 
+@pytest.mark.full
 @pytest.mark.torch
 def test_real_dumps_of_torch_are_read(tmp_path):
     import subprocess  # noqa: PLC0415 - only this test starts a process

@@ -20,6 +20,8 @@ from rankfall.store.cursor import Forward, lines_backward
 from rankfall.store.lines import CUT_MARK, MAX_LINE, LineQuery, read_lines
 from stream_files import FakeStream, opened, row, stream
 
+pytestmark = pytest.mark.steady
+
 TEXT = st.binary(max_size=40) | st.text(alphabet="ab\n\r\0\f\x0b\u2028\x85", max_size=30).map(str.encode)
 
 

@@ -22,6 +22,8 @@ from rankfall.store.error_lines import ErrorLines
 from rankfall.store.lines import Follower, Line, LineQuery, read_lines
 from stream_files import FakeStream, row, stream
 
+pytestmark = pytest.mark.steady
+
 SECOND = 1_000_000_000
 PIECES = [
     b"step 1 loss 2.0\n",

@@ -17,6 +17,8 @@ from rankfall.store.stream import IndexReader, position, stamps_backward
 from rankfall_inside.streams import INDEX_MAGIC, INDEX_ROW, Sink
 from stream_files import MAGIC, ROW, FakeStream, stream
 
+pytestmark = pytest.mark.steady
+
 CHUNKS = st.lists(
     st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\0"]), min_size=1, max_size=12).map(b"".join), max_size=10
 )

@@ -66,6 +66,7 @@ def done(run: RunDir, nodes: int) -> bool:
     return bool(changes) and changes[-1]["nodes"] == nodes and changes[-1]["done_at"] is not None
 
 
+@pytest.mark.full
 def test_jobapi_s07_nodes_join_and_leave_in_place_and_the_others_keep_their_processes(bench: Bench) -> None:
     run = bench.run_dir(spec(bench, nnodes=1, nnodes_max=3))
     request_resize(run, role="worker", nodes=2)
@@ -111,6 +112,7 @@ def test_an_elastic_gang_goes_on_without_a_node_that_was_killed(bench: Bench) ->
         assert reader.verdicts() == []
 
 
+@pytest.mark.full
 def test_a_rank_that_falls_by_itself_ends_an_elastic_gang_though_torchrun_would_start_it_again(bench: Bench) -> None:
     run = bench.run_dir(spec(bench, nnodes=1, nnodes_max=2))
     supervisor = Threaded(bench, run, wait=WAIT)

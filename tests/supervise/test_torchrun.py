@@ -54,6 +54,7 @@ print(os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RUN
 """
 
 
+@pytest.mark.full
 def test_a_range_of_nodes_meets_through_c10d(bench: Bench) -> None:
     run = bench.run_dir(spec(bench, code=WORLD, nnodes=1, nnodes_max=2))
     assert bench.supervise(run).state == "succeeded"

@@ -25,7 +25,6 @@ from testbed.errors import BuildError, UnsupportedError
 
 # A first build compiles Go's own library.
 pytestmark = pytest.mark.timeout(300)
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace, which needs root")
 
 
 @pytest.fixture
@@ -249,7 +248,7 @@ def test_no_mirror_is_told(apt, monkeypatch):
         rootfs.mirror()
 
 
-@root_only
+@pytest.mark.root
 def test_a_debian_image_is_cleaned_of_what_this_machine_left_in_it(apt, cache):
     apt.write(
         "debootstrap",
@@ -275,7 +274,7 @@ mount -t tmpfs none $root/mnt""",
     assert [one.name for one in path.parent.iterdir()] == ["image.tar"]
 
 
-@root_only
+@pytest.mark.root
 def test_a_failing_debootstrap_is_quoted_and_leaves_nothing(apt, cache):
     apt.write("debootstrap", "echo 'E: Failed getting release file http://one.test'; exit 1")
     with pytest.raises(BuildError, match=r"(?s)image python could not be made.*Failed getting release.*the network"):
@@ -299,7 +298,7 @@ def test_a_venv_on_the_systems_own_python_needs_the_images_version(monkeypatch):
         images.torch_mounts()
 
 
-@root_only
+@pytest.mark.root
 @pytest.mark.torch
 @pytest.mark.full
 def test_with_the_lent_folders_and_a_bare_system_torch_runs(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from testbed import packages
 from testbed.errors import UnsupportedError
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace, which needs root")
 TOOLS = ("sh", "unshare", "mount", "cat", "ls", "env", "setpriv", "mkdir", "chmod")
 
 
@@ -77,7 +76,7 @@ def test_without_apt_the_message_names_the_packages(machine):
         packages.ensure(say=pytest.fail)
 
 
-@root_only
+@pytest.mark.root
 def test_installs_quietly_and_with_no_service_manager_in_sight(machine, tmp_path):
     notes = tmp_path / "notes"
     machine.add("containerd", "ctr")
@@ -101,14 +100,14 @@ echo > {machine.cni}/bridge; chmod +x {machine.cni}/bridge""",
     assert before == services()
 
 
-@root_only
+@pytest.mark.root
 def test_a_failing_apt_is_quoted(machine):
     machine.write(machine.bin / "apt-get", "echo 'E: Unable to locate package'; exit 100")
     with pytest.raises(Exception, match=r"(?s)could not install containerd, runc, plugins.*Unable to locate"):
         packages.ensure(say=lambda _: None)
 
 
-@root_only
+@pytest.mark.root
 def test_an_apt_that_did_not_help_is_told(machine):
     machine.add("apt-get")
     with pytest.raises(UnsupportedError, match="still not found"):

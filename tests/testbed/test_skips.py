@@ -1,4 +1,4 @@
-"""Where there is no bed, the tests that need one skip with one line; in CI they fail."""
+"""Where there is no bed, the tests that need one skip with one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = ("unshare", "--user", "--map-user=1000", "--")
 
 
 def outcome(*before: str, **env: str) -> str:
-    own = {name: value for name, value in os.environ.items() if name not in {"CI", "KUBECONFIG_FOR_TESTS"}}
+    own = {name: value for name, value in os.environ.items() if name != "KUBECONFIG_FOR_TESTS"}
     command = (*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FILES)
     return subprocess.run(command, cwd=ROOT, env=own | env, capture_output=True, text=True, check=False).stdout
 
@@ -37,11 +37,9 @@ def test_a_cluster_that_is_not_ours_has_no_machine(tmp_path):
     else True,
     reason="no user namespaces here",
 )
-def test_without_root_one_line_says_why_and_ci_fails():
+def test_without_root_one_line_says_why():
     said = outcome(*OTHER)
     (line,) = [line for line in said.splitlines() if line.startswith("SKIPPED")]
     assert "the test bed needs root" in line
-    said = outcome(*OTHER, CI="true")
-    assert "the test bed needs root" in said
-    assert "skipped" not in said
-    assert "passed" not in said
+    assert " passed" not in said
+    assert "failed" not in said

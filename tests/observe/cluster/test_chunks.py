@@ -13,6 +13,8 @@ from rankfall.observe.cluster.apilines import StampParser
 from rankfall.observe.cluster.chunks import Splitter, Taken
 from rankfall.observe.cluster.instance import InstanceLog
 
+pytestmark = pytest.mark.steady
+
 NS = 1_000_000_000
 SECOND = 1_795_401_518
 STAMP = b"2026-11-23T02:38:38"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,10 +17,10 @@ from rankfall.observe.cluster.instance import MAX_PART, InstanceLog
 from rankfall.observe.cluster.overlap import Overlap
 from rankfall.store.stream import IndexReader
 
+pytestmark = pytest.mark.steady
+
 NS = 1_000_000_000
 START = 1_790_000_000
-# More are tried by whoever changes the cursor: ``EXAMPLES=50000 pytest -k through_cuts --hypothesis-seed=N``.
-EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 
 
 def stamp(ns: int) -> bytes:
@@ -117,7 +116,7 @@ def remember_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankfall.observe.cluster.cursor.MARGIN_S", LITTLE_S)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")

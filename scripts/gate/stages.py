@@ -1,0 +1,167 @@
+"""The stages of the gate and the plans that are made of them, as data.
+
+Every test belongs to one stage by its markers and its folder; ``full`` keeps it for the plans of everything. tests/conftest.py refuses markers in files where
+no stage would find them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gate.trial import Trial
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+REPORTS = ROOT / "build" / "reports"
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True)
+class Commands:
+    """A stage of commands that all must succeed; none is tried again.
+
+    Attributes:
+        name: short, and the name of its log.
+        commands: run one after the other, all of them.
+        env: added to the environment.
+    """
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+Stage = Commands | Trial
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one target of the Makefile runs.
+
+    Attributes:
+        stages: in order.
+        stamp: suffix of the file that a green run of a clean tree leaves; None: no file.
+        root: needs root on Linux, and is refused elsewhere.
+    """
+
+    stages: tuple[Stage, ...]
+    stamp: str | None = None
+    root: bool = False
+
+
+def tool(name: str, *arguments: str) -> tuple[str, ...]:
+    """A command of the project's own virtual environment."""
+    return (str(BIN / name), *arguments)
+
+
+def files_with(word: str) -> tuple[str, ...]:
+    """Test files in which ``word`` stands: reading all others for a few tests takes half a minute (tests/conftest.py)."""
+    found = sorted((ROOT / "tests").rglob("test_*.py"))
+    return tuple(str(path.relative_to(ROOT)) for path in found if word in path.read_text())
+
+
+LINT = Commands(
+    "lint",
+    (
+        tool("ruff", "check", "."),
+        tool("ruff", "format", "--check", "."),
+        tool("mypy"),
+        tool(
+            "mypy",
+            "--explicit-package-bases",
+            *("tests/faults", "tests/conformance", "testbed", "scripts", "examples", "bench"),
+        ),
+        tool("lint-imports"),
+        (PYTHON, "scripts/foreign_text.py"),
+        tool("vermin", "--target=3.8-", "--no-tips", "--violations", "src/rankfall_inside"),
+    ),
+    {"MYPYPATH": "tests:examples:scripts"},
+)
+TWO = ("-n", "2")
+PLAIN = "not faults and not torch and not cluster and not root"
+# Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
+PROCESS_FOLDERS = tuple(f"tests/{name}" for name in ("cli", "conformance", "inside", "scripts", "supervise", "testbed"))
+NOT_PROCESSES = tuple(f"--ignore={folder}" for folder in PROCESS_FOLDERS)
+UNIT = Trial("unit", ("-m", f"{PLAIN} and not full", *NOT_PROCESSES, "tests"), TWO)
+PROCESSES = Trial("processes", ("-m", f"{PLAIN} and not full", *PROCESS_FOLDERS), TWO)
+UNIT_ALL = Trial("unit-all", ("-m", PLAIN, *NOT_PROCESSES, "tests"), TWO)
+PROCESSES_ALL = Trial("processes-all", ("-m", PLAIN, *PROCESS_FOLDERS), TWO)
+# One at a time: two torchruns at once on two cores would measure the machine and not the product.
+TORCH_WORD = "mark.torch"
+TORCH = "torch and not faults and not cluster and not root"
+TORCHRUN = Trial("torchrun", ("-m", f"{TORCH} and not full", *files_with(TORCH_WORD)))
+TORCHRUN_ALL = Trial("torchrun-all", ("-m", TORCH, *files_with(TORCH_WORD)))
+FAULTS = Trial("faults", ("-m", "faults and not full and not root", "tests/faults"))
+FAULTS_ALL = Trial(
+    "faults-all",
+    ("-m", "faults", "tests/faults"),
+    env={"RANKFALL_FAULTS_REPORT": "docs/results/faults.md"},
+)
+# Processes as root: process 1 of a pid namespace, mounts, memory cgroups, what the test bed builds.
+ROOT_TESTS = Trial("root", ("-m", "root and not cluster and not full", *files_with("mark.root")), skips_fail=True)
+# Two workers with a bed each: most of a test there is waiting. Only the folders of these tests are read.
+BEDS = 2
+BED_TESTS = (*("tests/cluster", "tests/backends/cluster"),)
+BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
+# Tests start parts of a bed anew; they end with their bed.
+BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
+BED = Trial("bed", ("-m", "cluster and not full", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS)
+BED_ALL = Trial("bed-all", ("-m", "cluster", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS)
+BUILD = Commands("builds", ((PYTHON, "-m", "testbed", "build", "--all"),))
+# Lines are covered by tests that need neither torch nor a cluster: where a test waits for these, a tracer in every process only slows it down.
+COVERAGE_FILE = {"COVERAGE_FILE": str(REPORTS / "coverage-data")}
+COVERED = Trial(
+    "coverage",
+    ("--cov", "--cov-report=", "-m", PLAIN, "tests"),
+    TWO,
+    env=COVERAGE_FILE | {"RANKFALL_TEST_SCALE": "4"},
+)
+COVERAGE = Commands("coverage-report", (tool("coverage", "report", "--sort=cover"),), COVERAGE_FILE)
+EXPLORE = Trial(
+    "explore",
+    ("-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=900", "tests"),
+    TWO,
+    env={"RANKFALL_EXAMPLES": "explore"},
+)
+
+PLANS = {
+    "lint": Plan((LINT,)),
+    "test": Plan((LINT, UNIT, PROCESSES, TORCHRUN, FAULTS), stamp="test"),
+    "test-cluster": Plan((BUILD, ROOT_TESTS, BED), stamp="cluster", root=True),
+    "test-all": Plan(
+        (
+            LINT,
+            UNIT_ALL,
+            PROCESSES_ALL,
+            TORCHRUN_ALL,
+            FAULTS_ALL,
+            BUILD,
+            ROOT_TESTS,
+            BED_ALL,
+            COVERED,
+            COVERAGE,
+            EXPLORE,
+        ),
+        root=True,
+    ),
+    "coverage": Plan((COVERED, COVERAGE)),
+    "explore": Plan((EXPLORE,)),
+}
+
+
+def missing_for_root() -> str:
+    """Why plans that need root cannot run here; empty when they can."""
+    if sys.platform != "linux":
+        return "needs Linux: it starts a real Kubernetes on this machine"
+    if os.geteuid():
+        return "needs root: it makes namespaces, mounts and cgroups (sudo make ...)"
+    return ""
+
+
+def at_idle_priority() -> tuple[str, ...]:
+    """The words before a command that gives way to everything else."""
+    return ("chrt", "--idle", "0") if shutil.which("chrt") else ("nice", "-n", "19")

@@ -1,0 +1,157 @@
+"""A failed test is tried again, once and alone; what that makes of a stage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from gate.trial import MAX_UNSTEADY, Result, Trial, run  # noqa: E402 - scripts is no package of the project
+
+# Fails until its file exists, and makes it.
+ONCE = """
+import pathlib, pytest
+SEEN = pathlib.Path(__file__).with_suffix(".seen")
+
+def fails_once(name):
+    memory = SEEN.with_name(SEEN.name + name)
+    if not memory.exists():
+        memory.touch()
+        print("printed before the failure")
+        raise AssertionError("the first time")
+"""
+CONFIG = "[pytest]\nmarkers =\n  steady: never tried again\n"
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Runs tests, given as text, as a stage of their own."""
+    (tmp_path / "pytest.ini").write_text(CONFIG)
+    # As the project has one: pytest then asks for plug-ins by folder.
+    (tmp_path / "conftest.py").write_text("")
+
+    def play(text: str, *, workers: tuple[str, ...] = (), unsteady_before: int = 0, **more) -> Result:
+        (tmp_path / "test_one.py").write_text(ONCE + text)
+        trial = Trial("toy", ("test_one.py",), workers, **more)
+        reports = tmp_path / "reports"
+        reports.mkdir()
+        return run(trial, root=tmp_path, reports=reports, unsteady_before=unsteady_before)
+
+    return play
+
+
+def test_a_broken_test_fails_the_stage_with_its_text(stage):
+    result = stage("def test_good(): pass\ndef test_broken():\n    print('seen')\n    assert False\n")
+    assert (result.good, result.passed, result.failed, result.unsteady) == (False, 1, 1, [])
+    assert "FAILED test_one.py::test_broken" in result.text
+    assert "FAILED again, alone" in result.text
+    assert "seen" in result.text
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadgroup")], ids=["alone", "two workers"])
+def test_what_passes_alone_is_unsteady_and_its_first_failure_is_kept(stage, tmp_path, workers):
+    text = "@pytest.mark.xdist_group('a')\ndef test_shaky(): fails_once('a')\ndef test_good(): pass\n"
+    result = stage(text, workers=workers)
+    assert (result.good, result.passed, result.failed) == (True, 2, 0)
+    assert result.unsteady == ["test_one.py::test_shaky"]
+    (kept,) = (tmp_path / "reports" / "unsteady").iterdir()
+    assert "the first time" in kept.read_text()
+    assert "printed before the failure" in kept.read_text()
+
+
+def test_more_unsteady_tests_than_allowed_fail_the_run(stage):
+    text = f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY + 1}))\ndef test_shaky(n): fails_once(str(n))\n"
+    result = stage(text)
+    assert not result.good
+    assert result.failed == MAX_UNSTEADY + 1
+    assert "no second try: 9 failures" in result.text
+
+
+def test_as_many_as_allowed_are_unsteady_counted_over_all_stages(stage):
+    text = f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY}))\ndef test_shaky(n): fails_once(str(n))\n"
+    assert len(stage(text).unsteady) == MAX_UNSTEADY
+
+
+def test_one_more_than_earlier_stages_left_fails(stage):
+    result = stage("def test_shaky(): fails_once('a')\n", unsteady_before=MAX_UNSTEADY)
+    assert not result.good
+
+
+def test_a_steady_test_is_never_tried_again(stage):
+    text = "@pytest.mark.steady\ndef test_lines(): fails_once('a')\ndef test_shaky(): fails_once('b')\n"
+    result = stage(text)
+    assert (result.good, result.failed, result.unsteady) == (False, 1, ["test_one.py::test_shaky"])
+    assert "FAILED test_one.py::test_lines" in result.text
+
+
+def test_errors_of_one_shared_set_up_are_one_case(stage):
+    text = (
+        "@pytest.fixture(scope='module')\ndef server(): fails_once('a')\n"
+        f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY + 4}))\ndef test_with(server, n): pass\n"
+    )
+    result = stage(text)
+    assert (result.good, result.failed, len(result.unsteady)) == (True, 0, 1)
+    assert result.passed == MAX_UNSTEADY + 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import nothing_of_this_name\n",
+        "def test_ends(): fails_once('a')\nimport os\ndef test_crash(): os._exit(3)\n",
+        "",
+    ],
+    ids=["unreadable file", "crash", "no test"],
+)
+def test_anything_but_failed_tests_is_red_at_once(stage, tmp_path, text):
+    result = stage(text)
+    assert not result.good
+    assert not (tmp_path / "reports" / "toy-second.json").exists()
+
+
+def test_a_crash_of_a_worker_is_red_at_once(stage, tmp_path):
+    result = stage("import os\ndef test_crash(): os._exit(3)\ndef test_good(): pass\n", workers=("-n", "2"))
+    assert not result.good
+    assert not (tmp_path / "reports" / "toy-second.json").exists()
+
+
+def test_a_skip_fails_where_the_stage_allows_none(stage, tmp_path):
+    text = "def test_absent(): pytest.skip('no machine')\ndef test_good(): pass\n"
+    result = stage(text, skips_fail=True)
+    assert not result.good
+    assert "no machine" in result.text
+
+
+LEAKS = """
+import subprocess, sys
+def test_leaks():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    SEEN.write_text(str(child.pid))
+    child.returncode = 0
+"""
+
+
+@pytest.fixture
+def leaked(tmp_path) -> Callable[[], int]:
+    return lambda: int((tmp_path / "test_one.seen").read_text())
+
+
+def test_what_outlives_the_tests_is_named_and_ended(stage, leaked, monkeypatch):
+    monkeypatch.setenv("RANKFALL_TEST_SCALE", "0.01")
+    result = stage(LEAKS)
+    assert not result.good
+    assert "time.sleep(600)" in result.text
+    assert not Path("/proc", str(leaked())).exists()
+
+
+def test_what_the_stage_runs_on_is_kept(stage, leaked):
+    result = stage(LEAKS, keep="time.sleep(600)")
+    os.kill(leaked(), signal.SIGKILL)
+    assert (result.good, result.text) == (True, "")
