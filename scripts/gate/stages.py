@@ -7,7 +7,6 @@ no stage would find them.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,12 +104,12 @@ FAULTS_ALL = Trial(
 ROOT_TESTS = Trial("root", ("-m", "root and not cluster and not full", *files_with("mark.root")), skips_fail=True)
 # Two workers with a bed each: most of a test there is waiting. Only the folders of these tests are read.
 BEDS = 2
-BED_TESTS = (*("tests/cluster", "tests/backends/cluster"),)
+BED_TESTS = ("tests/cluster", "tests/backends/cluster")
 BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
 # Tests start parts of a bed anew; they end with their bed.
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")
-BED = Trial("bed", ("-m", "cluster and not full", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS)
-BED_ALL = Trial("bed-all", ("-m", "cluster", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS)
+BED = Trial("bed", ("-m", "cluster and not full", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True)
+BED_ALL = Trial("bed-all", ("-m", "cluster", *BED_TESTS), BED_WORKERS, skips_fail=True, keep=BED_PARTS, beds=True)
 BUILD = Commands("builds", ((PYTHON, "-m", "testbed", "build", "--all"),))
 # Lines are covered by tests that need neither torch nor a cluster: where a test waits for these, a tracer in every process only slows it down.
 COVERAGE_FILE = {"COVERAGE_FILE": str(REPORTS / "coverage-data")}
@@ -160,8 +159,3 @@ def missing_for_root() -> str:
     if os.geteuid():
         return "needs root: it makes namespaces, mounts and cgroups (sudo make ...)"
     return ""
-
-
-def at_idle_priority() -> tuple[str, ...]:
-    """The words before a command that gives way to everything else."""
-    return ("chrt", "--idle", "0") if shutil.which("chrt") else ("nice", "-n", "19")

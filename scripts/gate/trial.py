@@ -37,6 +37,7 @@ class Trial:
         env: added to the environment.
         skips_fail: a skipped test makes the stage red.
         keep: processes with this text in their command line may outlive the tests.
+        beds: test beds are up while the tests run.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Trial:
     env: dict[str, str] = field(default_factory=dict)
     skips_fail: bool = False
     keep: str = ""
+    beds: bool = False
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Result:
     Attributes:
         good: the stage is green.
         passed: tests that passed, the unsteady ones too.
-        failed: tests that failed twice, or once where there is no second try.
+        failed: names of tests that failed twice, or once where there is no second try.
         skipped: tests that were skipped.
         unsteady: names of tests that failed first and passed alone, one a shared set-up.
         text: what a person has to read: failures whole, reasons.
@@ -62,7 +64,7 @@ class Result:
 
     good: bool = True
     passed: int = 0
-    failed: int = 0
+    failed: list[str] = field(default_factory=list)
     skipped: int = 0
     unsteady: list[str] = field(default_factory=list)
     text: str = ""
@@ -115,14 +117,14 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
             _keep(reports / "unsteady", trial.name, name, test["text"])
             result.unsteady.append(name)
         else:
-            result.failed += 1
+            result.failed.append(name)
             result.text += f"\nFAILED {name}\n{test['text']}"
             if again is not None:
                 result.text += f"\nFAILED again, alone: {name}\n{again['text']}"
     case_of = cases(failed)
     result.passed = sum(test["result"] == "passed" for test in first.tests.values()) + len(result.unsteady)
     result.unsteady = sorted({case_of[name] for name in result.unsteady})
-    if first.code not in {0, _TESTS_FAILED} or first.broken_files:
+    if first.code not in {0, _TESTS_FAILED} or first.broken_files or (first.code and not failed):
         result.good = False
         result.text += f"\npytest ended with {first.code}; the end of {log}:\n{_tail(log)}"
     if second is not None and second.code not in {0, _TESTS_FAILED}:

@@ -18,7 +18,8 @@ COVERING = {
         "test_jobapi_s07_a_jobset_takes_its_new_size_in_a_new_attempt",
         "test_a_cancelled_run_leaves_nothing_in_the_cluster",
         "test_errors_s40_a_job_that_somebody_deleted_is_not_started_again[job]",
-        "test_launch_s42_launched_again_and_removed_on_every_backend",
+        "test_launch_s42_launched_again_and_removed_on_every_backend[job]",
+        "test_launch_s42_launched_again_and_removed_on_every_backend[trainjob]",
     ),
     "unattended runs": (
         "test_unattended_a_run_that_is_watched_succeeds_with_every_line[trainjob]",
@@ -33,13 +34,15 @@ COVERING = {
         "test_launch_s9_an_image_that_does_not_exist_is_named_with_its_pod",
     ),
     "logs without loss under cuts": (
-        "test_logs_s20_s32_every_number_once_while_all_breaks",
+        "test_logs_s20_s32_every_number_once_while_all_breaks[25]",
         "test_logs_s22_s26_s27_ends_at_the_moment_of_a_cut_lose_nothing",
         "test_logs_s20_logs_with_a_past_are_read_to_their_end_and_followed_from_there",
         "test_each_line_of_each_rank_comes_once_over_the_volume_and_none_through_the_api",
         "test_each_line_of_many_pages_and_of_equal_stamps_comes_once_and_late_ones_too",
     ),
-    "a job that Rankfall did not start": ("test_i19_p11_only_torchruns_own_prefixes_prove_ranks",),
+    "a job that Rankfall did not start": (
+        "test_i19_p11_only_torchruns_own_prefixes_prove_ranks[manifest-without-tee]",
+    ),
     "two faults at once": (
         "test_i19_pairs_of_faults[sigkill-survived]",
         "test_i19_p1_the_pod_that_failed_first_is_named_by_lines_read_later[afterwards]",
@@ -75,7 +78,7 @@ COVERING = {
     "manifests that the server takes": (
         "test_the_server_takes_every_field_of_every_manifest",
         "test_launch_s04_the_longest_name_of_a_backend_is_taken",
-        "test_a_field_that_the_server_would_drop_is_refused_before_anything_is_created",
+        "test_a_field_that_the_server_would_drop_is_refused_before_anything_is_created[job]",
         "test_pods_keep_away_from_excluded_nodes[trainjob]",
     ),
     "the README": ("test_every_command_of_the_kubernetes_section_works",),

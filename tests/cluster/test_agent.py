@@ -25,7 +25,7 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.workloads import PYTHON_IMAGE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "n1"
 T = TypeVar("T")

@@ -31,7 +31,6 @@ from testbed.proxy import (
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 BACKENDS = ("job", "jobset", "trainjob")
-FULL = pytest.mark.full
 
 # What befalls every second request that is no stream, in turn. Each is passed by the request after it, so that every kind of request meets every
 # kind of fault sooner or later, and a repeat gets through.
@@ -81,8 +80,7 @@ def everything_fails(proxy: Proxy) -> None:
     proxy.add("history", WatchError(code=410, at=When(after_s=1.0)), Match(watch=True, user_agent=OURS, nth=2))
 
 
-# A TrainJob's launch has by far the most requests.
-@pytest.mark.parametrize("backend", [pytest.param(one, marks=() if one == "trainjob" else FULL) for one in BACKENDS])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_launch_s12_a_whole_run_while_every_second_request_fails(chaos, backend):
     everything_fails(chaos.proxy)
     began = time.monotonic()
@@ -99,7 +97,7 @@ def test_launch_s12_a_whole_run_while_every_second_request_fails(chaos, backend)
     assert sent <= 120
 
 
-@pytest.mark.parametrize("status", [429, pytest.param(503, marks=FULL)])
+@pytest.mark.parametrize("status", [429, 503])
 def test_launch_s32_a_server_that_refuses_everything_for_a_while_is_not_pressed(chaos, status):
     spec = counting(backend="job", namespace=chaos.namespace, lines=250)
     with chaos.started(spec) as run:
@@ -120,7 +118,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=FULL)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_launch_s32_a_run_survives_a_restart_of_the_api_server(bed, chaos, how):
     spec = counting(backend="job", namespace=chaos.namespace, lines=100)
     with chaos.started(spec) as run:

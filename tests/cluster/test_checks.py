@@ -89,7 +89,6 @@ def tainted(kubectl: Kubectl, node: str, taint: str) -> Iterator[None]:
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_health_s09_s41_checks_run_on_a_tainted_node_and_only_what_passed_is_a_pass(
     bed: Bed, kubectl: Kubectl, namespace: str, nodes: list[str], tmp_path: Path

@@ -28,7 +28,7 @@ def when(stamp: str) -> datetime:
     return datetime.fromisoformat(stamp[:26].rstrip("Z")).replace(tzinfo=UTC)
 
 
-@pytest.mark.parametrize("seconds", [600.0, pytest.param(-600.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seconds", [600.0, -600.0])
 def test_programs_logs_statuses_and_leases_of_one_node_are_shifted_together(bed, kubectl, namespace, seconds):
     with clock.shifted(bed, 1, seconds=seconds) as wrong:
         one = pod("wrong", namespace, "python3", "-c", SAY, nodeName="n1")
@@ -68,7 +68,6 @@ def told_by_leases(config: Path, *, looks: int) -> dict[str, list[Bound]]:
     return told
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("seconds", [90.0, -90.0])
 def test_errors_s31_the_leases_of_a_real_server_bound_the_clocks_of_nodes_and_the_true_offset_is_inside(
     bed, kubectl, namespace, tmp_path, seconds

@@ -19,15 +19,6 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-# Run on every change: what needs no pods, and these where they stand; the rest with the full matrix. Each case that the other tests of the bed do
-# not have is there once, and each backend has one that falls.
-COVERING: dict[str, tuple[str, ...]] = {
-    "a_rank_is_killed": CLUSTER,
-    "rank_0_is_enough": ("trainjob",),
-    "suspend_and_resume": ("trainjob",),
-    "an_image_does_not_exist": ("jobset",),
-    "a_rule_retries_an_exit_code": ("job",),
-}
 # The optional ClusterRole (docs/kubernetes.md): what is said of a right that is missing is said on a cluster alone.
 NODES = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
 
@@ -39,19 +30,11 @@ def cells() -> list[object]:
             case,
             backend,
             id=f"{backend}-{case.name}",
-            marks=[
-                pytest.mark.xdist_group(f"conformance-{backend}"),
-                *([] if _on_every_change(case, backend) else [pytest.mark.full]),
-            ],
+            marks=pytest.mark.xdist_group(f"conformance-{backend}"),
         )
         for backend in CLUSTER
         for case in CASES
     ]
-
-
-def _on_every_change(case: Case, backend: str) -> bool:
-    cheap = case.drive == "plan" or backend in case.refused or backend in case.absent
-    return cheap or backend in COVERING.get(case.name, ())
 
 
 @pytest.fixture(scope="module")

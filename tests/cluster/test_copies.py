@@ -163,7 +163,6 @@ def test_launch_s54_the_pod_of_a_killed_client_ends_by_itself_and_the_next_one_t
     assert movers(world) == []
 
 
-@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_launch_s52_a_file_of_more_than_two_gibibytes(world, shared, tmp_path):
     # All but its end is there, as a cut left it: what is read twice costs a disk nothing when it is all holes.
@@ -225,9 +224,7 @@ def output(world: World, run: str) -> list[str]:
     return world.cli("logs", run, "--no-prefix").stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "backend", ["job", pytest.param("jobset", marks=pytest.mark.full), pytest.param("trainjob", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 def test_launch_s13_small_code_travels_by_config_map_and_the_command_runs_in_it(world, code, backend):
     done = world.run(job(world, code, backend=backend, nnodes=2))
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from testbed.client import Kubectl
 from testbed.proxy import Proxy, before
 
 # Twenty seconds until the controllers call a node lost, a minute until we do, and a node that joins again.
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 EVICT_S = 2
 
 

@@ -24,8 +24,6 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
-# A few of them on every change; all of them with the full matrix.
-COVERING: frozenset[str] = frozenset()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def newest(seen: Seen) -> Verdict | None:
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, id=cell.id, marks=[] if cell.id in COVERING else [pytest.mark.full]) for cell in cells()],
+    [pytest.param(cell, id=cell.id) for cell in cells()],
 )
 @pytest.mark.xdist_group("fault-matrix")
 def test_errors_s41_a_fault_on_the_cluster(runs: Runs, kubectl: Kubectl, cell: Cell) -> None:

@@ -11,7 +11,6 @@ from testbed import faults, process
 from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-FULL = pytest.mark.full
 SLEEPS = ("python3", "-c", "import time; time.sleep(600)")
 
 
@@ -36,7 +35,7 @@ def says(kubectl: Kubectl, namespace: str, name: str, word: str) -> bool:
 
 
 # The tests of logs and of chaos kill the API server as well, those of jobs the rest of the controllers by what they do.
-@pytest.mark.parametrize("part", ["etcd", pytest.param("kube-apiserver", marks=FULL)])
+@pytest.mark.parametrize("part", ["etcd", "kube-apiserver"])
 def test_the_api_is_away_and_back_and_pods_live_on(bed, kubectl, namespace, part):
     running(kubectl, namespace, pod("lives", namespace, *SLEEPS))
     before = state_of(kubectl, namespace, "lives")["containerStatuses"]
@@ -48,7 +47,7 @@ def test_the_api_is_away_and_back_and_pods_live_on(bed, kubectl, namespace, part
 
 @pytest.mark.parametrize(
     "part",
-    [*(pytest.param(one, marks=FULL) for one in ("kube-controller-manager", "kube-scheduler", "trainer")), "jobset"],
+    ["kube-controller-manager", "kube-scheduler", "trainer", "jobset"],
 )
 def test_a_controller_is_away_and_back(bed, part):
     with faults.part_down(bed, part, how=signal.SIGTERM):
@@ -89,7 +88,6 @@ def test_a_power_cut_takes_the_node_and_its_pods_and_it_comes_back_empty(bed, ku
     running(kubectl, namespace, pod("fresh", namespace, *SLEEPS, nodeName="n2"))
 
 
-@pytest.mark.full
 def test_a_pulled_cable_cuts_a_node_off_and_kills_nothing(bed, kubectl, namespace):
     running(kubectl, namespace, pod("lives", namespace, *SLEEPS, nodeName="n2"))
     before = state_of(kubectl, namespace, "lives")["containerStatuses"]

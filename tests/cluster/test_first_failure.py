@@ -138,7 +138,7 @@ def test_i19_p5_a_fault_of_a_healthy_node_is_not_the_cause_of_an_exception_elsew
     assert (other["slug"], other["node"]) == ("gpu_fallen_off_bus", healthy)
 
 
-@pytest.mark.parametrize("end", ["atexit", pytest.param("raise", marks=pytest.mark.full)])
+@pytest.mark.parametrize("end", ["atexit", "raise"])
 def test_i19_p8_a_failure_after_the_work_was_done_is_not_run_again(world, end):
     world.kubectl.apply([script(PROGRAM, namespace=world.namespace, text=ENDS)])
     spec = job(backend="job", namespace=world.namespace)

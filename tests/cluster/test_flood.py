@@ -26,7 +26,7 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.kernel_log import loud
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 #: All nodes of a bed share one ring; this one is named as its owner.
 NODE = "n1"
 KEY = "flood.rankfall.dev/faulty"

@@ -19,7 +19,7 @@ from testbed import accounts, images, workloads
 from testbed.bed import Bed
 from testbed.client import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 LINES = 120
 # Each line says its own rank; the last rank falls when all is said. Started without a rank it is the launcher of its pod: the second one gives
 # its address as a number, which c10d sorts before any name, so its ranks come first.

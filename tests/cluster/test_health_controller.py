@@ -22,7 +22,7 @@ from testbed import accounts
 from testbed.client import Kubectl
 from testbed.ondemand import kwok, loki
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 KEY = "trainy.konduktor.ai/faulty"
 SPACE = "rankfall-health"
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

@@ -30,7 +30,7 @@ from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.workloads import PYTHON_IMAGE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 SPACE = "rankfall-joined"
 KEY = "rankfall.dev/faulty"
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=4242, name=python, GPU has fallen off the bus."

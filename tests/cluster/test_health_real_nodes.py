@@ -23,7 +23,7 @@ from testbed.client import Kubectl
 from testbed.ondemand import loki
 from testbed.workloads import PYTHON_IMAGE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 #: All nodes of a bed share one ring; this one is named as its owner.
 NODE = "n1"
 SPACE = "rankfall-real-nodes"

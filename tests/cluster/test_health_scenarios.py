@@ -276,7 +276,6 @@ def test_health_s15_s21_a_loki_that_does_not_answer_is_never_no_lines_on_a_real_
     assert fleet.happened(node, "Quarantined") == 1
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("fault", list(OTHER_ANSWERS.values()), ids=list(OTHER_ANSWERS))
 def test_health_s21_whatever_loki_answers_instead_of_lines_they_come_once_when_it_answers_again(guarded, fault):
     """After a refusal that waiting may not heal the next look is half a minute later, and so long is a silence waited for."""

@@ -131,7 +131,6 @@ def test_a_detached_supervisor_that_was_killed_is_missed_and_attach_takes_over_a
     assert (listed["state"], listed["supervised"]) == ("succeeded", False)
 
 
-@pytest.mark.full
 def test_launch_s02_what_an_earlier_request_left_running_is_refused_with_its_owner_and_replaced_when_asked(world):
     words = ("--request-token", "build-7", "--detach")
     assert world.run(waiting(world), *words).returncode == 0

@@ -54,10 +54,7 @@ def pod(name: str, command: list[str]) -> dict[str, Any]:
     "commands",
     [
         {"plain": [*SHOWN, "/job/train.py"], "hidden": [*HIDDEN, "--tee=3", "--role=learner"]},
-        pytest.param(
-            {"unmarked": HIDDEN, "learner": [*SHOWN, "--tee", "3", "--role", "learner", "/job/train.py"]},
-            marks=pytest.mark.full,
-        ),
+        {"unmarked": HIDDEN, "learner": [*SHOWN, "--tee", "3", "--role", "learner", "/job/train.py"]},
     ],
     ids=["manifest-without-tee", "manifest-with-tee"],
 )

@@ -18,7 +18,6 @@ from testbed.client import Kubectl
 from testbed.workloads import SCRIPT_FOLDER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-FULL = pytest.mark.full
 TRAIN = """
 import os, time
 
@@ -73,7 +72,7 @@ def ended(world: World, run: str) -> tuple[str, int, str]:
     return status["state"], status["attempts"], world.document("why", run)["cause"]["slug"]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("job", marks=FULL), "jobset"])
+@pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_i19_p6_no_attempt_follows_a_deletion_of_what_has_a_time_to_live(world, backend):
     run = runs(world, spec_of(world, backend, ttl_s=600))
     delete(world, backend, run)
@@ -81,7 +80,6 @@ def test_i19_p6_no_attempt_follows_a_deletion_of_what_has_a_time_to_live(world, 
     assert ended(world, run) == ("deleted", 1, "cancelled")
 
 
-@FULL
 def test_i19_p6_no_attempt_follows_a_deletion_of_the_jobset_of_a_trainjob(world):
     run = runs(world, spec_of(world, "trainjob"))
     delete(world, "jobsets.jobset.x-k8s.io", run)
@@ -90,7 +88,6 @@ def test_i19_p6_no_attempt_follows_a_deletion_of_the_jobset_of_a_trainjob(world)
     assert "jobset" in world.document("status", run)["reason"]
 
 
-@FULL
 def test_i19_p6_a_deletion_during_the_back_off_lets_no_attempt_follow_and_the_verdict_stands(world):
     spec = spec_of(world, "job", steps=20, fall="kill:3:1")
     spec["policies"] |= {"max_restarts": 3, "backoff_s": 20}
@@ -104,7 +101,6 @@ def test_i19_p6_a_deletion_during_the_back_off_lets_no_attempt_follow_and_the_ve
     assert world.document("why", run)["decision"]["action"] == "stop"
 
 
-@FULL
 def test_i19_p6_a_time_to_live_that_is_over_keeps_no_attempt_from_following(world):
     spec = spec_of(world, "job", steps=20, fall="kill:3:1", ttl_s=0)
     done = world.run(spec)
@@ -112,14 +108,14 @@ def test_i19_p6_a_time_to_live_that_is_over_keeps_no_attempt_from_following(worl
     assert ended(world, world.only_run().name)[:2] == ("succeeded", 2)
 
 
-@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=FULL)])
+@pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_i19_p7_a_success_is_one_although_its_time_to_live_removes_it_at_once(world, backend):
     done = world.run(unattended(world, backend, steps=15, ttl_s=0))
     status = world.document("status", world.only_run().name)
     assert (done.returncode, status["state"], status["attempts"]) == (0, "succeeded", 1), done.stderr
 
 
-@pytest.mark.parametrize("backend", [pytest.param("job", marks=FULL), "jobset"])
+@pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_i19_p7_a_failure_keeps_its_verdict_and_its_exit_code(world, backend):
     done = world.run(unattended(world, backend, steps=15, ttl_s=0, fall="raise:3:1"))
     run = world.only_run().name
@@ -169,7 +165,7 @@ def _pods(world: World, attempt: int) -> dict[str, str]:
     return {one["name"]: one["uid"] for one in map(json.loads, path.read_text().splitlines())}
 
 
-@pytest.mark.parametrize("backend", ["job", pytest.param("trainjob", marks=FULL)])
+@pytest.mark.parametrize("backend", ["job", "trainjob"])
 def test_i19_p9_a_namespace_in_which_nothing_is_allowed_is_named_with_the_next_step(world, backend):
     spec = spec_of(world, backend)
     spec["kubernetes"]["namespace"] = "nowhere"

@@ -105,7 +105,6 @@ def test_i19_p4_what_was_rotated_away_while_the_disk_was_full_is_told_with_the_e
     assert status["lost_lines"][0]["lines"] == lost
 
 
-@pytest.mark.full
 def test_i19_p15_logs_that_no_kubelet_gives_have_an_exit_code_a_count_and_a_reason(bed, kubectl, namespace, tmp_path):
     home = tmp_path / "home"
     home.mkdir()

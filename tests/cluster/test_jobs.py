@@ -39,8 +39,6 @@ def torch_pod(
     return workloads.torch_pod(program="program", command=command, mounts=images.torch_mounts(), spread=spread)
 
 
-# The product's own runs do these on every change.
-@pytest.mark.full
 def test_torchrun_runs_over_two_nodes_as_an_indexed_job(bed, kubectl, namespace):
     command = workloads.torchrun(PYTHON, nnodes=2, nproc=1, rank="$JOB_COMPLETION_INDEX", master="two-0.two")
     spec = torch_pod(bed, kubectl, namespace, command, {"job-name": "two"})
@@ -49,7 +47,6 @@ def test_torchrun_runs_over_two_nodes_as_an_indexed_job(bed, kubectl, namespace)
     said_by_both_nodes(kubectl, namespace, "job-name=two")
 
 
-@pytest.mark.full
 def test_torchrun_runs_over_two_nodes_as_a_jobset(bed, kubectl, namespace):
     command = workloads.torchrun(PYTHON, nnodes=2, nproc=1, rank="$JOB_COMPLETION_INDEX", master="two-node-0-0.two")
     spec = torch_pod(bed, kubectl, namespace, command, {"jobset.sigs.k8s.io/jobset-name": "two"})
@@ -58,7 +55,6 @@ def test_torchrun_runs_over_two_nodes_as_a_jobset(bed, kubectl, namespace):
     said_by_both_nodes(kubectl, namespace, "jobset.sigs.k8s.io/jobset-name=two")
 
 
-@pytest.mark.full
 def test_torchrun_runs_over_two_nodes_as_a_trainjob(bed, kubectl, namespace):
     # The Trainer gives its nodes' places in PET_* variables, which torchrun reads by itself.
     command = [str(PYTHON), "-m", "torch.distributed.run", "/job/train.py"]

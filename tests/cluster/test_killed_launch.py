@@ -20,7 +20,6 @@ from testbed.client import Kubectl
 from testbed.proxy import HalfOpen, Match, Proxy, When
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
-FULL = pytest.mark.full
 LINES = 3
 
 
@@ -93,8 +92,8 @@ class User:
         return self.start("attach", runs[0].id) if runs else self.start("run", "--file", str(self.spec))
 
 
-@pytest.mark.parametrize("when", [When(), pytest.param(When(answered=True), marks=FULL)], ids=["before", "after"])
-@pytest.mark.parametrize("backend", [pytest.param(one, marks=FULL) for one in ("job", "jobset", "trainjob")])
+@pytest.mark.parametrize("when", [When(), When(answered=True)], ids=["before", "after"])
+@pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 def test_launch_s12_submit_killed_at_each_request_and_attached_again(chaos, kubectl, tmp_path, backend, when):
     spec = chaos.file(counting(backend=backend, namespace=chaos.namespace, lines=LINES, nnodes=1))
     untouched = User(chaos, tmp_path / "home-0", spec)

@@ -18,7 +18,7 @@ from testbed.client import Kubectl
 from testbed.errors import StartError
 from testbed.workloads import PYTHON_IMAGE, sleeper
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 # Says that it runs, then sleeps; one that is told to ends by itself.
 COUNT = """
 import os, sys, time

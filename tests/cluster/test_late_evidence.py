@@ -112,7 +112,6 @@ def test_i19_p12_an_xid_that_is_known_late_is_in_the_verdict_and_its_node_is_avo
     assert "known only after attempt 2 had begun" in stored["decision"]["because"]
 
 
-@pytest.mark.full
 def test_i19_a_proven_exception_beside_a_healthy_slot_waits_for_nothing(bed, kubectl, namespace, tmp_path):
     program = "import os, time\nfor n in range(6000):\n    print('line', n, flush=True)\n    time.sleep(0.1)\n    if os.environ['RANK'] == '1' and n == 20:\n        raise KeyError('bad')\n"
     here = world(bed, kubectl, namespace, tmp_path / "home", program=program, sees_nodes=False)
@@ -126,7 +125,6 @@ def test_i19_a_proven_exception_beside_a_healthy_slot_waits_for_nothing(bed, kub
     assert [event for event in told if event["data"].get("waits_for") == "evidence"] == []
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("sees_nodes", [False, True])
 @pytest.mark.timeout(500)
 def test_i19_p3_a_power_cut_is_the_nodes_loss_though_its_peers_fail_first(

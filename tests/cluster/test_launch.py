@@ -173,13 +173,10 @@ def client(proxy, config, tmp_path) -> Client:
     return Client(proxy, config, tmp_path / "order.json")
 
 
-FULL = pytest.mark.full
 # What was done and never answered is harder than what was never sent.
 MOMENTS = pytest.mark.parametrize(
-    "when", [pytest.param(When(), id="before", marks=FULL), pytest.param(When(answered=True), id="after")]
+    "when", [pytest.param(When(), id="before"), pytest.param(When(answered=True), id="after")]
 )
-# Alone on every change: refused and renewed, done with its answer lost. A failure is among the many at once.
-COVERING = ("401", "cut-after")
 
 
 @MOMENTS
@@ -192,7 +189,6 @@ def test_launch_s12_killed_at_each_request_and_started_again(client, kubectl, na
         whole(kubectl, namespace, made, done)
 
 
-@FULL
 @MOMENTS
 def test_launch_s1_killed_at_each_request_of_a_removal_and_started_again(client, kubectl, namespace, when):
     # Create, look, delete, then looks and watches until it is gone, then a plain launch.
@@ -208,7 +204,6 @@ def test_launch_s1_killed_at_each_request_of_a_removal_and_started_again(client,
         assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods} <= {done["uid"]}
 
 
-@FULL
 @MOMENTS
 def test_launch_s12_a_trainjob_killed_at_each_change_and_started_again(client, kubectl, namespace, when):
     # After five looks: the runtime, the TrainJob, the runtime's owner (look and change), the config map, the release.
@@ -239,7 +234,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=[] if name in COVERING else FULL) for name in FAULTS])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_launch_s12_a_fault_at_each_request_leaves_one_of_everything(proxy, config, kubectl, namespace, fault):
     async def story() -> None:
         for number in range(1, 5):
@@ -275,7 +270,7 @@ def test_launch_s12_many_faults_at_once_leave_one_of_everything(proxy, config, k
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("status", [429, pytest.param(500, marks=FULL)])
+@pytest.mark.parametrize("status", [429, 500])
 def test_launch_s12_a_server_in_trouble_is_not_pressed(proxy, config, namespace, status):
     async def story() -> None:
         proxy.add("trouble", Answer(status=status), Match(user_agent=OURS))
@@ -381,7 +376,7 @@ def test_jobapi_s23_a_refusal_by_the_server_or_a_webhook_is_told_and_leaves_noth
 
 
 # A TrainJob has a JobSet below it.
-@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=FULL), "trainjob"])
+@pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 def test_launch_s42_launched_again_and_removed_on_every_backend(config, kubectl, namespace, backend):
     async def story() -> None:
         made = compiled(namespace, backend=backend, node_selector={})

@@ -23,7 +23,7 @@ from testbed.ondemand import s3
 from testbed.workloads import PYTHON_IMAGE
 
 # Half a minute and more each.
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 STORE = "s3://logs/team/a"
 COUNT = """
 import os, sys, time

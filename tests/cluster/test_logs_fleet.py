@@ -25,7 +25,6 @@ from testbed.ondemand import fake, kwok
 from testbed.proxy import Proxy, before
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-FULL = pytest.mark.full
 EACH = 8
 # Stated limits. A socket for each log, and some for the watch and for single requests; the event loop's thread, its resolver's and the main one.
 MORE_SOCKETS, THREADS = 16, 16
@@ -62,7 +61,7 @@ def whole(record: Recording, slot: int, count: int) -> bool:
     return all(record.text(slot, f"r{EACH * slot + local}") == expected for local in range(EACH))
 
 
-@pytest.mark.parametrize("pods", [64, pytest.param(512, marks=FULL), pytest.param(1000, marks=FULL)])
+@pytest.mark.parametrize("pods", [64, 512, 1000])
 def test_logs_s30_s32_s40_s48_many_pods_are_open_soon_within_stated_limits(bed, kubectl, tmp_path, pods):
     with followed(bed, kubectl, tmp_path, pods=pods) as (fleet, record):
         for slot, name in enumerate(fleet.pods):

@@ -22,7 +22,6 @@ from testbed.client import Kubectl
 from testbed.proxy import Answer, Cut, EndStream, HalfOpen, Match, Place, Proxy, Slow, When
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-FULL = pytest.mark.full
 NS = 1_000_000_000
 
 
@@ -32,7 +31,7 @@ def record(bed: Bed, kubectl: Kubectl, proxy: Proxy, namespace: str, tmp_path: P
         yield made
 
 
-@pytest.mark.parametrize("seconds", [25, pytest.param(300, marks=[FULL, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("seconds", [25, pytest.param(300, marks=pytest.mark.timeout(600))])
 def test_logs_s20_s32_every_number_once_while_all_breaks(bed, record, seconds):
     """Connections are cut at random and some die without a word; credentials change; API server, kubelet and recorder are killed in between."""
     # Seldom enough that the kubelet does not rotate at 10 MiB, however long a slow machine takes: that is another scenario.
@@ -227,7 +226,7 @@ def test_logs_s28_s29_a_late_pod_and_one_that_never_starts_disturb_nobody(record
 @pytest.mark.parametrize(
     ("size", "rate", "lines"),
     # Not in CI: at a rotation a kubelet that is short of CPU leaves out lines of a log that is open, too.
-    [pytest.param("100Ki", 800, 16_000, marks=FULL), pytest.param("10Mi", 20_000, 800_000, marks=FULL)],
+    [("100Ki", 800, 16_000), ("10Mi", 20_000, 800_000)],
 )
 def test_logs_s24_what_is_rotated_away_during_a_cut_is_a_gap_with_its_exact_bounds(bed, record, size, rate, lines):
     """The log that is open all the time loses nothing of the same rotations."""
@@ -274,7 +273,6 @@ def test_logs_s24_what_is_rotated_away_during_a_cut_is_a_gap_with_its_exact_boun
     assert gap.notes == (f"lines of slot 0 may be missing: between {one} and {other} of its log",)
 
 
-@FULL
 def test_logs_s24_what_is_stored_and_what_the_gaps_count_is_all_that_was_printed(bed, record):
     """Whatever the kubelet leaves out, also of the log that is open all the time: the wrappers counted what they printed."""
     space, run, lines = record.namespace, record.run.id, 8_000
@@ -311,7 +309,7 @@ def test_logs_s24_what_is_stored_and_what_the_gaps_count_is_all_that_was_printed
     assert missing[0, 0] > (0, 0) < missing[0, 1]
 
 
-@pytest.mark.parametrize("seconds", [90.0, pytest.param(-90.0, marks=FULL)])
+@pytest.mark.parametrize("seconds", [90.0, -90.0])
 def test_logs_s39_node_clocks_90_s_apart_lose_and_repeat_nothing(bed, kubectl, namespace, tmp_path, seconds):
     lines = 1500
     with clock.shifted(bed, 1, seconds=seconds) as wrong:
@@ -331,7 +329,7 @@ def test_logs_s39_node_clocks_90_s_apart_lose_and_repeat_nothing(bed, kubectl, n
         assert wrong.proxy.counters().by_rule["cut"] >= 4
 
 
-@pytest.mark.parametrize("cut", [pytest.param(False, marks=FULL), True], ids=["calm", "cut"])
+@pytest.mark.parametrize("cut", [False, True], ids=["calm", "cut"])
 def test_logs_s34_s35_s36_s37_bytes_of_a_real_kubelet_are_kept_as_they_were_written(record, cut):
     if cut:
         # Again and again, most of the time inside a line of a mebibyte.

@@ -16,7 +16,7 @@ from testbed import accounts
 from testbed.ondemand import loki as lokis
 from testbed.workloads import PYTHON_IMAGE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 LINES = 600
 COUNT = f"""
 import os, time

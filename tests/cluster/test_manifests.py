@@ -216,11 +216,7 @@ def said(kubectl: Kubectl, pod: dict[str, Any], container: str) -> list[dict[str
 
 @pytest.mark.parametrize(
     ("backend", "inside"),
-    [
-        pytest.param(backend, inside, marks=[] if backend == "job" or inside == "auto" else pytest.mark.full)
-        for backend in BACKENDS
-        for inside in ("auto", "off")
-    ],
+    [(backend, inside) for backend in BACKENDS for inside in ("auto", "off")],
 )
 def test_launch_s07_words_and_values_arrive_byte_for_byte_on_every_node(kubectl, namespace, backend, inside):
     kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal=one={HELD}")
@@ -296,8 +292,8 @@ def test_unattended_a_permanent_code_ends_the_job_by_the_native_rule(kubectl, na
     ("backend", "fields"),
     [
         ("job", {}),
-        pytest.param("job", {"nnodes_max": 3}, marks=pytest.mark.full),
-        pytest.param("jobset", {"rdzv": "c10d", "launcher": "torchrun"}, marks=pytest.mark.full),
+        ("job", {"nnodes_max": 3}),
+        ("jobset", {"rdzv": "c10d", "launcher": "torchrun"}),
         ("trainjob", {}),
     ],
     ids=["job", "job-elastic", "jobset-c10d", "trainjob"],

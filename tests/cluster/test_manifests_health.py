@@ -97,7 +97,6 @@ def patched(kubectl: Kubectl, node: str, kind: Any, body: Any, sub: str) -> tupl
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_health_s08_the_controllers_account_writes_what_it_must_and_the_policy_refuses_all_else(
     installed: tuple[str, Kubectl], node: str
@@ -121,7 +120,6 @@ def test_health_s08_the_controllers_account_writes_what_it_must_and_the_policy_r
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_health_s08_every_other_verb_of_the_controllers_account_is_denied(
     installed: tuple[str, Kubectl], node: str

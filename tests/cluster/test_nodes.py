@@ -68,7 +68,6 @@ def keys(kubectl: Kubectl, name: str) -> set[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_health_s05_s06_s20_reset_on_a_real_server_with_the_least_rights(
     kubectl: Kubectl, three: list[str], nodes: Nodes, tmp_path: Path
@@ -106,7 +105,6 @@ def test_health_s05_s06_s20_reset_on_a_real_server_with_the_least_rights(
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_health_s18_many_hands_on_one_node_lose_no_taint(kubectl: Kubectl, three: list[str], nodes: Nodes) -> None:
     """Others taint the same node all the time while we taint and clear it; each of their taints is there in the end."""
@@ -138,7 +136,6 @@ def test_health_s18_many_hands_on_one_node_lose_no_taint(kubectl: Kubectl, three
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_health_s18_all_taints_are_taken_away_between_our_look_and_our_write(
     bed: Bed, kubectl: Kubectl, namespace: str, three: list[str], nodes: Nodes

@@ -49,7 +49,6 @@ def logs(kubectl: Kubectl, fleet: fake.Fleet, name: str, *words: str) -> list[st
     return kubectl("logs", "-n", fleet.namespace, name, *words).splitlines()
 
 
-@pytest.mark.full
 def test_a_thousand_fake_pods_run_on_nodes_of_their_own(kubectl, fleet):
     items = kubectl.get("pods", "-n", fleet.namespace)["items"]
     assert len(items) == PODS
@@ -325,7 +324,7 @@ def dry_run(kubectl: Kubectl, spec: dict) -> subprocess.CompletedProcess[str]:
     return kubectl.run("create", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(whole))
 
 
-@pytest.mark.parametrize("version", [pytest.param("2.1", marks=pytest.mark.full), "2.2"])
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
 def test_a_field_of_a_later_trainer_is_taken_there_and_refused_by_the_beds_own(bed, kubectl, version):
     refused = dry_run(kubectl, NEW_FIELDS[version])
     assert refused.returncode

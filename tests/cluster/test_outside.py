@@ -39,7 +39,7 @@ def reaches(world: World, run: str, state: str, *, attempts: int) -> None:
     wait_until(there, timeout=90, what=state)
 
 
-@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_launch_s10_a_job_that_somebody_suspends_is_no_failure_and_goes_on_when_it_is_released(world, backend):
     assert world.run(waiting(world, backend=backend), "--detach").returncode == 0
     run = runs(world)

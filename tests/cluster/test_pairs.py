@@ -13,7 +13,7 @@ from conformance.suite import chosen
 from faults.cluster_page import Row
 from faults.cluster_table import Cell
 from faults.pairs_page import LOST, ROWS, judged
-from faults.pairs_table import COVERING, Pair, pairs
+from faults.pairs_table import Pair, pairs
 from rankfall.backends.cluster.rights import rules
 from testbed import accounts, faults
 from testbed.bed import Bed
@@ -63,7 +63,7 @@ def keep(cell: Cell, seen: Seen) -> None:
 
 @pytest.mark.parametrize(
     "pair",
-    [pytest.param(pair, id=pair.id, marks=[] if pair.id in COVERING else [pytest.mark.full]) for pair in pairs()],
+    [pytest.param(pair, id=pair.id) for pair in pairs()],
 )
 @pytest.mark.xdist_group("fault-pairs")
 def test_i19_pairs_of_faults(runs: Runs, kubectl: Kubectl, pair: Pair) -> None:

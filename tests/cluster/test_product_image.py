@@ -30,7 +30,6 @@ def node(kubectl: Kubectl) -> Iterator[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_health_s08_the_controller_runs_from_its_image_and_its_manifests_and_taints_with_its_own_account_only(
     bed: Bed, kubectl: Kubectl, node: str
@@ -102,7 +101,6 @@ def test_health_what_the_dockerfile_builds_runs_controller_and_agents_by_digest(
 
 
 @pytest.mark.cluster
-@pytest.mark.full
 @pytest.mark.timeout(500)
 def test_every_command_of_the_ten_minutes_works(bed: Bed, kubectl: Kubectl, nodes: list[str], tmp_path: Path) -> None:
     """The page's commands as they stand there, but for the image, which is the bed's."""

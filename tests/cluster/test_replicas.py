@@ -149,8 +149,7 @@ def test_who_takes_over_finds_a_pod_that_was_replaced_meanwhile(scene: Scene) ->
     ]  # fmt: skip
 
 
-# test_outside.py has the same for a gang on every change.
-@pytest.mark.full
+# test_outside.py has the same for a gang.
 def test_a_suspension_from_outside_is_no_fall_of_any_slot(scene: Scene) -> None:
     world = scene.world
     path = world.file(scene.spec("none:0:0"))

@@ -93,7 +93,6 @@ def leave(world: World, run: str, slots: int) -> None:
         world.kubectl("exec", "--namespace", world.namespace, slot["pod"], "--", "touch", "/tmp/leave")
 
 
-@pytest.mark.full
 def test_jobapi_s07_an_indexed_job_grows_and_shrinks_while_pod_0_runs_on(world: World) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv-conf", "last_call_timeout=3"]
     spec = job(backend="job", namespace=world.namespace, nnodes=1, nnodes_max=2, nproc_per_node=1, suspend=True)

@@ -52,7 +52,7 @@ _OTHERWISE: dict[Triple, str] = {
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["job", *(pytest.param(one, marks=pytest.mark.full) for one in CLUSTER[1:])])
+@pytest.mark.parametrize("backend", CLUSTER)
 def test_no_right_is_superfluous(  # noqa: PLR0917 - fixtures
     bed: Bed, kubectl: Kubectl, namespace: str, proxy: Proxy, tmp_path: Path, backend: str
 ) -> None:

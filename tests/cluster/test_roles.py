@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 BACKENDS = ("job", "jobset", "trainjob")
 
 
-def covered(backend: str) -> list[object]:
-    """All backends; the gate runs this one."""
-    return [pytest.param(one, marks=() if one == backend else pytest.mark.full) for one in BACKENDS]
-
-
 # Each worker reaches the first parameter server by its name before it does anything.
 PROGRAM = """
 import os, socket, sys, time
@@ -72,8 +67,7 @@ def two_roles(*, backend: str, namespace: str, fall: str = "") -> dict[str, Any]
     }
 
 
-# On every change the two once each way: a role as a Job of its own, and as a replicated one.
-@pytest.mark.parametrize("backend", covered("job"))
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_jobapi_s11_when_the_workers_are_done_the_parameter_servers_are_stopped(world: World, backend: str) -> None:
     done = world.run(two_roles(backend=backend, namespace=world.namespace))
     assert done.returncode == 0, done.stderr
@@ -94,7 +88,7 @@ def test_jobapi_s11_when_the_workers_are_done_the_parameter_servers_are_stopped(
         assert text.splitlines() == [f"rank {rank} of 3, slot {rank + 2}, index {rank}"]
 
 
-@pytest.mark.parametrize("backend", covered("trainjob"))
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rank_of_the_second_role_that_falls_is_named_with_its_role(world: World, backend: str) -> None:
     done = world.run(two_roles(backend=backend, namespace=world.namespace, fall="1"))
     assert done.returncode == 1, done.stderr

@@ -20,7 +20,6 @@ from testbed.client import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 BACKENDS = ("job", "jobset", "trainjob")
-FULL = pytest.mark.full
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path) -> World:
     return World(home, kubeconfig=path, kubectl=kubectl, namespace=namespace)
 
 
-@pytest.mark.parametrize("backend", ["job", *(pytest.param(other, marks=FULL) for other in BACKENDS[1:])])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_trains_over_two_nodes_and_keeps_every_line(world, backend):
     word = "two  words, 'quotes', $HOME $(RANKFALL_SLOT) $$x\nand a second line"
     spec = job(backend=backend, namespace=world.namespace)
@@ -64,7 +63,6 @@ def test_jobapi_s16_the_first_rank_is_named_and_its_peers_are_victims(world, bac
     assert {one["rank"] for one in verdict["consequences"]} == {0, 1, 2}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_verdict_is_shown_by_kubectl_describe(world, backend):
     spec = job(backend=backend, namespace=world.namespace, fall="raise:3:12")
@@ -83,8 +81,6 @@ def test_a_verdict_is_shown_by_kubectl_describe(world, backend):
 
 
 # With torchrun; the conformance suite compares all backends case by case without it.
-# The conformance suite compares the same on every change.
-@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_jobapi_s28_the_same_job_file_gives_the_same_verdict_and_status(world, backend):
     done = world.run(job(backend=backend, namespace=world.namespace, fall="SIGKILL:2:1"))
@@ -114,7 +110,7 @@ def test_jobapi_s28_the_same_job_file_gives_the_same_verdict_and_status(world, b
     ("fall", "expected"),
     [
         ("raise:3:1", (3, "user_code_exception", 1)),
-        pytest.param("SIGSEGV:1:1", (1, "segfault", 2), marks=FULL),
+        ("SIGSEGV:1:1", (1, "segfault", 2)),
     ],
 )
 def test_the_verdict_names_the_rank_and_the_decision_follows_it(world, backend, fall, expected):
@@ -225,7 +221,7 @@ def test_a_dry_run_shows_manifests_that_the_server_takes_and_creates_nothing(wor
     assert not (world.home / "runs").exists()
 
 
-@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=FULL), "trainjob"])
+@pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 def test_a_field_that_the_server_would_drop_is_refused_before_anything_is_created(world, backend):
     spec = job(backend=backend, namespace=world.namespace)
     spec["kubernetes"]["pod"]["spec"]["terminationGracePeriodSecond"] = 5
@@ -236,7 +232,7 @@ def test_a_field_that_the_server_would_drop_is_refused_before_anything_is_create
     assert world.objects("jobs,services,configmaps,pods,jobsets,trainjobs,trainingruntimes") == []
 
 
-@pytest.mark.parametrize("backend", ["job", pytest.param("trainjob", marks=FULL)])
+@pytest.mark.parametrize("backend", ["job", "trainjob"])
 def test_errors_s40_a_job_that_somebody_deleted_is_not_started_again(world, backend):
     spec = job(backend=backend, namespace=world.namespace)
     spec["env"]["SLOW"] = "30"

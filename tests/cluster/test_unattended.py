@@ -20,7 +20,6 @@ from testbed.client import Kubectl
 from testbed.workloads import SCRIPT_FOLDER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-FULL = pytest.mark.full
 # Its ranks know which start of the gang they are of only from the set's own number.
 TRAIN = """
 import os, sys, time
@@ -80,7 +79,7 @@ def said(rank: int, *, restart: int = 0, steps: int = 5) -> list[str]:
 
 
 # A TrainJob is a JobSet below; the other two are watched by the tests after this one.
-@pytest.mark.parametrize("backend", [*(pytest.param(one, marks=FULL) for one in ("job", "jobset")), "trainjob"])
+@pytest.mark.parametrize("backend", ["job", "jobset", "trainjob"])
 def test_unattended_a_run_that_is_watched_succeeds_with_every_line(world, backend):
     done = world.run(alone(world, backend))
     assert done.returncode == 0, done.stderr
@@ -90,7 +89,7 @@ def test_unattended_a_run_that_is_watched_succeeds_with_every_line(world, backen
         assert lines(world, world.only_run().name, rank) == [*said(rank), "done"]
 
 
-@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=FULL)])
+@pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_unattended_nobody_is_attached_at_all_and_why_knows_all_the_same(world, backend):
     run = submitted(world, alone(world, backend, fall="raise:3:0"))
     done = world.cli("wait", run)
@@ -157,7 +156,7 @@ def test_unattended_a_cause_reaches_native_rules_through_torchrun(world, how):
         assert verdict["cause"]["slug"] == "retryable_exception"
 
 
-@pytest.mark.parametrize("budget", [pytest.param(0, marks=FULL), 2])
+@pytest.mark.parametrize("budget", [0, 2])
 def test_jobapi_s13_s19_a_budget_is_that_many_restarts_natively_too(world, budget):
     done = world.run(alone(world, "jobset", restarts=budget, fall="143:1:0123"))
     status = world.document("status", world.only_run().name)
@@ -189,7 +188,7 @@ def test_unattended_cancel_asks_the_cluster_itself_and_waits_until_all_is_gone(w
 
 
 # A set is suspended by the conformance suite as well, that of a TrainJob.
-@pytest.mark.parametrize("backend", ["job", pytest.param("jobset", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backend", ["job", "jobset"])
 def test_unattended_suspended_and_resumed_without_anybody_recording(world, backend):
     run = submitted(world, alone(world, backend, steps=150))
     wait_until(lambda: world.document("status", run)["state"] == "running", timeout=60, what="a run that runs")
@@ -221,7 +220,6 @@ def test_jobapi_s22_a_failed_trainjob_stays_failed_when_its_set_is_removed(world
     assert (found, world.document("status", run)["state"]) == ("True", "failed")
 
 
-@pytest.mark.full
 def test_unattended_a_pod_that_its_job_replaces_is_the_next_start_of_its_slot(world):
     spec = alone(world, "job", restarts=1, restart_scope="replica")
     # A pod that starts within the first minute falls; its successor, if need be the one after it, does not.

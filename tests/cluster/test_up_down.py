@@ -89,7 +89,6 @@ def reboot(layout: Layout) -> None:
     assert not beds.is_up(layout)
 
 
-@pytest.mark.full
 def test_up_and_down_five_times_leave_the_machine_as_it_was_whatever_was_there(bed, layout, namespace):
     before = traces(layout)
     made = assemble(layout)

@@ -1,4 +1,4 @@
-"""Keeps the results of the matrix, and says at the start what this machine cannot inject."""
+"""Keeps the results of the matrix."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.inject import missing
 from faults.report import Rows, render
-from faults.table import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTED = ROOT / "build" / "faults.jsonl"
@@ -18,13 +16,6 @@ COLLECTED = ROOT / "build" / "faults.jsonl"
 def _page() -> Path | None:
     wanted = os.environ.get("RANKFALL_FAULTS_REPORT")
     return ROOT / wanted if wanted else None
-
-
-def pytest_report_header() -> list[str]:
-    return [
-        f"fault matrix: {reason}; its faults are left out"
-        for reason in sorted({missing(f.inject) or "" for f in FAULTS} - {""})
-    ]
 
 
 @pytest.fixture(scope="session")

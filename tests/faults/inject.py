@@ -1,7 +1,7 @@
 """What is done to a job from outside: signals, a real memory limit, a full disk, a taken port, a small /dev/shm, a clock that is off.
 
 Each injector is a context manager around the job. It says what the command is prefixed with and which variables are added; it reads
-the marks that the worker leaves to know whom to strike. What this machine does not allow is named by ``missing`` before anything starts.
+the marks that the worker leaves to know whom to strike. What needs root carries that marker.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
+
+import pytest
 
 from faults.table import Fault
 from patience import scaled
@@ -41,28 +42,8 @@ class Setting:
 
 # What injects by a mount, a namespace or a memory cgroup.
 NEEDS_ROOT = frozenset({"tmpfs", "small_shm", "network", "oom"})
-
-
-@cache
-def missing(inject: str | None) -> str | None:
-    """Why this machine cannot carry out the injection; None when it can."""
-    if inject in {"tmpfs", "small_shm"}:
-        done = subprocess.run(
-            ("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"), capture_output=True, check=False
-        )
-        return f"{inject}: needs the right to mount" if done.returncode else None
-    if inject == "network":
-        done = subprocess.run(("unshare", "--net", "true"), capture_output=True, check=False)
-        return "network: needs the right to make a network namespace" if done.returncode else None
-    if inject == "clock":
-        return None if shutil.which("cc") else "clock: needs a C compiler"
-    if inject == "oom":
-        try:
-            with memory_group("probe"):
-                return None
-        except OSError as error:
-            return f"oom: no memory cgroup can be made ({error.strerror})"
-    return None
+# For the injection "clock".
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="a clock that is off needs a C compiler")
 
 
 @contextmanager

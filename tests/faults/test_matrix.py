@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.inject import NEEDS_ROOT, missing
+from faults.inject import NEEDS_COMPILER, NEEDS_ROOT
 from faults.report import Rows
 from faults.run import Judged, judge, run_ours, run_theirs
 from faults.table import ALLOWED_LESS, FAULTS, Fault
@@ -18,20 +18,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 
 def _marks(inject: str | None, *, full: bool) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.full] * full + [pytest.mark.root] * (inject in NEEDS_ROOT)
+    return (
+        [pytest.mark.full] * full + [pytest.mark.root] * (inject in NEEDS_ROOT) + [NEEDS_COMPILER] * (inject == "clock")
+    )
 
 
-# What this machine cannot do for another reason is left out before anything runs, and said by conftest.py in the header.
-VARIANTS = [
-    pytest.param(item, id=item.id, marks=_marks(item.fault.inject, full=item.full))
-    for item in variants()
-    if item.fault.inject in NEEDS_ROOT or missing(item.fault.inject) is None
-]
-COMPARED = [
-    pytest.param(item, id=item.name, marks=_marks(item.inject, full=True))
-    for item in FAULTS
-    if item.inject in NEEDS_ROOT or missing(item.inject) is None
-]
+VARIANTS = [pytest.param(item, id=item.id, marks=_marks(item.fault.inject, full=item.full)) for item in variants()]
+COMPARED = [pytest.param(item, id=item.name, marks=_marks(item.inject, full=True)) for item in FAULTS]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.cluster_page import Row
-from faults.inject import missing
+from faults.inject import NEEDS_COMPILER
 from faults.pairs_local import LocalPair, local_pairs, play
 from faults.pairs_page import ROWS, judged_local
 
@@ -22,9 +22,12 @@ COVERING = frozenset(
 @pytest.mark.parametrize(
     "pair",
     [
-        pytest.param(pair, id=pair.id, marks=[] if pair.id in COVERING else [pytest.mark.full])
+        pytest.param(
+            pair,
+            id=pair.id,
+            marks=[pytest.mark.full] * (pair.id not in COVERING) + [NEEDS_COMPILER] * (pair.second == "clock"),
+        )
         for pair in local_pairs()
-        if pair.second != "clock" or not missing("clock")
     ],
 )
 def test_i19_pairs_of_faults_here(pair: LocalPair, tmp_path: Path) -> None:

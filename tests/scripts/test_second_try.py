@@ -34,10 +34,12 @@ CONFIG = "[pytest]\nmarkers =\n  steady: never tried again\n"
 def stage(tmp_path):
     """Runs tests, given as text, as a stage of their own."""
     (tmp_path / "pytest.ini").write_text(CONFIG)
-    # As the project has one: pytest then asks for plug-ins by folder.
-    (tmp_path / "conftest.py").write_text("")
 
-    def play(text: str, *, workers: tuple[str, ...] = (), unsteady_before: int = 0, **more) -> Result:
+    def play(
+        text: str, *, workers: tuple[str, ...] = (), unsteady_before: int = 0, conftest: str = "", **more
+    ) -> Result:
+        # Written always, as the project has one: pytest then asks for plug-ins by folder.
+        (tmp_path / "conftest.py").write_text(conftest)
         (tmp_path / "test_one.py").write_text(ONCE + text)
         trial = Trial("toy", ("test_one.py",), workers, **more)
         reports = tmp_path / "reports"
@@ -49,7 +51,7 @@ def stage(tmp_path):
 
 def test_a_broken_test_fails_the_stage_with_its_text(stage):
     result = stage("def test_good(): pass\ndef test_broken():\n    print('seen')\n    assert False\n")
-    assert (result.good, result.passed, result.failed, result.unsteady) == (False, 1, 1, [])
+    assert (result.good, result.passed, result.failed, result.unsteady) == (False, 1, ["test_one.py::test_broken"], [])
     assert "FAILED test_one.py::test_broken" in result.text
     assert "FAILED again, alone" in result.text
     assert "seen" in result.text
@@ -59,7 +61,7 @@ def test_a_broken_test_fails_the_stage_with_its_text(stage):
 def test_what_passes_alone_is_unsteady_and_its_first_failure_is_kept(stage, tmp_path, workers):
     text = "@pytest.mark.xdist_group('a')\ndef test_shaky(): fails_once('a')\ndef test_good(): pass\n"
     result = stage(text, workers=workers)
-    assert (result.good, result.passed, result.failed) == (True, 2, 0)
+    assert (result.good, result.passed, result.failed) == (True, 2, [])
     assert result.unsteady == ["test_one.py::test_shaky"]
     (kept,) = (tmp_path / "reports" / "unsteady").iterdir()
     assert "the first time" in kept.read_text()
@@ -70,7 +72,7 @@ def test_more_unsteady_tests_than_allowed_fail_the_run(stage):
     text = f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY + 1}))\ndef test_shaky(n): fails_once(str(n))\n"
     result = stage(text)
     assert not result.good
-    assert result.failed == MAX_UNSTEADY + 1
+    assert len(result.failed) == MAX_UNSTEADY + 1
     assert "no second try: 9 failures" in result.text
 
 
@@ -87,7 +89,8 @@ def test_one_more_than_earlier_stages_left_fails(stage):
 def test_a_steady_test_is_never_tried_again(stage):
     text = "@pytest.mark.steady\ndef test_lines(): fails_once('a')\ndef test_shaky(): fails_once('b')\n"
     result = stage(text)
-    assert (result.good, result.failed, result.unsteady) == (False, 1, ["test_one.py::test_shaky"])
+    assert not result.good
+    assert (result.failed, result.unsteady) == (["test_one.py::test_lines"], ["test_one.py::test_shaky"])
     assert "FAILED test_one.py::test_lines" in result.text
 
 
@@ -97,7 +100,7 @@ def test_errors_of_one_shared_set_up_are_one_case(stage):
         f"@pytest.mark.parametrize('n', range({MAX_UNSTEADY + 4}))\ndef test_with(server, n): pass\n"
     )
     result = stage(text)
-    assert (result.good, result.failed, len(result.unsteady)) == (True, 0, 1)
+    assert (result.good, result.failed, len(result.unsteady)) == (True, [], 1)
     assert result.passed == MAX_UNSTEADY + 4
 
 
@@ -119,6 +122,13 @@ def test_anything_but_failed_tests_is_red_at_once(stage, tmp_path, text):
 def test_a_crash_of_a_worker_is_red_at_once(stage, tmp_path):
     result = stage("import os\ndef test_crash(): os._exit(3)\ndef test_good(): pass\n", workers=("-n", "2"))
     assert not result.good
+    assert not (tmp_path / "reports" / "toy-second.json").exists()
+
+
+def test_a_run_that_ends_badly_without_a_failed_test_is_red(stage, tmp_path):
+    result = stage("def test_good(): pass\n", conftest="def pytest_sessionfinish(session): session.exitstatus = 1\n")
+    assert (result.good, result.passed, result.failed) == (False, 1, [])
+    assert "pytest ended with 1" in result.text
     assert not (tmp_path / "reports" / "toy-second.json").exists()
 
 

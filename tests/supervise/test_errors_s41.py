@@ -14,7 +14,7 @@ from .local_scenarios import STORIES
 
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 18, 19, 20, 21, 22, 23, 24, 27, 29, 31)
 TORCHRUN = (18, 21, 22)
-# The fault matrix has an agent that is told to end on every change.
+# The gate runs an agent that is told to end as a part of the fault matrix.
 FULL = (18,)
 RECORD = jsonschema.Draft202012Validator(schema_of("rankfall.record-1"))
 
