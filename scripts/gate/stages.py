@@ -80,7 +80,7 @@ LINT = Commands(
     ),
     {"MYPYPATH": "tests:examples:scripts"},
 )
-TWO = ("-n", "2")
+TWO = ("-n", "3")
 PLAIN = "not faults and not torch and not cluster and not root"
 # Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
 PROCESS_FOLDERS = tuple(f"tests/{name}" for name in ("cli", "conformance", "inside", "scripts", "supervise", "testbed"))

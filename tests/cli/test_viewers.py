@@ -17,6 +17,7 @@ import pytest
 from helpers import wait_until
 from patience import scaled
 from rankfall.cli import session as sessions
+from rankfall.cli.interrupts import Reading
 from rankfall.cli.session import Session
 from rankfall.cli.values import Ranks
 from rankfall.cli.viewer import Viewer
@@ -113,6 +114,20 @@ def test_i18_p7_a_viewer_that_gets_a_signal_lets_go_and_the_run_goes_on(
     if words != ("logs", "-f") and not detached:
         assert told.splitlines()[-1] == f"rankfall-exit: rankfall {128 + number}"
     ends_by_itself(submitted, rankfall)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: signal.Signals(n).name)
+def test_a_signal_that_python_dropped_in_a_finaliser_ends_the_verb_all_the_same(number: int) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    reading = Reading()
+    with reading.until_signal():
+        Dropped()
+        threading.Event().wait(scaled(30))
+        pytest.fail("the signal was lost")
+    assert reading.code == 128 + number
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

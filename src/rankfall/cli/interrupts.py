@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -13,6 +15,8 @@ from rankfall.model import FINAL_STATES
 from rankfall.store import RunDir
 
 _CODE: Final = 128
+# Longer than what Python does between the hook and the code that was interrupted.
+_AGAIN_S: Final = 0.05
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -84,7 +88,8 @@ class Reading:
             if old is not signal.SIG_IGN:
                 signal.signal(number, _end)
         try:
-            yield
+            with _sent_again():
+                yield
         except _SignalError as ended:
             self.code = code_of(ended.number)
         finally:
@@ -125,3 +130,30 @@ class _SignalError(BaseException):
 
 def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
     raise _SignalError(number)
+
+
+@contextlib.contextmanager
+def _sent_again() -> Iterator[None]:
+    """Send a signal once more when Python dropped its exception, as it does with all that is raised in finalisers and callbacks of weak references.
+
+    Not from the hook itself: the handler would raise there, and that is dropped too.
+    """
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, _SignalError):
+            before(dropped)
+            return
+        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), dropped.exc_value.number))
+        timer.daemon = True
+        timers.append(timer)
+        timer.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
