@@ -31,6 +31,7 @@ EXPLORE_TIMES = 10
 settings.register_profile(
     "gate",
     settings.get_profile("default"),
+    max_examples=50,
     derandomize=True,
     database=None,
     deadline=None,

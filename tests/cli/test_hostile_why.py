@@ -117,7 +117,7 @@ def named(group: list[Hostile]) -> str:
 
 FILES = of_kind(Kind.TEXT, Kind.ERROR_FILE, Kind.DUMP)
 # The gate takes every so manieth: each reader and each kind of tree is among them.
-EVERY = 6
+EVERY = 10
 TREES = [
     pytest.param(
         one,
@@ -129,9 +129,9 @@ TREES = [
 
 
 def covering(found: list[list[Hostile]]) -> list[object]:
-    """Groups of inputs, of which the gate takes the first of every three."""
+    """Groups of inputs, of which the gate takes the first of every five."""
     return [
-        pytest.param(one, marks=[pytest.mark.full] * (number % 3 > 0), id=named(one))
+        pytest.param(one, marks=[pytest.mark.full] * (number % 5 > 0), id=named(one))
         for number, one in enumerate(found)
     ]
 

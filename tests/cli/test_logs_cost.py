@@ -169,7 +169,7 @@ def printed(write: object, *, terminal: bool, **how: object) -> bytes:
     as_json=st.booleans(),
     limit=st.none() | st.integers(0, 200),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_i19_p14_lines_together_are_shown_as_one_by_one(
     *, chunks: list[tuple[int, list[bytes]]], bounds: list[int], terminal: bool, limit: int | None, **how: bool
 ) -> None:

@@ -129,7 +129,7 @@ def test_leaving_attach_leaves_the_other_supervisor_alone(
     assert rankfall("wait").returncode == 17
 
 
-@pytest.mark.parametrize("answer", [b"d\n", b"c\n", CTRL_C, b"SIGTERM"], ids=repr)
+@pytest.mark.parametrize("answer", [pytest.param(b"d\n", marks=pytest.mark.full), b"c\n", CTRL_C, b"SIGTERM"], ids=repr)
 def test_i18_p7_at_a_viewers_terminal_only_an_answer_cancels(
     answer: bytes, at_terminal: Callable[..., Terminal], rankfall: Runner, folder: Path
 ) -> None:

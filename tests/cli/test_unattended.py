@@ -246,6 +246,7 @@ def test_from_python_the_same(bench, tmp_path, monkeypatch):
     run = Run(bench.run)
     launched(bench)
     bench.workload.removed = "going"
+    monkeypatch.setattr(followed, "FOLLOWED_S", 0.01)
     with pytest.raises(InfrastructureError, match="asked to end and is going: waits"):
         asyncio.run(run.cancel())
     bench.workload.removed = "gone"

@@ -29,7 +29,9 @@ class Rows:
         self.path = path
 
     def add(self, variant: Variant, said: str, judged: Judged) -> None:
-        """One run of ours."""
+        """One run of ours; the page is of jobs with torch."""
+        if not variant.torch:
+            return
         self._write(
             {
                 "fault": variant.fault.name,

@@ -18,8 +18,9 @@ class Star:
 
     def __init__(self) -> None:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # The port beside the launcher's own.
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1
+        # The port that is kept for the job; where torchrun's own store listens there, the one beside it, which anybody may have.
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        port += "TORCHELASTIC_RUN_ID" in os.environ
         self._centre = rank == 0
         self._others: list[socket.socket] = []
         if self._centre:

@@ -30,7 +30,9 @@ COMPARED = [pytest.param(item, id=item.name, marks=_marks(item.inject, full=True
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_fault(variant: Variant, tmp_path: Path, rows: Rows) -> None:
     fault = variant.fault
-    ours = run_ours(fault, tmp_path, launcher=variant.launcher, nnodes=variant.nnodes, hook=variant.hook)
+    ours = run_ours(
+        fault, tmp_path, launcher=variant.launcher, nnodes=variant.nnodes, hook=variant.hook, torch=variant.torch
+    )
 
     assert ours.state == fault.outcome, ours.stderr
     assert ours.left == ()

@@ -10,18 +10,19 @@ from faults.table import FAULTS, Fault, Launcher
 
 @dataclass(frozen=True)
 class Variant:
-    """One run: a fault under a launcher, on so many nodes of two ranks, with or without the recorder in the ranks."""
+    """One run: a fault under a launcher, on so many nodes of two ranks, with or without the recorder in the ranks, and torch."""
 
     fault: Fault
     launcher: Launcher
     nnodes: int = 2
     hook: bool = True
+    torch: bool = True
     full: bool = True
 
     @property
     def id(self) -> str:
         """A name for people; the code under test never sees it."""
-        return f"{self.fault.name}-{self.launcher}-{self.nnodes}x2{'' if self.hook else '-hook-absent'}"
+        return f"{self.fault.name}-{self.launcher}-{self.nnodes}x2{'' if self.hook else '-hook-absent'}{'' if self.torch else '-no-torch'}"
 
     @property
     def key(self) -> str:
@@ -37,12 +38,22 @@ def kind(fault: Fault) -> tuple[tuple[str, ...], str | None, str, str]:
     return done, fault.inject, fault.slugs[0] if fault.slugs else fault.outcome, str(fault.arguments.get("to", ""))
 
 
+# What a worker does with torch itself. Everything else strikes ranks that meet by plain sockets just as well, in a sixth of the time.
+_BY_TORCH = frozenset({"loader", "mismatch", "hang"})
+# Under torchrun in the gate, beside the faults that strike torchrun itself: the plainest one, one from outside, one that torchrun's error file tells.
+_UNDER_TORCHRUN: dict[str, Launcher] = {
+    "exception-key": "static",
+    "signal-outside-kill": "c10d",
+    "error-file-empty": "static",
+}
+
+
 def variants() -> tuple[Variant, ...]:
     """Every run of the matrix.
 
     Each fault runs under each of its launchers on 2x2, once with the hook absent, and, when it belongs to the core, once on 4x2. The covering part is
-    computed: the first fault of each kind in the core under one launcher, in turn, so that all launchers are covered in the time that CI has; the
-    first that can be told without the hook under each of those launchers; and one on 4x2.
+    computed, in the time that the gate has: the first fault of each kind in the core, without torch where it needs none, else under a launcher in turn;
+    a few under torchrun; the first that can be told without the hook under each launcher; and one on 4x2.
     """
     turn = count()
     found = []
@@ -52,13 +63,27 @@ def variants() -> tuple[Variant, ...]:
         place = next(turn)
         chosen = fault.launchers[place % len(fault.launchers)]
         covers = fault.core and kind(fault) not in kinds
+        light = _is_light(fault)
+        gate = _UNDER_TORCHRUN.get(fault.name)
         if covers:
             kinds.add(kind(fault))
-        found += [Variant(fault, launcher, full=not (covers and launcher == chosen)) for launcher in fault.launchers]
+            if light:
+                found.append(Variant(fault, "plain", torch=False, full=False))
+            else:
+                gate = gate or chosen
+        found += [Variant(fault, launcher, full=launcher != gate) for launcher in fault.launchers]
         bare = fault.hook_free and chosen not in unhooked
         if bare:
             unhooked.add(chosen)
-        found.append(Variant(fault, chosen, hook=False, full=not bare))
+            if light and chosen == "plain":
+                found.append(Variant(fault, "plain", hook=False, torch=False, full=False))
+        found.append(Variant(fault, chosen, hook=False, full=not bare or (light and chosen == "plain")))
         if fault.core:
-            found.append(Variant(fault, fault.launchers[-1], nnodes=4, full=place > 0))
+            found.append(Variant(fault, fault.launchers[-1], nnodes=4))
+            if place == 0:
+                found.append(Variant(fault, "plain", nnodes=4, torch=False, full=False))
     return tuple(found)
+
+
+def _is_light(fault: Fault) -> bool:
+    return "plain" in fault.launchers and not any(action["do"] in _BY_TORCH for action in fault.actions)

@@ -27,6 +27,8 @@ def fails_once(name):
         print("printed before the failure")
         raise AssertionError("the first time")
 """
+# Each try is a process of its own; all plug-ins of the project take most of its time.
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 CONFIG = "[pytest]\nmarkers =\n  steady: never tried again\n"
 
 
@@ -41,7 +43,7 @@ def stage(tmp_path):
         # Written always, as the project has one: pytest then asks for plug-ins by folder.
         (tmp_path / "conftest.py").write_text(conftest)
         (tmp_path / "test_one.py").write_text(ONCE + text)
-        trial = Trial("toy", ("test_one.py",), workers, **more)
+        trial = Trial("toy", ("-p", "xdist", "test_one.py"), workers, env=BARE, **more)
         reports = tmp_path / "reports"
         reports.mkdir()
         return run(trial, root=tmp_path, reports=reports, unsteady_before=unsteady_before)

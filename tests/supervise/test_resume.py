@@ -58,7 +58,23 @@ def check(bench: Bench, run: RunDir) -> None:
 
 
 # A whole life has 30 moments: 3-4 are starts of slots, 13-16 and 19 verdict, end, decision and the way to the next attempt.
-@pytest.mark.parametrize("moment", [1, 2, 3, 4, 7, 9, 13, 14, 15, 16, 17, 18, 19, 20, 24, 28, 29])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        1,
+        3,
+        4,
+        9,
+        13,
+        14,
+        15,
+        16,
+        19,
+        24,
+        29,
+        *(pytest.param(n, marks=pytest.mark.full) for n in (2, 7, 17, 18, 20, 28)),
+    ],
+)
 def test_killed_after_a_moment_and_resumed(bench: Bench, moment: int) -> None:
     run = bench.run_dir(bench.spec(JOB))
     done = mortal(run, moment, "after")
