@@ -80,21 +80,22 @@ LINT = Commands(
     ),
     {"MYPYPATH": "tests:examples:scripts"},
 )
-TWO = ("-n", "3")
+# One more than the two cores: a worker waits for its processes a third of the time.
+WORKERS = ("-n", "3")
 PLAIN = "not faults and not torch and not cluster and not root"
 # Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
 PROCESS_FOLDERS = tuple(f"tests/{name}" for name in ("cli", "conformance", "inside", "scripts", "supervise", "testbed"))
 NOT_PROCESSES = tuple(f"--ignore={folder}" for folder in PROCESS_FOLDERS)
-UNIT = Trial("unit", ("-m", f"{PLAIN} and not full", *NOT_PROCESSES, "tests"), TWO)
-PROCESSES = Trial("processes", ("-m", f"{PLAIN} and not full", *PROCESS_FOLDERS), TWO)
-UNIT_ALL = Trial("unit-all", ("-m", PLAIN, *NOT_PROCESSES, "tests"), TWO)
-PROCESSES_ALL = Trial("processes-all", ("-m", PLAIN, *PROCESS_FOLDERS), TWO)
+UNIT = Trial("unit", ("-m", f"{PLAIN} and not full", *NOT_PROCESSES, "tests"), WORKERS)
+PROCESSES = Trial("processes", ("-m", f"{PLAIN} and not full", *PROCESS_FOLDERS), WORKERS)
+UNIT_ALL = Trial("unit-all", ("-m", PLAIN, *NOT_PROCESSES, "tests"), WORKERS)
+PROCESSES_ALL = Trial("processes-all", ("-m", PLAIN, *PROCESS_FOLDERS), WORKERS)
 # One at a time: two torchruns at once on two cores would measure the machine and not the product.
 TORCH_WORD = "mark.torch"
 TORCH = "torch and not faults and not cluster and not root"
 TORCHRUN = Trial("torchrun", ("-m", f"{TORCH} and not full", *files_with(TORCH_WORD)))
 TORCHRUN_ALL = Trial("torchrun-all", ("-m", TORCH, *files_with(TORCH_WORD)))
-FAULTS = Trial("faults", ("-m", "faults and not full and not root", "tests/faults"))
+FAULTS = Trial("faults", ("-m", "faults and not full and not root", "tests/faults"), ("-n", "2"))
 FAULTS_ALL = Trial(
     "faults-all",
     ("-m", "faults", "tests/faults"),
@@ -116,14 +117,14 @@ COVERAGE_FILE = {"COVERAGE_FILE": str(REPORTS / "coverage-data")}
 COVERED = Trial(
     "coverage",
     ("--cov", "--cov-report=", "-m", PLAIN, "tests"),
-    TWO,
+    WORKERS,
     env=COVERAGE_FILE | {"RANKFALL_TEST_SCALE": "4"},
 )
 COVERAGE = Commands("coverage-report", (tool("coverage", "report", "--sort=cover"),), COVERAGE_FILE)
 EXPLORE = Trial(
     "explore",
     ("-m", "hypothesis and not cluster and not torch and not root", "-o", "timeout=900", "tests"),
-    TWO,
+    WORKERS,
     env={"RANKFALL_EXAMPLES": "explore"},
 )
 

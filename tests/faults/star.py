@@ -20,7 +20,7 @@ class Star:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The port that is kept for the job; where torchrun's own store listens there, the one beside it, which anybody may have.
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        port += "TORCHELASTIC_RUN_ID" in os.environ
+        port += "TORCHELASTIC_USE_AGENT_STORE" in os.environ
         self._centre = rank == 0
         self._others: list[socket.socket] = []
         if self._centre:
