@@ -302,18 +302,3 @@ def pairs() -> Iterator[Pair]:
             # Of what the job asks for, not of what has to come of it.
             fault = replace(fault, **{name: changes[name] for name in ("fields", "policies") if name in changes})
             yield Pair(fault, BACKENDS[(row + column) % len(BACKENDS)], torch=first.name == "hang", second=second)
-
-
-# On every change: each row and each column once.
-COVERING: Final = frozenset(
-    {
-        "exception-node-elsewhere",
-        "sigkill-survived",
-        "oom-disk-full",
-        "hang-deleted",
-        "node-down-sidecar",
-        "xid-event-supervisor-killed",
-        "refused-pod-api-away",
-        "image-missing-clock",
-    }
-)

@@ -6,7 +6,7 @@ from typing import get_args
 
 from faults.cluster_page import Row
 from faults.pairs_page import held, render
-from faults.pairs_table import COVERING, EXPECTED, FIRST, SECOND, pairs
+from faults.pairs_table import EXPECTED, FIRST, SECOND, pairs
 from faults.table import FAULTS, Launcher
 from faults.variants import kind, variants
 
@@ -29,15 +29,11 @@ def test_the_whole_matrix_has_each_fault_under_each_of_its_launchers_and_without
     assert {one.fault.name for one in variants() if one.torch and not one.hook} == {fault.name for fault in FAULTS}
 
 
-def test_i19_every_pair_has_an_expected_outcome_with_its_reasoning_and_ci_runs_each_row_and_column_once() -> None:
+def test_i19_every_pair_has_an_expected_outcome_with_its_reasoning() -> None:
     whole = list(pairs())
     assert {pair.key for pair in whole} == EXPECTED.keys()
     assert len(whole) == len(FIRST) * len(SECOND) >= 48
     assert all(pair.expected.because.endswith(".") for pair in whole)
-    covering = [pair for pair in whole if pair.id in COVERING]
-    assert len(covering) == len(COVERING) >= 8
-    assert {pair.fault.name for pair in covering} == FIRST.keys()
-    assert {pair.second for pair in covering} == SECOND.keys()
 
 
 def test_i19_the_page_of_pairs_keeps_what_it_holds_and_shows_what_was_wrong() -> None:
