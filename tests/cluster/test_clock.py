@@ -11,6 +11,7 @@ import pytest
 
 from cluster.programs import pod
 from cluster.run_world import RULES
+from patience import scaled
 from rankfall.kube.client import Kube
 from rankfall.kube.kubeconfig import load_access
 from rankfall.model.clocks import Bound
@@ -109,4 +110,4 @@ def test_errors_s31_the_leases_of_a_real_server_bound_the_clocks_of_nodes_and_th
         whole = told[node][0].meet(told[node][1])
         assert whole.hi is not None
         # From below by what came last, from above by the renewal before: 10 s, a second of each stamp, and how busy the server is.
-        assert whole.hi - whole.lo < 40 * 10**9  # type: ignore[operator]
+        assert whole.hi - whole.lo < scaled(40) * 10**9  # type: ignore[operator]

@@ -351,16 +351,15 @@ def test_launch_s50_a_401_is_answered_with_renewed_credentials_at_once(proxy, gu
             lambda: kube.delete(CONFIG_MAPS, "a"),
         ):
             proxy.add("who", *answers(401))
-            began = time.monotonic()
             await call()
-            assert time.monotonic() - began < 5
         assert (kube.counters.refreshes, kube.counters.by_status[401]) == (3, 3)
         proxy.add("who", *answers(401, times=100))
         with pytest.raises(CredentialsError, match="refused too"):
             await kube.list(CONFIG_MAPS)
         assert kube.counters.by_status[401] == 5
 
-    run(guest, story)
+    # A pause before another try would outlast the test.
+    run(guest, story, retry=Retry(first_s=3600.0, cap_s=3600.0, total_s=7200.0))
 
 
 def test_409_and_403_are_told_and_never_repeated(proxy, guest):

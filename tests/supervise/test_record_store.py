@@ -11,7 +11,7 @@ from .conftest import Bench
 
 def test_errors_s35_records_that_the_run_lost_come_back_from_the_store_once(bench: Bench) -> None:
     url = f"file://{bench.folder}/shared"
-    run, outcome = bench.run("if rank == 1: raise ValueError('bad sample')\ntime.sleep(60)", record_store=url)
+    run, outcome = bench.run("if rank == 1: raise ValueError('bad sample')\ntime.sleep(600)", record_store=url)
     assert outcome.verdict is not None
     assert (outcome.verdict.rank, outcome.verdict.cause.slug) == (1, "user_code_exception")
     kept = {path.name for path in run.records_dir.glob("error-*.json")}
