@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers lint lock sbom clean
+.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers house lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ fuzz: setup ## Read ten million mutated kernel lines and compare each with a sec
 
 fuzz-readers: setup ## Measure what each reader of foreign bytes costs over hostile inputs; fails when one crashes, stalls or takes too much memory
 	@$(PY) scripts/fuzz_readers.py
+
+house: setup ## Print sizes, imports, wide constructors and private words of the sources, room by room
+	@$(PY) scripts/house.py
 
 lint: setup ## Format, lint, types, layers, oldest Python of what travels into the job
 	@$(PY) scripts/check.py lint
