@@ -81,6 +81,11 @@ class _Try:
     def failed(self) -> dict[str, dict[str, Any]]:
         return {name: test for name, test in self.tests.items() if test["result"] == "failed"}
 
+    @property
+    def complete(self) -> bool:
+        """Whether pytest ran all tests to their end, and its code says no more than their results."""
+        return not self.broken_files and self.code == (_TESTS_FAILED if self.failed else 0)
+
 
 def cases(failed: dict[str, dict[str, Any]]) -> dict[str, str]:
     """The first test of each case, by test: errors of one shared set-up are one case."""
@@ -124,11 +129,10 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
     case_of = cases(failed)
     result.passed = sum(test["result"] == "passed" for test in first.tests.values()) + len(result.unsteady)
     result.unsteady = sorted({case_of[name] for name in result.unsteady})
-    if first.code not in {0, _TESTS_FAILED} or first.broken_files or (first.code and not failed):
-        result.good = False
-        result.text += f"\npytest ended with {first.code}; the end of {log}:\n{_tail(log)}"
-    if second is not None and second.code not in {0, _TESTS_FAILED}:
-        result.text += f"\nthe second try ended with {second.code}; the end of {log}:\n{_tail(log)}"
+    for which, one in (("pytest", first), ("the second try", second)):
+        if one is not None and not one.complete:
+            result.good = False
+            result.text += f"\n{which} ended with {one.code}; the end of {log}:\n{_tail(log)}"
     if reason:
         result.text += f"\nno second try: {reason}\n"
     if trial.skips_fail and result.skipped:
@@ -146,8 +150,10 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
 def _no_second_try(first: _Try, unsteady_before: int) -> str:
     """Why what failed is not tried again; empty when it is."""
     failed = first.failed
-    if first.code != _TESTS_FAILED or first.broken_files:
-        return "pytest did not run all tests to their end" if first.code or first.broken_files else ""
+    if not first.complete:
+        return "pytest did not run all tests to their end"
+    if not failed:
+        return ""
     if any(test["crashed"] for test in failed.values()):
         return "a worker crashed"
     if all(test["steady"] for test in failed.values()):

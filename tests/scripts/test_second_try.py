@@ -131,7 +131,16 @@ def test_a_run_that_ends_badly_without_a_failed_test_is_red(stage, tmp_path):
     result = stage("def test_good(): pass\n", conftest="def pytest_sessionfinish(session): session.exitstatus = 1\n")
     assert (result.good, result.passed, result.failed) == (False, 1, [])
     assert "pytest ended with 1" in result.text
+    assert "pytest did not run all tests to their end" in result.text
     assert not (tmp_path / "reports" / "toy-second.json").exists()
+
+
+def test_a_second_try_that_ends_badly_without_a_failed_test_is_red(stage):
+    result = stage(
+        "def test_shaky(): fails_once('a')\n", conftest="def pytest_sessionfinish(session): session.exitstatus = 1\n"
+    )
+    assert (result.good, result.failed, result.unsteady) == (False, [], ["test_one.py::test_shaky"])
+    assert "the second try ended with 1" in result.text
 
 
 def test_a_skip_fails_where_the_stage_allows_none(stage, tmp_path):
