@@ -28,10 +28,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # everywhere and keeps none; ``make explore`` draws new ones, ten times as many.
 EXAMPLES = os.environ.get("RANKFALL_EXAMPLES", "gate")
 EXPLORE_TIMES = 10
+# Of a property that names no number itself.
+USUAL_EXAMPLES = 50
 settings.register_profile(
     "gate",
     settings.get_profile("default"),
-    max_examples=50,
+    max_examples=USUAL_EXAMPLES,
     derandomize=True,
     database=None,
     deadline=None,
@@ -39,7 +41,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
-    "explore", settings.get_profile("default"), derandomize=False, database=None, deadline=None, print_blob=True
+    "explore",
+    settings.get_profile("default"),
+    max_examples=USUAL_EXAMPLES * EXPLORE_TIMES,
+    derandomize=False,
+    database=None,
+    deadline=None,
+    print_blob=True,
 )
 settings.load_profile(EXAMPLES)
 
