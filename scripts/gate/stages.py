@@ -95,6 +95,7 @@ TORCH_WORD = "mark.torch"
 TORCH = "torch and not faults and not cluster and not root"
 TORCHRUN = Trial("torchrun", ("-m", f"{TORCH} and not full", *files_with(TORCH_WORD)))
 TORCHRUN_ALL = Trial("torchrun-all", ("-m", TORCH, *files_with(TORCH_WORD)))
+# Two at a time: most of them start no torch and wait.
 FAULTS = Trial("faults", ("-m", "faults and not full and not root", "tests/faults"), ("-n", "2"))
 FAULTS_ALL = Trial(
     "faults-all",

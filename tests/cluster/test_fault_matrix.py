@@ -67,10 +67,7 @@ def newest(seen: Seen) -> Verdict | None:
     return next((one for one in reversed(seen.ours.verdicts) if one is not None), None) if seen.ours else None
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, id=cell.id) for cell in cells()],
-)
+@pytest.mark.parametrize("cell", [*cells()], ids=lambda cell: cell.id)
 @pytest.mark.xdist_group("fault-matrix")
 def test_errors_s41_a_fault_on_the_cluster(runs: Runs, kubectl: Kubectl, cell: Cell) -> None:
     fault = cell.fault

@@ -61,10 +61,7 @@ def keep(cell: Cell, seen: Seen) -> None:
     ROWS.add(Row.of(cell, first, judged(cell, seen), state))
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [pytest.param(pair, id=pair.id) for pair in pairs()],
-)
+@pytest.mark.parametrize("pair", [*pairs()], ids=lambda pair: pair.id)
 @pytest.mark.xdist_group("fault-pairs")
 def test_i19_pairs_of_faults(runs: Runs, kubectl: Kubectl, pair: Pair) -> None:
     seen = runs.seen(pair)

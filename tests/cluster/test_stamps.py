@@ -48,10 +48,7 @@ def phases(kubectl: Kubectl, namespace: str) -> list[str]:
     return [pod["status"]["phase"] for pod in kubectl.get("pods", "-n", namespace)["items"]]
 
 
-@pytest.mark.parametrize(
-    "killed",
-    [pytest.param(False, id="afterwards"), pytest.param(True, id="after-a-kill")],
-)
+@pytest.mark.parametrize("killed", [False, True], ids=["afterwards", "after-a-kill"])
 def test_i19_p1_the_pod_that_failed_first_is_named_by_lines_read_later(bed, kubectl, namespace, tmp_path, killed):
     path = accounts.create(bed.control, kubectl, "looker", namespace=namespace, rules=LOOK)
     (tmp_path / "home").mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 
 from faults.table import FAULTS, Fault, Launcher
 
@@ -55,33 +54,31 @@ def variants() -> tuple[Variant, ...]:
     computed, in the time that the gate has: the first fault of each kind in the core, without torch where it needs none, else under a launcher in turn;
     a few under torchrun; the first that can be told without the hook under each launcher; and one on 4x2.
     """
-    turn = count()
     found = []
     kinds: set[object] = set()
     unhooked: set[Launcher] = set()
-    for fault in FAULTS:
-        place = next(turn)
-        chosen = fault.launchers[place % len(fault.launchers)]
-        covers = fault.core and kind(fault) not in kinds
+    for place, fault in enumerate(FAULTS):
+        turn = fault.launchers[place % len(fault.launchers)]
+        first = fault.core and kind(fault) not in kinds
+        bare = fault.hook_free and turn not in unhooked
         light = _is_light(fault)
-        gate = _UNDER_TORCHRUN.get(fault.name)
-        if covers:
+        if first:
             kinds.add(kind(fault))
-            if light:
-                found.append(Variant(fault, "plain", torch=False, full=False))
-            else:
-                gate = gate or chosen
-        found += [Variant(fault, launcher, full=launcher != gate) for launcher in fault.launchers]
-        bare = fault.hook_free and chosen not in unhooked
         if bare:
-            unhooked.add(chosen)
-            if light and chosen == "plain":
-                found.append(Variant(fault, "plain", hook=False, torch=False, full=False))
-        found.append(Variant(fault, chosen, hook=False, full=not bare or (light and chosen == "plain")))
+            unhooked.add(turn)
+        gate = _UNDER_TORCHRUN.get(fault.name) or (turn if first and not light else None)
+        bare_light = bare and light and turn == "plain"
+        found += [Variant(fault, launcher, full=launcher != gate) for launcher in fault.launchers]
+        found.append(Variant(fault, turn, hook=False, full=not bare or bare_light))
         if fault.core:
             found.append(Variant(fault, fault.launchers[-1], nnodes=4))
-            if place == 0:
-                found.append(Variant(fault, "plain", nnodes=4, torch=False, full=False))
+        # What these strike needs no torch: only the gate has them.
+        if first and light:
+            found.append(Variant(fault, "plain", torch=False, full=False))
+        if bare_light:
+            found.append(Variant(fault, "plain", hook=False, torch=False, full=False))
+        if place == 0:
+            found.append(Variant(fault, "plain", nnodes=4, torch=False, full=False))
     return tuple(found)
 
 

@@ -61,18 +61,8 @@ def check(bench: Bench, run: RunDir) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        1,
-        3,
-        4,
-        9,
-        13,
-        14,
-        15,
-        16,
-        19,
-        24,
-        29,
-        *(pytest.param(n, marks=pytest.mark.full) for n in (2, 7, 17, 18, 20, 28)),
+        pytest.param(n, marks=[pytest.mark.full] * (n in {2, 7, 17, 18, 20, 28}))
+        for n in (1, 2, 3, 4, 7, 9, 13, 14, 15, 16, 17, 18, 19, 20, 24, 28, 29)
     ],
 )
 def test_killed_after_a_moment_and_resumed(bench: Bench, moment: int) -> None:

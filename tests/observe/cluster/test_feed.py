@@ -307,7 +307,7 @@ def test_a_feed_follows_when_each_log_of_a_running_container_was_opened(tmp_path
         assert not fed.feed.following
         assert fed.feed.blind
         made.pods_refused = None
-        await until(lambda: len(second.requests) >= 3 and first.requests, "tries of both logs")
+        await until(lambda: len(second.requests) >= 5 and first.requests, "tries of both logs")
         assert not fed.feed.following
         second.faults.clear()
         # One that has not begun has no log.
