@@ -13,6 +13,10 @@ import time
 _NUMBER = struct.Struct("<d")
 
 
+# As torch's own group does, it lives as long as its process: one that leaves is not gone for its partners before it ends.
+_KEPT: list[socket.socket] = []
+
+
 class Star:
     """One group of all ranks; comes about when all have come."""
 
@@ -30,6 +34,7 @@ class Star:
         else:
             self._others = [_reach(host, port)]
             self._hear(self._others[0])
+        _KEPT.extend(self._others)
 
     def all_reduce(self, value: float) -> float:
         """The sum of all ranks' values.
