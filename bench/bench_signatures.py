@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankfall.signatures.table import Where
+    from rankfall.verdict.signatures.catalogue import Where
 
 CHUNK = 4 << 20
 LINES_PER_FAILURE = 50_000
@@ -58,8 +58,8 @@ def row(name: str, seconds: float, size: int, found: int) -> None:
 
 def main() -> None:
     """Print the table."""
-    from rankfall.signatures.catalogue import default_catalogue
-    from rankfall.signatures.literals import required_words
+    from rankfall.verdict.signatures.catalogue import default_catalogue
+    from rankfall.verdict.signatures.patterns import required_words
 
     start = time.perf_counter()
     catalogue = default_catalogue()

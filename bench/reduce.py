@@ -12,8 +12,8 @@ LIMIT_S, LIMIT_MIB = 3.0, 512.0
 
 def measure() -> None:
     """Build the case, diagnose it, print seconds and peak MiB of the whole process."""
-    from rankfall.diagnose import diagnose
     from rankfall.model import Case, Evidence, RankFacts
+    from rankfall.verdict.diagnose import diagnose
 
     second = 1_000_000_000
     ranks = tuple(

@@ -44,7 +44,7 @@ def rows() -> list[Row]:
 
 
 def _hook(folder: Path) -> list[Row]:
-    from rankfall.backends.bundle import unpack
+    from rankfall.backends.payload import unpack
 
     bundle = unpack(folder / "home")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("RANKFALL_", "PYTHONPATH"))}

@@ -111,8 +111,8 @@ def _plain(folder: Path, script: Path) -> float:
 
 
 def _ours(folder: Path, script: Path) -> tuple[float, float]:
-    from rankfall.store.content import content_size
-    from rankfall.store.names import find_streams
+    from rankfall.rundir.streams.content import content_size
+    from rankfall.rundir.streams.files import find_streams
 
     with tempfile.TemporaryDirectory(dir=folder) as name:
         home = Path(name)

@@ -21,10 +21,10 @@ LIMIT_RATE, LIMIT_MIB = 150.0, 200.0
 
 def write_log(path: Path, *, mib: int) -> None:
     """A training log: 16 ranks, ordinary lines, a failure in the middle of it."""
-    dice = random.Random(7)
+    rng = random.Random(7)
     lines = [
-        f"[rank{dice.randrange(16)}]: 2026-11-21 09:{dice.randrange(60):02d}:{dice.randrange(60):02d} INFO step {n} "
-        f"loss {dice.random():.4f} lr 3.0e-04 grad_norm {dice.random():.3f} tokens/s {dice.randrange(90000)} mem 61.2GiB\n"
+        f"[rank{rng.randrange(16)}]: 2026-11-21 09:{rng.randrange(60):02d}:{rng.randrange(60):02d} INFO step {n} "
+        f"loss {rng.random():.4f} lr 3.0e-04 grad_norm {rng.random():.3f} tokens/s {rng.randrange(90000)} mem 61.2GiB\n"
         for n in range(20_000)
     ]
     block = "".join(lines).encode()
@@ -89,7 +89,7 @@ def _searcher(patterns: Path, log: Path, folder: Path) -> tuple[str, float]:
 
 def rows() -> list[Row]:
     """The rows of this part."""
-    from rankfall.signatures.catalogue import default_catalogue
+    from rankfall.verdict.signatures.catalogue import default_catalogue
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

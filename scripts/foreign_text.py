@@ -2,7 +2,7 @@
 
 What a job, a log, a platform or a file of a run directory holds is hostile. There is one decoder of JSON (rankfall.model.decoding), one reader of
 numbers (rankfall.model.numbers) and one way to patterns (rankfall.model.patterns); rankfall_inside, which has the standard library alone,
-has rankfall_inside.foreign and patterns of its own with bounded repeats. Elsewhere in the layers that read these are errors:
+has rankfall_inside.untrusted and patterns of its own with bounded repeats. Elsewhere in the layers that read these are errors:
 
 * ``json.load``, ``json.loads``, ``msgspec.json.decode``, ``msgspec.json.Decoder``, ``msgspec.convert``;
 * ``int(x)`` and ``float(x)``, unless the code itself shows that ``x`` is a number: a constant, a sum or product, a comparison, a call that
@@ -36,7 +36,7 @@ LAYERS = (
     "rankfall_inside",
 )
 # The readers themselves.
-READERS = frozenset({"rankfall_inside/foreign.py"})
+READERS = frozenset({"rankfall_inside/untrusted.py"})
 MARKER = re.compile(r"# foreign-text: \S+ \S+")
 DECODERS = {
     "json.load": "rankfall.model.decoding.decode",
@@ -126,12 +126,12 @@ class _Finder:
 
     def _named(self, name: str, line: int) -> Iterator[tuple[int, str]]:
         if name in DECODERS:
-            yield line, f"{name}: use {'rankfall_inside.foreign.loads' if self._inside else DECODERS[name]}"
+            yield line, f"{name}: use {'rankfall_inside.untrusted.loads' if self._inside else DECODERS[name]}"
         elif name.startswith("re.") and name[3:4].islower() and name not in self._patterns:
             yield line, f"{name}: compile it once" if self._inside else f"{name}: use rankfall.model.patterns"
 
     def _number(self) -> str:
-        return "use rankfall_inside.foreign" if self._inside else "use rankfall.model.numbers"
+        return "use rankfall_inside.untrusted" if self._inside else "use rankfall.model.numbers"
 
 
 def _annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rankfall_inside.carry_frames import Channel
-from rankfall_inside.carry_receive import Receiver
-from rankfall_inside.carry_send import Counts, send
-from rankfall_inside.carry_tree import Tree, scan
+from rankfall_inside.transfer.frames import Channel
+from rankfall_inside.transfer.receive import Receiver
+from rankfall_inside.transfer.send import Counts, send
+from rankfall_inside.transfer.tree import Tree, scan
 
 CODE = "import sys; from rankfall_inside import carry; sys.exit(carry.main(sys.argv[1:]))"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankfall.evidence.readers.text import digest
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts
-from rankfall.observe.text import digest
 
 S = 1_000_000_000
 T0 = 1_790_000_000 * S

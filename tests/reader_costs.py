@@ -23,30 +23,29 @@ from hypothesis import strategies as st
 
 from hostile_inputs import Hostile, Kind, of_kind
 from memory_limit import limit_child
-from rankfall.health.recognise import Recogniser
+from rankfall.collect.pods.instance_folders import RecordIntake
+from rankfall.evidence.attempt.activity import read_steps
+from rankfall.evidence.files.log_files import case_of_files
+from rankfall.evidence.readers import plain_pickle, torchrun
+from rankfall.evidence.readers.flight_recorder import Dumps
+from rankfall.evidence.readers.flyte_errors import container_error_evidence
+from rankfall.evidence.readers.scan import ChunkScanner
+from rankfall.evidence.readers.stacks import NewestDump, kernel_state, main_frames, text_of_json
+from rankfall.evidence.readers.stream_reader import StreamTail
+from rankfall.evidence.readers.text import parse_prefix
+from rankfall.evidence.readers.torchrun import error_file_evidence
+from rankfall.evidence.readers.tracebacks import find_tracebacks
+from rankfall.kernellog.record import parse_record
+from rankfall.loki import client
+from rankfall.loki.errors import LokiError
 from rankfall.model import NotFound, Record, StoreError, UsageError
-from rankfall.observe import plain_pickle, torchrun
-from rankfall.observe.cluster.channel import RecordIntake
-from rankfall.observe.cluster.routes import RECORD_MARK, Routes
-from rankfall.observe.container_error import container_error_evidence
-from rankfall.observe.elastic import error_file_evidence
-from rankfall.observe.files import case_of_files
-from rankfall.observe.flight import Dumps
-from rankfall.observe.kmsg import parse_record
-from rankfall.observe.loki import answers
-from rankfall.observe.loki.errors import LokiError
-from rankfall.observe.prefixes import parse_prefix
-from rankfall.observe.progress import read_steps
-from rankfall.observe.records import RecordFolder, read_end
-from rankfall.observe.scan import ChunkScanner
-from rankfall.observe.stack_text import NewestDump, main_frames, text_of_json
-from rankfall.observe.stacks import kernel_stand
-from rankfall.observe.streams import StreamTail
-from rankfall.observe.tracebacks import find_tracebacks
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store.error_lines import ErrorLines
-from rankfall.store.packed import read_zstd
-from rankfall.store.stream import IndexReader
+from rankfall.nodes.rules.kernel_lines import Recogniser
+from rankfall.rundir.cluster.log_routes import RECORD_MARK, Routes
+from rankfall.rundir.lines.query import ErrorLines
+from rankfall.rundir.records import RecordFolder, read_end
+from rankfall.rundir.streams.content import read_zstd
+from rankfall.rundir.streams.files import IndexReader
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 MIB = 1 << 20
 # Bounds of issue 18: a MiB of input takes at most so many seconds of CPU, and a reader at most so much memory.
@@ -72,7 +71,7 @@ class Reader:
 
     drive: Callable[[bytes, Path], object]
     kinds: tuple[Kind, ...] = _TEXTS
-    answers: tuple[type[Exception], ...] = ()
+    client: tuple[type[Exception], ...] = ()
 
 
 def _scan(data: bytes, _: Path, *, chunk: int) -> None:
@@ -186,13 +185,13 @@ def _loki(data: bytes, _: Path) -> None:
     whole = json.dumps({"status": "success", "data": {"resultType": "streams", "result": streams}}).encode()
     for body in (whole, data):
         with contextlib.suppress(LokiError):
-            answers.page(body, keys=("pod",), start=0, end=1 << 62)
+            client.page(body, keys=("pod",), start=0, end=1 << 62)
 
 
 def _stack_text(data: bytes, _: Path) -> None:
     text = data.decode("utf-8", "replace")
     main_frames(text)
-    kernel_stand(1, text)
+    kernel_state(1, text)
     newest = NewestDump()
     for begin in range(0, len(data), 1 << 16):
         newest.feed(data[begin : begin + (1 << 16)])

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankfall.store import RunDir, StreamRow
+from rankfall.rundir import RunDir, StreamRow
 
 ROW = struct.Struct("<QQqQB7x")
 MAGIC = b"RFIDX1\0\0"

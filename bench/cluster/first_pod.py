@@ -17,7 +17,7 @@ FIRST_POD_S = 3.0
 
 def rows(where: Place) -> list[Row]:
     """The rows of the page."""
-    from rankfall.backends.bundle import build_zip
+    from rankfall.backends.payload import build_zip
 
     path = where.home.parent / "first.yaml"
     path.write_text(yaml.safe_dump(job(where)))

@@ -50,9 +50,9 @@ def _launched_by_backend(where: Place) -> list[Row]:
 
 def launched(where: Place, spec: Mapping[str, Any]) -> tuple[Counter[str], Counter[str]]:
     """What the server was asked for by the plan and by the launch of one attempt; it is removed again."""
-    from rankfall.backends.cluster.backend import ClusterBackend
+    from rankfall.backends.kubernetes.backend import ClusterBackend
     from rankfall.model import spec_from
-    from rankfall.store import RunDir
+    from rankfall.rundir import RunDir
 
     directory = RunDir.create(spec_from(dict(spec)), home=where.home)
     backend = ClusterBackend()

@@ -65,7 +65,7 @@ class Place:
     def end(self) -> None:
         """End all runs."""
         from rankfall.model import FINAL_STATES
-        from rankfall.store import list_runs
+        from rankfall.rundir import list_runs
 
         for run in list_runs(self.home):
             with run.reader() as reader:

@@ -17,7 +17,7 @@ import yaml
 
 from bench.cluster.place import Place, job
 from bench.common import Row
-from rankfall.observe.cluster.around_feed import SINGLY
+from rankfall.collect.pods.cluster_context import MAX_NODE_WATCHES
 from testbed.ondemand import kwok
 
 PODS = 1000
@@ -28,7 +28,7 @@ STATUS_S, STATUS_MIB = 5.0, 200.0
 _WAIT_S = 400.0
 _NODES = 20
 # Pods, what is around them (five), and nodes one by one or all together: nothing that grows with the number of pods.
-_MOST_WATCHES = 6 + max(SINGLY, 1)
+_MOST_WATCHES = 6 + max(MAX_NODE_WATCHES, 1)
 
 
 def rows(where: Place) -> list[Row]:
@@ -101,7 +101,7 @@ def rows(where: Place) -> list[Row]:
 
 
 def _supervisor(where: Place, run: str) -> int:
-    from rankfall.store import RunDir
+    from rankfall.rundir import RunDir
 
     holder = RunDir(where.home / "runs" / run).lease_holder()
     if holder is None:

@@ -50,7 +50,7 @@ _LIMIT_S: Final = 600.0
 
 
 @dataclass(frozen=True)
-class Fall:
+class SlotFailure:
     """What was said of it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Fall:
     untouched: bool
 
 
-def fall(bed: Bed, kubectl: Kubectl, *, namespace: str, folder: Path) -> Fall:
+def fall(bed: Bed, kubectl: Kubectl, *, namespace: str, folder: Path) -> SlotFailure:
     """Let the job run and fall, and ask all three.
 
     Args:
@@ -108,7 +108,7 @@ def fall(bed: Bed, kubectl: Kubectl, *, namespace: str, folder: Path) -> Fall:
     why = [sys.executable, "-m", "rankfall", "why", f"trainjob/{NAME}", "-n", namespace]
     said = subprocess.run(why, env=env, capture_output=True, text=True, check=True, timeout=120).stdout
     document = subprocess.run([*why, "-o", "json"], env=env, capture_output=True, text=True, check=True, timeout=120)
-    return Fall(
+    return SlotFailure(
         logs=logs,
         described=kubectl("describe", "trainjob", NAME, "-n", namespace),
         why=said,

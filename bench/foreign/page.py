@@ -10,13 +10,13 @@ import re
 from typing import Final
 
 from bench.common import ROOT
-from bench.foreign.fall import MESSAGE, NAME, RANK, SLOT, Fall
+from bench.foreign.fall import MESSAGE, NAME, RANK, SLOT, SlotFailure
 
 WIDTH: Final = 140
 _RULE: Final = re.compile(r"={20,}\n[^\n]* FAILED\n.*?\n={20,}\n", re.DOTALL)
 
 
-def shown(fall: Fall) -> str:
+def shown(fall: SlotFailure) -> str:
     """The three answers, one below the other, as Markdown.
 
     Raises:
@@ -55,7 +55,7 @@ def status(described: str) -> str:
     return f"…\nStatus:\n{rest}"
 
 
-def wrong(fall: Fall) -> list[str]:
+def wrong(fall: SlotFailure) -> list[str]:
     """What the verdict should have said and did not; empty when it is right."""
     said = fall.verdict
     decisive = (said["decisive"] or {}).get("line") or ""

@@ -139,7 +139,7 @@ class Bench:
 
 def main() -> int:
     """Measure, print the tables, write the page; 1 when a bound is broken or a part failed."""
-    from rankfall.health.manifests.agent import CLUSTER_RULES, EVENT_RULES, NAME
+    from rankfall.nodes.manifests.agent import CLUSTER_RULES, EVENT_RULES, NAME
 
     words = argparse.ArgumentParser(prog="python -m bench.health")
     words.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS))  # fmt: skip

@@ -62,8 +62,8 @@ def loads(bed: Bed, rows: list[Row], *, account: Path, namespace: str, folder: P
 
 
 async def _all(bed: Bed, controller: Controlling, names: Sequence[str]) -> list[Load]:
+    from rankfall.kube.auth.kubeconfig import load_access
     from rankfall.kube.client import Kube
-    from rankfall.kube.kubeconfig import load_access
 
     admin = bed.layout.kubeconfig("admin")
     found = []

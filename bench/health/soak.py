@@ -71,8 +71,8 @@ class Soak:
 
     async def run(self, url: str, kubeconfig: Path, names: Sequence[str]) -> tuple[Judgement, list[Row]]:
         """Inject, disturb, wait until all is written down, and compare."""
+        from rankfall.kube.auth.kubeconfig import load_access
         from rankfall.kube.client import Kube
-        from rankfall.kube.kubeconfig import load_access
 
         admin = load_access(kubeconfig=str(self.bed.layout.kubeconfig("admin")))
         async with Kube(admin) as kube:

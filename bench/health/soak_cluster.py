@@ -90,7 +90,7 @@ def account(bed: Bed, space: str = SPACE) -> Iterator[Path]:
         bed: that is up.
         space: namespace of the controller's own objects; gone afterwards.
     """
-    from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
+    from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
 
     # What an earlier one left would be gone in the middle of this one.
     bed.kubectl.run("delete", "namespace", space, "--ignore-not-found", "--timeout=60s")

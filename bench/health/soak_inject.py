@@ -42,7 +42,13 @@ class Injector:
 
     async def _annotate(self, fault: Fault) -> None:
         from rankfall.kube.resources import NODES
-        from rankfall.model.health_report import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
+        from rankfall.model.node_health.kernel_reports import (
+            REPORT_ANNOTATION,
+            KernelEntry,
+            KernelReport,
+            Place,
+            encode_report,
+        )
 
         entries = self._entries.setdefault(fault.node, [])
         code, device = fault.cause

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.health.soak_faults import POOL_LABEL, SECOND, SMALL_BUDGET, Fault
-from rankfall.model.health import ANNOTATION, CONDITION, NodeHealth, decode_health
-from rankfall.model.health_report import REPORT_ANNOTATION
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION
+from rankfall.model.node_health.records import ANNOTATION, CONDITION, NodeHealth, decode_health
 
 Node = Mapping[str, Any]
 #: The cluster's own taints come and go with the heartbeats of a busy machine.

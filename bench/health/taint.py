@@ -102,8 +102,8 @@ async def _clean(bed: Bed, watch: Watching, node: str) -> None:
 
 def untouched(bed: Bed, node: str = NODE) -> None:
     """Take from one of the bed's nodes what agents and controllers left there."""
-    from rankfall.model.health import ANNOTATION
-    from rankfall.model.health_report import REPORT_ANNOTATION
+    from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION
+    from rankfall.model.node_health.records import ANNOTATION
 
     bed.kubectl.run("annotate", "node", node, f"{REPORT_ANNOTATION}-", f"{ANNOTATION}-")
     bed.kubectl.run("taint", "node", node, f"{KEY}-")

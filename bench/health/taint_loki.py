@@ -41,7 +41,7 @@ async def by_loki(
         folder: for its log.
     """
     begun = time.time_ns() - UPTIME_S * SECOND
-    dice = random.Random(8)
+    rng = random.Random(8)
     words = ("--poll", f"{POLL_S:g}")
 
     async def given(number: int) -> float:
@@ -70,7 +70,7 @@ async def by_loki(
             await watch.until(lambda: nodes[0] in watch.tainted, 60.0)
             tasks = []
             for number in range(1, len(nodes)):
-                await asyncio.sleep(dice.uniform(*APART_S))
+                await asyncio.sleep(rng.uniform(*APART_S))
                 tasks.append(asyncio.create_task(waited(number)))
             waits = await asyncio.gather(*tasks)
             said = await Speaker(noise).end()

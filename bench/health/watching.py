@@ -70,8 +70,8 @@ class Watching:
                 await self._changed.wait()
 
     async def _follow(self) -> None:
+        from rankfall.kube.auth.kubeconfig import load_access
         from rankfall.kube.client import Kube
-        from rankfall.kube.kubeconfig import load_access
 
         params = {"watch": "1", "timeoutSeconds": str(_SERVER_S)}
         if self._node is not None:
@@ -92,8 +92,8 @@ class Watching:
             self._changed.set()
 
     def _take(self, event: dict[str, Any], now: float) -> None:
-        from rankfall.model.health import ANNOTATION, decode_health
-        from rankfall.model.health_report import REPORT_ANNOTATION, decode_report
+        from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, decode_report
+        from rankfall.model.node_health.records import ANNOTATION, decode_health
 
         self._begun = True
         self.events += 1

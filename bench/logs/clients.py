@@ -83,8 +83,8 @@ def start(tool: str, scene: Scene, folder: Path) -> Client:
     out = folder / "out"
     if tool == "ours":
         # The run's own recorder, as a user starts it: every line into the run directory, all signatures looked for, the state kept.
-        from rankfall.store.content import content_size, read_bytes
-        from rankfall.store.names import find_streams
+        from rankfall.rundir.streams.content import content_size, read_bytes
+        from rankfall.rundir.streams.files import find_streams
 
         run = scene.copy(folder / "home")
         argv = [sys.executable, "-m", "rankfall", "wait", scene.run]

@@ -76,11 +76,11 @@ def _condition(
         clients = {tool: start(tool, pods, folder / tool) for tool in NAMES}
         until(lambda: _connected(proxy, since=since), "a follow of each pod by each tool", limit_s=_CONNECT_S)
         pods.go()
-        deadline, dice = time.monotonic() + _LIMIT_S, random.Random(_SEED)
+        deadline, rng = time.monotonic() + _LIMIT_S, random.Random(_SEED)
         cuts = 0
         while time.monotonic() < deadline and any(client.process.poll() is None for client in clients.values()):
             # Writers and clients end by themselves.
-            time.sleep(dice.uniform(LEAST_S, MOST_S))
+            time.sleep(rng.uniform(LEAST_S, MOST_S))
             if cut and _writing(pods):
                 proxy.fire(_RULE)
                 cuts += 1

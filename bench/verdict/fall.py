@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rankfall.kube.labels import COMPLETION_INDEX
+from rankfall.kube.object_fields import COMPLETION_INDEX
 from rankfall.model import JobSpec
 
 NODES, PER_NODE = 128, 8

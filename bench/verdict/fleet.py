@@ -23,7 +23,7 @@ from bench.bed import bench_bed
 from bench.cluster.place import verbs
 from bench.common import ROOT, Row, peak_mib
 from bench.verdict import fall
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 from testbed.ondemand import fake, kwok
 from testbed.proxy import Proxy, before
 
@@ -129,10 +129,10 @@ def _end(bed: Any, fleet: fake.Fleet) -> None:
 
 def watch(home: str, name: str, kubeconfig: str, namespace: str) -> None:
     """Follow and explain; print when the verdict was there, CPU seconds of the last look and the verdict, peak MiB."""
-    from rankfall.observe.attempt import AttemptObserver
-    from rankfall.observe.cluster.open import Feed
-    from rankfall.observe.cluster.source import PodSource
-    from rankfall.observe.strategies import diagnose_by
+    from rankfall.collect.pods.lazy_collector import Feed
+    from rankfall.evidence.attempt.observer import AttemptObserver
+    from rankfall.rundir.cluster.pod_source import PodSource
+    from rankfall.strategy_registry import diagnose_by
 
     run = RunDir.open(Path(home), name)
     source = PodSource(

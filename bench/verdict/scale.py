@@ -17,7 +17,7 @@ import msgspec
 
 from bench.common import ROOT, Row, in_fresh_process, peak_mib
 from bench.verdict import fall
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 VERDICT_S, VERDICT_MIB = 2.0, 300.0
 _LIMIT_S = 300.0
@@ -63,9 +63,9 @@ def rows() -> list[Row]:
 
 def _happen(run: RunDir) -> float:
     """The job starts, and falls; when the last evidence was there, seconds since the epoch."""
-    from rankfall.observe.cluster.journal import JournalWriter, journal_path
-    from rankfall.observe.cluster.podfacts import pod_fact
-    from rankfall.observe.cluster.source import PodSource
+    from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+    from rankfall.rundir.cluster.pod_facts import pod_fact
+    from rankfall.rundir.cluster.pod_source import PodSource
 
     source = PodSource(context="", namespace="bench", selector="", container="main", token="", bases={"worker": 0})
     journal = JournalWriter(journal_path(run.path, 1))
@@ -93,8 +93,8 @@ def _happen(run: RunDir) -> float:
 
 def live(home: str, name: str) -> None:
     """Watch until the verdict; print when it was there, CPU seconds of the longest look and the verdict, peak MiB."""
-    from rankfall.observe.attempt import AttemptObserver
-    from rankfall.observe.strategies import diagnose_by
+    from rankfall.evidence.attempt.observer import AttemptObserver
+    from rankfall.strategy_registry import diagnose_by
 
     run = RunDir.open(Path(home), name)
     observer = AttemptObserver(run, spec=run.spec, attempt=1, launcher="torchrun")

@@ -1,6 +1,6 @@
-"""Rankfall runs a multi-node training job and says which rank fell first, why, and on which node.
+"""Rankfall runs a multi-node training job and says which rank failed first, why, and on which node.
 
-Importing this package is cheap on purpose: names of the public API are loaded when they are first used.
+Importing this package loads nothing else: names of the public API are loaded on first use (PEP 562).
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankfall.client import Client as Client
-    from rankfall.client import Run as Run
-    from rankfall.client import SyncClient as SyncClient
-    from rankfall.model import JobSpec as JobSpec
-    from rankfall.model import RankfallError as RankfallError
-    from rankfall.model import Verdict as Verdict
-    from rankfall.observe.strategies import register_strategy as register_strategy
+    from rankfall.client import Client, Run, SyncClient
+    from rankfall.model import JobSpec, RankfallError, Verdict
+    from rankfall.strategy_registry import register_strategy
 
 __version__ = "0.1.0"
 
@@ -26,7 +22,7 @@ _WHERE = {
     "JobSpec": "rankfall.model",
     "RankfallError": "rankfall.model",
     "Verdict": "rankfall.model",
-    "register_strategy": "rankfall.observe.strategies",
+    "register_strategy": "rankfall.strategy_registry",
 }
 
 __all__ = ["Client", "JobSpec", "RankfallError", "Run", "SyncClient", "Verdict", "__version__", "register_strategy"]

@@ -1,4 +1,8 @@
-"""What a training script may use where Rankfall is installed: ``progress``, ``record``, ``Retryable`` and ``Final``."""
+"""What a training script may use where Rankfall is installed.
+
+``progress``, ``record``, ``Retryable`` and ``Final`` of ``rankfall_inside.api``; public API, standard
+library only.
+"""
 
 from __future__ import annotations
 

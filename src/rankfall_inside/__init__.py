@@ -1,15 +1,17 @@
-"""What travels into the training process. Standard library only, Python >= 3.8.
+"""The part of Rankfall that travels into training processes. Standard library only, Python >= 3.8.
 
-``from rankfall_inside import progress`` (or ``rankfall.inside`` where Rankfall is installed) is all that a script needs; names are loaded
-when they are first used, because every Python of a job imports this package.
+``from rankfall_inside import progress`` (or ``rankfall.inside`` where Rankfall is installed) is all that a
+script needs. Public names are loaded when they are first used, because every Python process of a job imports
+this package.
+`hook` runs in ranks, `wrapper` beside them, `delivery` takes records and logs out of the slot, `transfer`
+copies files.
+Modules directly below are shared by these, or are names that others depend on: ``__main__``, ``api``,
+``sitecustomize``.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rankfall_inside.api import Final as Final
-    from rankfall_inside.api import Retryable as Retryable
-    from rankfall_inside.api import progress as progress
-    from rankfall_inside.api import record as record
+    from rankfall_inside.api import Final, Retryable, progress, record
 
 __all__ = ["Final", "Retryable", "progress", "record"]
 

@@ -1,7 +1,9 @@
-"""Entry point of the bundle: ``python INSIDE wrap [options] -- COMMAND ARGS...`` and ``python INSIDE tell WORDS``.
+"""Entry point of the bundle: ``python INSIDE wrap ...`` and ``python INSIDE tell WORDS``.
 
-INSIDE is the unpacked bundle or its zip. Who this slot is comes from the ``RANKFALL_*`` variables. Refuses unknown options with code 2;
-everything else must not keep the command from running.
+INSIDE is the unpacked bundle or its zip; ``RANKFALL_*`` variables identify the slot. Unknown options are refused with code 2; nothing else keeps the
+command from running. The hook is loaded from a folder with compiled files, because a rank that compiles them
+itself starts slower: a zip is unpacked into the slot directory once; where nothing can be written, it is used
+as it is.
 """
 
 from __future__ import annotations
@@ -9,14 +11,60 @@ from __future__ import annotations
 import os
 import sys
 
-from rankfall_inside.say import say
+from rankfall_inside.wrapper.options import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn, Sequence
 
-    from rankfall_inside.options import Options
-    from rankfall_inside.slot import SlotFiles
+    from rankfall_inside.wrapper.options import Options
+    from rankfall_inside.wrapper.slot_files import SlotFiles
+
+_PACKAGE = "rankfall_inside"
+
+
+def prepare(slot_dir: str) -> str:
+    """What goes in front of PYTHONPATH: a directory or zip with ``sitecustomize.py`` and this package."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        if os.path.isfile(here):
+            here = _unpack(here, os.path.join(slot_dir, "inside"))
+        _compile(here)
+    except Exception:
+        return here
+    return here
+
+
+def _unpack(archive: str, target: str) -> str:
+    import zipfile
+
+    if os.path.isdir(target):
+        return target
+    temporary = f"{target}.{os.getpid()}"
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(temporary)
+    os.rename(temporary, target)
+    return target
+
+
+def _compile(here: str) -> None:
+    """Compile what has no fresh compiled file for this Python; also where PYTHONDONTWRITEBYTECODE is set, which speaks of the job's files."""
+    from importlib.util import cache_from_source
+
+    names = [os.path.join(here, "sitecustomize.py")]
+    package = os.path.join(here, _PACKAGE)
+    names += [os.path.join(package, name) for name in os.listdir(package) if name.endswith(".py")]
+    missing = [name for name in names if os.path.exists(name) and not os.path.exists(cache_from_source(name))]
+    if missing and sys.implementation.cache_tag:
+        import py_compile
+
+        from rankfall_inside import private_files
+
+        for folder in {os.path.dirname(cache_from_source(name)) for name in missing}:
+            private_files.make_folders(folder)
+        for name in missing:
+            py_compile.compile(name, doraise=False, quiet=2)
+
 
 _USAGE_CODE = 2
 _BUSY_CODE = 125
@@ -26,17 +74,19 @@ def main(argv: Sequence[str]) -> int:
     """Run the wrapper; its exit code is the command's, or says the cause."""
     _open_standard_files()
     if argv[:1] == ["tell"]:
-        from rankfall_inside import tell
+        from rankfall_inside.wrapper import control
 
-        return tell.main(argv[1:], os.environ)
-    from rankfall_inside import options as given
+        return control.main(argv[1:], os.environ)
+    from rankfall_inside.wrapper import options as given
 
     try:
         options = given.parse(argv)
     except ValueError as error:
         sys.stderr.write(f"rankfall: {error}\n{given.USAGE}")
         return _USAGE_CODE
-    from rankfall_inside import channel, place, private, signals
+    from rankfall_inside import private_files
+    from rankfall_inside.delivery import console
+    from rankfall_inside.wrapper import signals, startup
 
     # At once: process 1 of a container never gets a signal that it neither handles nor blocks.
     signals.block()
@@ -44,18 +94,18 @@ def main(argv: Sequence[str]) -> int:
         os.setsid()
     except OSError:
         pass  # it leads a session already
-    place.settle(options, os.environ)
+    startup.settle(options, os.environ)
     if not _enter_code(options):
-        from rankfall_inside.causes import CODES
+        from rankfall_inside.exit_codes import CODES
 
         return CODES["startup"]
-    from rankfall_inside.slot import SlotBusyError
+    from rankfall_inside.wrapper.slot_files import SlotBusyError
 
-    token = channel.take_token()
+    token = console.take_token()
     notes: list[str] = []
     try:
         if options.stream_dir:
-            private.make_folders(options.stream_dir)
+            private_files.make_folders(options.stream_dir)
         files = _open_slot(options, token, notes)
     except SlotBusyError as error:
         say(f"another wrapper holds the slot directory {error}; this one does nothing")
@@ -63,10 +113,9 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, KeyError) as error:
         say(f"the slot directory cannot be used ({error!r}); the command runs without records")
         _plainly(options)
-    from rankfall_inside import home
-    from rankfall_inside.wrapper import Wrapper
+    from rankfall_inside.wrapper.wrapper import Wrapper
 
-    options.home = home.prepare(files.path)
+    options.home = prepare(files.path)
     try:
         return Wrapper(options, files, os.environ, token=token, notes=notes).run()
     finally:
@@ -78,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _open_slot(options: Options, token: str, notes: list[str]) -> SlotFiles:
     """The slot's files; where its directory cannot be used but a log channel is there, in a directory of our own."""
-    from rankfall_inside.slot import SlotFiles
+    from rankfall_inside.wrapper.slot_files import SlotFiles
 
     try:
         return SlotFiles(os.environ, instance=options.instance)
@@ -102,11 +151,11 @@ def _enter_code(options: Options) -> bool:
     """Unpack the job's code and go into its folder, where that is asked for; False: it cannot be had, and nothing may start."""
     try:
         if options.code:
-            from rankfall_inside import carry_pack
+            from rankfall_inside.transfer import pack
 
             bundle = os.path.abspath(sys.argv[0])
-            carry_pack.unpack(
-                os.path.join(os.path.dirname(bundle), carry_pack.NAME),
+            pack.unpack(
+                os.path.join(os.path.dirname(bundle), pack.NAME),
                 digest=options.code,
                 to=os.path.join(os.environ["RANKFALL_SLOT_DIR"], "code"),
             )
@@ -128,11 +177,11 @@ def _open_standard_files() -> None:
 
 
 def _plainly(options: Options) -> NoReturn:
-    from rankfall_inside import launch, signals, spawn
+    from rankfall_inside.wrapper import processes, signals, startup
 
-    os.environ.pop(launch.VARIABLE, None)
+    os.environ.pop(startup.VARIABLE, None)
     signals.reset_in_child()
-    spawn.replace(options.command, os.environ)
+    processes.replace(options.command, os.environ)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a training script may call: ``progress``, ``record``, and the marks ``Retryable`` and ``Final``.
+"""The API for training scripts: ``progress``, ``record``, and the exceptions ``Retryable`` and ``Final``.
 
-Everything works, and does nothing, where no wrapper is.
+Everything works, and does nothing, where no wrapper runs.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import time
 
-from rankfall_inside import hook
-from rankfall_inside.progress_file import store
-from rankfall_inside.rank_state import state
+from rankfall_inside.hook import rank_process
+from rankfall_inside.hook.rank_process import state, store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, TypeVar
 
+if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 if not state.installed and "RANKFALL_WRAPPER" in os.environ and "RANKFALL_SLOT_DIR" in os.environ:
     # Python was told to load no sitecustomize (-I, -S), but the script asks for us itself.
     try:
-        hook.install()
+        rank_process.install()
     except Exception:
         state.silent = True
 
@@ -73,9 +73,9 @@ def record(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            from rankfall_inside import watch
+            from rankfall_inside.hook import exceptions
 
-            watch.saw(error)
+            exceptions.saw(error)
             raise
 
     return recorded  # type: ignore[return-value]

@@ -1,17 +1,19 @@
 """Decides whether a process that has RANK is a rank, and gives it an ordinal.
 
-A rank is a process that has RANK while no ancestor below the launcher has the same: DataLoader workers, spawn children, compile
-workers and the resource tracker inherit RANK and are none. Claims are files made with ``O_EXCL``, so two processes never hold the same:
+A rank is a process that has RANK while no ancestor below the launcher has the same: DataLoader workers, spawn
+children, compile workers and the resource tracker inherit RANK and are none. Claims are files made with
+``O_EXCL``, so two processes never hold the same:
 
 ``claims/o<ordinal>``: names the stream files; text as of :func:`text_of`.
-``claims/r<root pid>-<root ticks>.<n>``: one live rank process for each topmost process with this RANK (a shell may stand between).
+``claims/r<root pid>-<root ticks>.<n>``: one live rank process for each topmost process with
+this RANK (a shell may stand between).
 """
 
 from __future__ import annotations
 
 import os
 
-from rankfall_inside import foreign, identity, private, procfs
+from rankfall_inside import identity, private_files, procfs, untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def _create(path: str, text: str) -> bool:
         OSError: the folder is missing or cannot be written.
     """
     try:
-        fd = private.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return False
     try:
@@ -71,7 +73,7 @@ def read(path: str) -> tuple[int, ...] | None:
     except OSError:
         return None
     try:
-        found = [foreign.signed(word) for word in os.read(fd, 256).split()]
+        found = [untrusted.signed(word) for word in os.read(fd, 256).split()]
         return None if None in found else tuple(each for each in found if each is not None)
     except OSError:
         return None
@@ -94,7 +96,7 @@ def claim(folder: str, *, text: str, root: tuple[int, int], ordinal: int | None 
     Raises:
         OSError: the folder is missing or cannot be written.
     """
-    pid = foreign.whole(text.split(None, 1)[0])
+    pid = untrusted.whole(text.split(None, 1)[0])
     for generation in range(_MAX_GENERATIONS):
         path = os.path.join(folder, f"r{root[0]}-{root[1]}.{generation}")
         if _create(path, text):

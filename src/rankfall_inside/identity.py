@@ -1,11 +1,12 @@
-"""Which rank a process is, read from its environment, with the name of the variable that said so.
+"""Reads the rank of a process from its environment and names the variable that set it.
 
-The table lists what launchers set. A value that is no plain number is refused: an unknown rank is better than a wrong one.
+A table lists what launchers set. A value that is no plain number is refused: an unknown rank is better than a
+wrong one.
 """
 
 from __future__ import annotations
 
-from rankfall_inside import foreign
+from rankfall_inside import untrusted
 
 TYPE_CHECKING = False  # importing typing costs milliseconds
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def number(text: str | None) -> int | None:
     if not text:
         return None
     text = text.strip()
-    return foreign.whole(text, 9)
+    return untrusted.whole(text, 9)
 
 
 def has_rank(environ: Mapping[str, str]) -> bool:
@@ -88,8 +89,8 @@ def read(environ: Mapping[str, str]) -> dict[str, Any] | None:
 def _tf_config(text: str) -> dict[str, Any] | None:
     """TensorFlow's cluster description: the chief is rank 0, workers follow; other task types (ps, evaluator) are no ranks."""
     try:
-        config = foreign.loads(text)
-        kind, index = str(config["task"]["type"]), foreign.whole(str(config["task"]["index"]))
+        config = untrusted.loads(text)
+        kind, index = str(config["task"]["type"]), untrusted.whole(str(config["task"]["index"]))
         sizes = {name: len(hosts) for name, hosts in config.get("cluster", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,14 +1,15 @@
-"""What /proc says about processes: parents, state, exit status, environment, wait channels.
+"""Reads /proc: parents, state, exit status, environment and wait channels of processes.
 
-Children are found by scanning parents in ``/proc/*/stat``: ``/proc/PID/task/TID/children`` is missing on many kernels. A process is
-named by pid and start time together, because pids are used again. Whatever cannot be read is None, never an exception.
+Children are found by scanning parents in ``/proc/*/stat``, because ``/proc/PID/task/TID/children`` is missing
+on many kernels. A process is named by pid and start time, because pids are reused. What cannot be read is
+None, never an exception.
 """
 
 from __future__ import annotations
 
 import os
 
-from rankfall_inside import foreign
+from rankfall_inside import untrusted
 
 # Environment and command line of a foreign process are text of the job: bounded.
 _MAX_ENVIRON = 1 << 20
@@ -99,7 +100,7 @@ def snapshot() -> dict[int, Stat]:
     except OSError:
         return found
     for name in names:
-        pid = foreign.whole(name)
+        pid = untrusted.whole(name)
         if pid is not None:
             one = stat(pid)
             if one is not None:

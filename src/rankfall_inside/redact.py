@@ -1,7 +1,7 @@
-"""Takes secrets out of text before it is stored: tokens, passwords in URLs, keys, Authorization headers, environment dumps.
+"""Removes secrets from text before it is stored: tokens, passwords, keys, headers, environment dumps.
 
-Better one word too many than one secret: a value that follows a name that sounds secret is replaced whatever it is. The input is bounded
-by the caller; no pattern has nested repetition, so none can run away.
+Rather masks one word too many: a value after a name that sounds secret is replaced. The caller bounds the
+input; no pattern has nested repetition, so none can run away.
 """
 
 from __future__ import annotations

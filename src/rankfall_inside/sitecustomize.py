@@ -1,6 +1,7 @@
-"""Loaded by every Python of a job because its directory is first on PYTHONPATH; starts the hook, then the sitecustomize that it hides.
+"""Installs the hook in every Python of a job, then runs the sitecustomize that this one hides.
 
-In the bundle this file lies beside the package, not in it. It must never break the user's Python.
+It is loaded because its directory is first on PYTHONPATH. In the bundle this file lies beside the package,
+not in it. It must never break the user's Python.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import sys
 
 def _hook() -> None:
     try:
-        from rankfall_inside import hook
+        from rankfall_inside.hook import rank_process
 
-        hook.install()
+        rank_process.install()
     except BaseException:
         pass  # whatever it is, the job's Python starts
 

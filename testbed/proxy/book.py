@@ -52,7 +52,7 @@ class Armed:
     def __init__(self, name: str, rule: Rule) -> None:
         self.name, self.rule = name, rule
         self.removed = False
-        self.dice = random.Random(rule.match.seed)  # noqa: S311 - dice of a test, to be thrown again the same way
+        self.rng = random.Random(rule.match.seed)  # noqa: S311 - dice of a test, to be thrown again the same way
         self._seen = self._chosen = 0
         self._held: set[asyncio.Future[None]] = set()
         self._listeners: set[Callable[[], None]] = set()
@@ -79,7 +79,7 @@ class Armed:
             return False
         if match.times is not None and self._chosen >= match.times:
             return False
-        if match.probability < 1 and self.dice.random() >= match.probability:
+        if match.probability < 1 and self.rng.random() >= match.probability:
             return False
         self._chosen += 1
         return True
@@ -87,9 +87,9 @@ class Armed:
     def moment(self, when: When) -> tuple[int | None, float | None]:
         """Bytes and seconds of a moment, with the dice thrown."""
         if when.random_bytes is not None:
-            return self.dice.randint(*when.random_bytes), None
+            return self.rng.randint(*when.random_bytes), None
         if when.mean_life_s is not None:
-            return None, self.dice.expovariate(1 / when.mean_life_s)
+            return None, self.rng.expovariate(1 / when.mean_life_s)
         return when.after_bytes, when.after_s
 
     async def hold(self, seconds: float | None) -> bool:

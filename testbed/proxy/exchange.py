@@ -79,7 +79,7 @@ async def _carry_out(job: Job, wanted: Ending) -> Ending:
             await job.client.flush()
     elif wanted.how == "half-open" and wanted.armed is not None:
         await job.server.close()
-        gone = asyncio.create_task(job.client.until_gone())
+        gone = asyncio.create_task(job.client.wait_until_gone())
         released = asyncio.create_task(wanted.armed.hold(None))
         try:
             await asyncio.wait((gone, released), return_when=asyncio.FIRST_COMPLETED)

@@ -137,7 +137,7 @@ class TlsStream:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 await self.half_close(good_bye=good_bye)
-                await self.until_gone()
+                await self.wait_until_gone()
         self.close()
 
     async def half_close(self, *, good_bye: bool = True) -> None:
@@ -148,7 +148,7 @@ class TlsStream:
         await self.flush()
         self._sock.shutdown(socket.SHUT_WR)
 
-    async def until_gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Read and drop until the peer ends; nothing is sent."""
         with contextlib.suppress(OSError):
             while True:

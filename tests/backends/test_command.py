@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankfall.backends.command import check_hook, read_command
-from rankfall.backends.interpreter import Interpreter, find_interpreter
-from rankfall.backends.local_plan import choose_launcher
+from rankfall.backends.command import Interpreter, check_hook, find_interpreter, read_command
+from rankfall.backends.local.planning import choose_launcher
 from rankfall.model import JobSpec, Refused, SpecError
 
 TORCH = Interpreter(path="/opt/python", version=(3, 12, 1), torch="2.9")

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.model import JobSpec, Policies, SpecError
-from rankfall.model.secrets import masked, masked_words, pointer_of, secrets_of, without_pointer
-from rankfall.store import RunDir
+from rankfall.model.jobspec.secrets import masked, masked_words, pointer_of, secrets_of, without_pointer
+from rankfall.rundir import RunDir
 
 
 def plan_of(tmp_path: Path, *command: str, attempt: int = 1, **fields: Any) -> Plan:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from patience import scaled
-from rankfall.backends.ports import Reservation
+from rankfall.backends.local.ports import Reservation
 
 
 def server(port: int, *, reuse: bool, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:

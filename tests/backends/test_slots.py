@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from helpers import wait_until
-from rankfall.backends import slots
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local import processes
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.model import InfrastructureError, JobSpec, Policies
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 WAIT = 20.0
 # One process stays in the slot's session, one leaves it, both ignore SIGTERM once they are there.
@@ -57,7 +57,7 @@ class Started:
 
     def close(self) -> None:
         for folder in self.folders:
-            slots.end_members(folder, grace=0.0)
+            processes.end_members(folder, grace=0.0)
         self.backend.release()
 
 
@@ -141,7 +141,7 @@ def test_a_stop_is_heard_and_its_reason_kept(start: Any) -> None:
 def test_nobody_hears_in_a_slot_that_does_not_run(start: Any) -> None:
     job = start("pass")
     assert job.backend.stop(job.plan, [0], grace=1.0, reason="x") == ()
-    assert job.backend.ask_stacks(job.plan, [0]) == ()
+    assert job.backend.request_stacks(job.plan, [0]) == ()
 
 
 def test_a_wrapper_that_is_killed_is_dead_and_what_it_left_is_ended(start: Any) -> None:
@@ -151,22 +151,22 @@ def test_a_wrapper_that_is_killed_is_dead_and_what_it_left_is_ended(start: Any) 
     wrapper = int((job.folders[0] / "lock").read_bytes().split()[0])
     os.kill(wrapper, signal.SIGKILL)
     job.until("dead")
-    assert len(slots.members(job.folders[0])) == 2
+    assert len(processes.members(job.folders[0])) == 2
     assert job.backend.end(job.plan, [0], grace=0.2) == 2
-    assert slots.members(job.folders[0]) == []
+    assert processes.members(job.folders[0]) == []
     assert LocalBackend().submit(job.plan) == ()
 
 
 def test_a_wrapper_that_never_came_up_is_dead(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = start("pass")
-    monkeypatch.setattr(slots, "_UNSEEN_S", 0.0)
+    monkeypatch.setattr(processes, "_UNSEEN_S", 0.0)
     broken = Plan.of_row(job.plan.row(), job.run.spec)
     words = (*broken.slots[0].argv[:3], "/nowhere", "wrap")
-    pid = slots.start(words, env=dict(os.environ), cwd=broken.slots[0].cwd, slot_dir=job.folders[0])
+    pid = processes.start(words, env=dict(os.environ), cwd=broken.slots[0].cwd, slot_dir=job.folders[0])
     assert pid is not None
     os.waitpid(pid, 0)
-    assert slots.life(job.folders[0]) == "dead"
-    assert b"nowhere" in (job.folders[0] / slots.MARK).read_bytes()
+    assert processes.life(job.folders[0]) == "dead"
+    assert b"nowhere" in (job.folders[0] / processes.MARK).read_bytes()
 
 
 def test_members_are_only_those_of_this_slot(start: Any) -> None:
@@ -183,7 +183,7 @@ def test_members_are_only_those_of_this_slot(start: Any) -> None:
         for one in others:
             assert one.stdout is not None
             assert one.stdout.readline() == b"1\n"
-        assert slots.members(folder) == [others[0].pid]
+        assert processes.members(folder) == [others[0].pid]
     finally:
         for one in others:
             one.kill()
@@ -206,11 +206,11 @@ def test_a_lock_that_names_nobody_alive_is_no_life(tmp_path: Path, text: str) ->
         text.replace("OWN", str(os.getpid()))
     )  # ids of tests must not differ between workers
     (tmp_path / "end.json").write_text("{}")
-    assert slots.life(tmp_path) == "ended"
+    assert processes.life(tmp_path) == "ended"
 
 
 def test_a_living_holder_is_life_even_when_its_start_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(f"{os.getpid()} 0 -\n")
-    assert slots.life(tmp_path) == "running"
-    (tmp_path / "lock").write_text(f"{os.getpid()} {slots.start_ticks(os.getpid())} {slots.boot_id()}\n")
-    assert slots.life(tmp_path) == "running"
+    assert processes.life(tmp_path) == "running"
+    (tmp_path / "lock").write_text(f"{os.getpid()} {processes.start_ticks(os.getpid())} {processes.boot_id()}\n")
+    assert processes.life(tmp_path) == "running"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.common import ROOT
-from bench.foreign.fall import MESSAGE, Fall
+from bench.foreign.fall import MESSAGE, SlotFailure
 from bench.foreign.page import WIDTH, root_cause, shown, status, wrong
 
 BAR = "=" * 60
@@ -21,7 +21,7 @@ VERDICT = {
     "cause": {"slug": "user_code_exception"},
     "decisive": {"line": f"ValueError: {MESSAGE}"},
 }
-FALL = Fall(
+FALL = SlotFailure(
     logs={0: LOG, 1: ""},
     described="Name: train\nSpec:\n  Suspend: false\nStatus:\n  Conditions:\nEvents: <none>\n",
     why=f"rank    2\n{ROOT}/.venv/lib\n{str(ROOT)[1:]}/.venv/lib\n" + "x" * 300 + "\n",

@@ -35,15 +35,14 @@ from bench.health.noise import HARMLESS, device, harmless, xid
 from bench.health.processes import Speaker, lines, process, unheard
 from bench.health.watching import Watching
 from patience import scaled
-from rankfall.health.config import load_config
-from rankfall.health.controller.lines import kernel_texts
-from rankfall.health.controller.metrics import Metrics
-from rankfall.health.controller.web import serving
-from rankfall.health.faults import of_record
-from rankfall.health.recognise import Recogniser
-from rankfall.model.health import ANNOTATION, NodeHealth, encode_health
-from rankfall.model.health_report import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
-from rankfall.observe.kmsg import parse_record
+from rankfall.kernellog.record import parse_record
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
+from rankfall.model.node_health.records import ANNOTATION, NodeHealth, encode_health
+from rankfall.nodes.config import load_config
+from rankfall.nodes.controller.metrics import Metrics, serving
+from rankfall.nodes.controller.sources.loki_lines import kernel_texts
+from rankfall.nodes.rules.faults import of_record
+from rankfall.nodes.rules.kernel_lines import Recogniser
 from testbed.errors import StartError
 
 LOUD = Noise(10_000, 1.0, 10_000)

@@ -18,7 +18,7 @@ from bench.health.soak_faults import KINDS, POOL_LABEL, SECOND, SMALL_BUDGET, Fa
 from bench.health.soak_inject import Injector
 from bench.health.soak_judge import judge, settled
 from patience import scaled
-from rankfall.model.health import ANNOTATION, CONDITION, NodeHealth, OpenCause, encode_health
+from rankfall.model.node_health.records import ANNOTATION, CONDITION, NodeHealth, OpenCause, encode_health
 
 KEY = "rankfall.dev/faulty"
 GRAVE = Fault(1, "n1", "loki")

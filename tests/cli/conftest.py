@@ -11,7 +11,7 @@ import pytest
 
 from patience import scaled
 from rankfall.model import FINAL_STATES
-from rankfall.store import list_runs
+from rankfall.rundir import list_runs
 
 TRAIN = """
 import os, sys, time

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patience import scaled
-from rankfall.cli.guard import run
+from rankfall.cli.app import run
 
 # words of the command line -> what the message must hold; {job} is a job file with the content below it.
 FLAGS = [
@@ -154,7 +154,7 @@ def test_a_home_of_another_version_is_refused(home: Path, here: Path, capfd: pyt
 def test_a_defect_is_one_line_and_a_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rankfall.cli.runs.list_runs", lambda home: 1 / 0)
+    monkeypatch.setattr("rankfall.cli.commands.runs.list_runs", lambda home: 1 / 0)
     monkeypatch.setattr("tempfile.tempdir", str(here))
     assert run(["ps"]) == 74
     text = said(capfd)

@@ -10,12 +10,12 @@ import pytest
 
 from cli.conftest import Runner
 from patience import scaled
-from rankfall.backends.code import code_tree
-from rankfall.cli import guard
+from rankfall.backends.payload import code_tree
+from rankfall.cli import app
 from rankfall.client import Client, SyncClient, complete, create_run
 from rankfall.model import JobSpec, NotFound, UsageError, spec_from
-from rankfall.store import RunDir, list_runs
-from rankfall_inside.carry_tree import Tree
+from rankfall.rundir import RunDir, list_runs
+from rankfall_inside.transfer.tree import Tree
 
 Cp = Callable[..., tuple[int, str]]
 
@@ -130,7 +130,7 @@ def cp(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.chdir(folder)
 
     def call(*words: str) -> tuple[int, str]:
-        done = guard.run(["cp", *words])
+        done = app.run(["cp", *words])
         said = capsys.readouterr()
         assert said.out == ""
         return done, said.err
@@ -238,7 +238,7 @@ def test_a_file_that_changes_while_the_code_is_copied_ends_the_submission(
         (code / "word").write_text("longer than before")
         return tree
 
-    monkeypatch.setattr("rankfall.backends.code.code_tree", grown)
+    monkeypatch.setattr("rankfall.backends.payload.code_tree", grown)
     with pytest.raises(UsageError, match="changed while it was copied"):
         create_run(complete(spec_from({"command": ["show.py"], "code": str(code)})), home=home)
     assert list_runs(home) == []

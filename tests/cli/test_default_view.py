@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.cli.unknown_ranks import unknown_ranks
+from rankfall.cli.run_output import unknown_ranks
 from rankfall.cli.values import Ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.model import JobSpec, Outcome, RankFacts, Role, SlotFacts
-from rankfall.report.late_ranks import LateRanks
-from rankfall.store import RunDir
-from rankfall.store.lines import Follower, LineQuery
+from rankfall.render.line_selection import LateRankFilter
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import Follower, LineQuery
 from stream_files import FakeStream, row, stream
 
 SECOND = 1_000_000_000
@@ -38,7 +38,7 @@ class Screen:
     def __init__(self, run_dir: RunDir) -> None:
         self.now = 100 * SECOND
         self.follower = Follower(run_dir, LineQuery(), clock=lambda: self.now)
-        self.choose = LateRanks(self.follower, lambda line: line.rank in {0, 1})
+        self.choose = LateRankFilter(self.follower, lambda line: line.rank in {0, 1})
 
     def look(self) -> list[tuple[int | None, bytes, bool]]:
         self.now += 10 * SECOND
@@ -89,7 +89,7 @@ def test_a_rank_that_is_not_shown_brings_nothing_back(run_dir: RunDir) -> None:
 
 
 def finished(run_dir: RunDir, capfd: pytest.CaptureFixture[str], **fields: bool) -> tuple[str, str]:
-    viewer = Viewer(run_dir, ranks=Ranks(), final_words=False, **fields)
+    viewer = Viewer(run_dir, ranks=Ranks(), show_outcome=False, **fields)
     viewer.finish(Outcome(run=run_dir.id, state="succeeded", code=0, exit_origin="rankfall", attempts=1))
     shown = capfd.readouterr()
     return shown.out, shown.err

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from rankfall.cli.jobs import Flags, make_spec, read_job
+from rankfall.cli.job_options import Flags, make_spec, read_job
 
 FILES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 

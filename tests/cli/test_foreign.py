@@ -11,9 +11,9 @@ import pytest
 from cli.foreign_world import INDEX, UID, Foreigners, conditions, foreigners, meta
 from helpers import wait_until
 from observe.cluster.feeding import quicken
-from rankfall.cli import guard
-from rankfall.store import RunDir, default_home, list_runs
-from rankfall.supervise import gang, native_look, native_pods, unattended
+from rankfall.cli import app
+from rankfall.rundir import RunDir, default_home, list_runs
+from rankfall.supervisor.unattended import driver, monitor, workload_poller
 
 RUN = f"job-plain-{UID[:6]}"
 TRACE = (
@@ -26,10 +26,10 @@ TRACE = (
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     quicken(monkeypatch)
-    monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(native_look, "LOOK_S", 0.02)
-    monkeypatch.setattr(native_pods, "LOOK_S", 0.02)
-    monkeypatch.setattr(unattended, "LOOK_S", 0.02)
+    monkeypatch.setattr(monitor, "_STEP_S", 0.002)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(driver, "POLL_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def plain(cluster: Foreigners) -> tuple[Foreigners, list]:
 
 
 def rankfall(capsys, *words: str, code: int = 0) -> str:
-    assert guard.run(list(words)) == code, capsys.readouterr().err
+    assert app.run(list(words)) == code, capsys.readouterr().err
     return capsys.readouterr().out
 
 
 def test_launch_s15_a_plain_job_is_shown_by_its_pods_and_its_ranks_are_said_to_be_unknown(plain, capsys):
     cluster, pods = plain
-    assert guard.run(["logs", "job/plain"]) == 0
+    assert app.run(["logs", "job/plain"]) == 0
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == sorted(f"[slot {i}] pod {i} line {n}" for i in range(2) for n in range(3))
     assert "which rank runs in which pod of job/plain is not known" in err
@@ -94,7 +94,7 @@ def test_i18_p7_who_follows_a_foreign_job_lets_go_by_a_signal_and_changes_nothin
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert guard.run(["logs", "-f", "job/plain"]) == 128 + number
+    assert app.run(["logs", "-f", "job/plain"]) == 128 + number
     sender.join()
     assert "rankfall: job/plain goes on\n" in capsys.readouterr().err
     assert run[0].lease_holder() is None
@@ -115,7 +115,7 @@ def test_a_foreign_job_is_followed_to_its_end_and_explained(plain, capsys):
         cluster.end(pods[0], 143)
         cluster.job(ended="Failed")
 
-    assert guard.run(["logs", "job/plain"]) == 0
+    assert app.run(["logs", "job/plain"]) == 0
     capsys.readouterr()
     home = RunDir.open(gang_home(), RUN).path.parents[1]
     teller = threading.Thread(target=story)
@@ -160,7 +160,7 @@ def test_what_would_change_a_foreign_job_is_refused_by_name(plain, capsys, verb)
     rankfall(capsys, "status", "job/plain")
     more = ["3"] if verb == "resize" else []
     for name in ("job/plain", RUN):
-        assert guard.run([verb, name, *more]) == 2
+        assert app.run([verb, name, *more]) == 2
         err = capsys.readouterr().err
         assert "job/plain" in err
         assert "only looked at" in err
@@ -168,22 +168,22 @@ def test_what_would_change_a_foreign_job_is_refused_by_name(plain, capsys, verb)
 
 def test_what_does_not_exist_ends_with_66_and_says_what_to_do(cluster, capsys):
     for verb in ("logs", "status", "why"):
-        assert guard.run([verb, "pytorchjob/none", "-n", "there"]) == 66
+        assert app.run([verb, "pytorchjob/none", "-n", "there"]) == 66
         err = capsys.readouterr().err
         assert "no pytorchjobs" in err
-    assert guard.run(["logs", "pod/none"]) == 66
-    assert guard.run(["logs", "deployment/none"]) == 2
+    assert app.run(["logs", "pod/none"]) == 66
+    assert app.run(["logs", "deployment/none"]) == 2
     assert "known: job, jobset" in capsys.readouterr().err
-    assert guard.run(["logs", "some-run", "-n", "there"]) == 2
+    assert app.run(["logs", "some-run", "-n", "there"]) == 2
 
 
 def test_a_missing_right_is_named(plain, capsys):
     cluster, _ = plain
     cluster.do(lambda made: setattr(made, "pods_refused", 403))
-    assert guard.run(["logs", "job/plain"]) != 0
+    assert app.run(["logs", "job/plain"]) != 0
     assert "needs get, list and watch of pods" in capsys.readouterr().err
     cluster.do(lambda made: setattr(made, "gets_refused", 403))
-    assert guard.run(["logs", "job/plain"]) != 0
+    assert app.run(["logs", "job/plain"]) != 0
     assert "needs get, list and watch of jobs (batch)" in capsys.readouterr().err
 
 
@@ -193,7 +193,7 @@ def test_a_job_that_is_gone_is_answered_from_its_record(plain, capsys):
     cluster.drop("/apis/batch/v1/namespaces/here/jobs/plain")
     for pod in pods:
         cluster.do(lambda made, pod=pod: made.delete(pod))
-    assert guard.run(["logs", "job/plain"]) == 0
+    assert app.run(["logs", "job/plain"]) == 0
     out, err = capsys.readouterr()
     assert "pod 1 line 2" in out
     assert "as it was seen last" in err
@@ -205,7 +205,7 @@ def test_an_object_of_rankfalls_own_run_leads_to_that_run(plain, capsys):
     item = cluster.world.objects["/apis/batch/v1/namespaces/here/jobs/plain"]
     item["metadata"]["labels"] = {"rankfall.dev/run": "train-123456"}
     cluster.put("/apis/batch/v1/namespaces/here/jobs/plain", item)
-    assert guard.run(["logs", "job/plain"]) == 66
+    assert app.run(["logs", "job/plain"]) == 66
     assert "own run 'train-123456'" in capsys.readouterr().err
 
 
@@ -238,7 +238,7 @@ def test_launch_s16_ranks_that_the_manifest_proves_are_told_without_a_look_into_
 def test_a_pod_that_does_not_say_which_one_it_is_is_named_and_not_taken_for_another(plain, capsys):
     cluster, _ = plain
     cluster.write(cluster.pod(0, name="stray", labels={}), "who am I")
-    assert guard.run(["logs", "job/plain"]) == 0
+    assert app.run(["logs", "job/plain"]) == 0
     out, err = capsys.readouterr()
     assert "who am I" not in out
     assert "stray does not say which pod of its job it is: its log is not read" in err
@@ -273,7 +273,7 @@ def untagged(cluster: Foreigners, capsys) -> tuple[str, str]:
 
     teller = threading.Thread(target=story)
     teller.start()
-    assert guard.run(["logs", "-f", "job/plain", "--no-exec"]) == 0
+    assert app.run(["logs", "-f", "job/plain", "--no-exec"]) == 0
     teller.join()
     return capsys.readouterr()
 
@@ -287,10 +287,10 @@ def test_i19_p11_text_that_looks_like_a_prefix_stands_under_its_slot_and_nothing
 
 def test_i19_p11_where_lines_stand_under_slots_the_advice_shows_them(untagged, capsys):
     for words in (("--rank", "3"), ("--rank", "failed"), ("-f", "--rank", "3")):
-        assert guard.run(["logs", "job/plain", *words]) == 0
+        assert app.run(["logs", "job/plain", *words]) == 0
         out, err = capsys.readouterr()
         assert (out, f"all of their pods: rankfall logs {RUN} --attempt 1 --slot 1\n" in err) == ("", True)
-    assert guard.run(["logs", "job/plain", "--rank", "0"]) == 0
+    assert app.run(["logs", "job/plain", "--rank", "0"]) == 0
     assert f"no line matches; rankfall logs {RUN} --slot N shows those of a pod\n" in capsys.readouterr().err
     told = rankfall(capsys, "why", "job/plain")
     words = next(line.split()[2:] for line in told.splitlines() if line.startswith("  $ rankfall logs"))
@@ -350,14 +350,14 @@ def test_i19_p11_a_gang_that_was_started_again_and_the_end_of_the_job_are_told_b
 
     teller = threading.Thread(target=story)
     teller.start()
-    assert guard.run(["logs", "-f", "jobset/two", "--no-exec"]) == 0
+    assert app.run(["logs", "-f", "jobset/two", "--no-exec"]) == 0
     teller.join()
     out, err = capsys.readouterr()
     assert out.splitlines() == ["[slot 1] of the first gang", "[slot 0] of the second gang"]
     assert "rankfall: retry: jobset two started the gang again by itself" in err
     assert "rankfall: attempt 2: 2 slots" in err
     assert err.endswith("rankfall: jobset/two succeeded\n")
-    assert guard.run(["logs", "jobset/two"]) == 0
+    assert app.run(["logs", "jobset/two"]) == 0
     out, err = capsys.readouterr()
     assert (out, "its gang was started again: attempt 2 is the newest start; " in err) == (
         "[slot 0] of the second gang\n",
@@ -366,6 +366,6 @@ def test_i19_p11_a_gang_that_was_started_again_and_the_end_of_the_job_are_told_b
 
 
 def gang_home():
-    from rankfall.store import default_home  # noqa: PLC0415 - of the environment of the test
+    from rankfall.rundir import default_home  # noqa: PLC0415 - of the environment of the test
 
     return default_home()

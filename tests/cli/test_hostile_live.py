@@ -21,7 +21,7 @@ import hostile_inputs
 from helpers import wait_until
 from hostile_inputs import Kind, of_kind
 from patience import scaled
-from rankfall.store import RunDir, list_runs
+from rankfall.rundir import RunDir, list_runs
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.cli import guard
+from rankfall.cli import app
 
 from .conftest import Runner
 
@@ -49,7 +49,7 @@ match sys.argv[1]:
         (slot / "progress" / "0.json").write_text('{"step":' + nines[:4_000] + "}")
         (slot / "progress" / ("9" * 240 + ".json")).write_text('{"step":1}')
     case "number in a claim":
-        from rankfall_inside.rank_records import tell_wrapper, state
+        from rankfall_inside.hook.rank_process.rank_process import tell_wrapper, state
         state.slot_dir = str(slot)
         assert tell_wrapper([b"claim " + nines[:4_080].encode(), nines[:1_000].encode() + b"\n"], patience_s=5.0)
         part = b"part %b %b %b x\n" % (b"0" * 32, nines[:400].encode(), nines[:401].encode())
@@ -160,7 +160,7 @@ def test_i18_p2_a_damaged_file_of_a_run_directory_is_no_defect(
         path.write_text(text)
         for verb, *more in READS:
             # 74 as such is the answer where spec.json cannot be read: with a message of its own.
-            assert guard.run([verb, run.name, *more]) in {0, 1, 65, 66, 74}, (path.name, verb)
+            assert app.run([verb, run.name, *more]) in {0, 1, 65, 66, 74}, (path.name, verb)
             said = capsys.readouterr().err
             assert "defect" not in said, (path.name, verb, said[-2000:])
         path.unlink(missing_ok=True)

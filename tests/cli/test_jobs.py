@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.cli.jobs import Flags, make_spec, name_from
+from rankfall.cli.job_options import Flags, make_spec, name_from
 from rankfall.model import SpecError, UsageError
 
 

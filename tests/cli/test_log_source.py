@@ -11,17 +11,17 @@ import pytest
 from helpers import wait_until
 from observe.cluster.feeding import CHANNEL, record_line
 from rankfall.backends.plan import ClusterPlan, Plan
-from rankfall.cli import guard
+from rankfall.cli import app
+from rankfall.collect.loki.attempt_lines import LokiLive
+from rankfall.collect.pods.line_splitter import stamp_text
+from rankfall.collect.stores.log_store import AT, StoreCopies, Volume
+from rankfall.loki.cursor import Entry
+from rankfall.loki.errors import LokiError
+from rankfall.loki.settings import LokiSettings
 from rankfall.model import JobSpec, LockHeld, Record, Refused, StoreError
-from rankfall.model.kubernetes_spec import Kubernetes
-from rankfall.observe.cluster.apilines import stamp_text
-from rankfall.observe.cluster.loki_live import LokiLive
-from rankfall.observe.log_store import AT, StoreCopies, Volume
-from rankfall.observe.loki.cursor import Entry
-from rankfall.observe.loki.errors import LokiError
-from rankfall.observe.loki.settings import LokiSettings
-from rankfall.store import RunDir
-from rankfall.supervise.loki_follow import LokiFollow
+from rankfall.model.jobspec.kubernetes import Kubernetes
+from rankfall.rundir import RunDir
+from rankfall.supervisor.backfill import LokiFollow
 
 BEGAN = 1_800_000_000 * 10**9
 URL = ("--log-source", "loki", "--loki-url", "http://loki:3100")
@@ -51,7 +51,7 @@ class FakeLoki:
 
 @pytest.fixture
 def run(home, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.loki.client.Loki", FakeLoki)
+    monkeypatch.setattr("rankfall.loki.client.Loki", FakeLoki)
     made = RunDir.create(JobSpec(name="job", command=("x",), backend="job"), home=home)
     place = ClusterPlan(
         backend="job", object="x", context="c", namespace="here", selector="a=b", container="main",
@@ -74,24 +74,24 @@ def run(home, monkeypatch):
 
 def test_lines_of_pods_that_are_gone_come_from_loki_once(run, capsys):
     for _ in range(2):
-        assert guard.run(["logs", run.id, *URL, "--timestamps"]) == 0
+        assert app.run(["logs", run.id, *URL, "--timestamps"]) == 0
         out = capsys.readouterr()
         assert [line.split(" ", 1)[1] for line in out.out.splitlines()] == ["[rank 0] hello", "[rank 0] failed with 7"]
     assert stamp_text(BEGAN).startswith("2027-01-15T08:00:00")
-    assert guard.run(["logs", run.id, "--grep", "hello", "--rank", "0"]) == 0
+    assert app.run(["logs", run.id, "--grep", "hello", "--rank", "0"]) == 0
     assert capsys.readouterr().out == "hello\n"
 
 
 def test_what_cannot_be_asked_is_said_and_the_record_is_shown(run, capsys):
-    assert guard.run(["logs", run.id, *URL]) == 0
+    assert app.run(["logs", run.id, *URL]) == 0
     capsys.readouterr()
     FakeLoki.error = LokiError("cannot read lines from Loki at loki: no")
-    assert guard.run(["logs", run.id, *URL]) == 0
+    assert app.run(["logs", run.id, *URL]) == 0
     out = capsys.readouterr()
     assert "what is shown may lack lines: cannot read lines from Loki" in out.err
     assert "hello" in out.out
     with run.lease():
-        assert guard.run(["logs", run.id, *URL]) == 0
+        assert app.run(["logs", run.id, *URL]) == 0
     assert "somebody records the run now" in capsys.readouterr().err
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_asked_is_said_and_the_record_is_shown(run, capsys):
 )
 def test_flags_that_make_no_sense_are_refused(run, capsys, monkeypatch, words, said):
     monkeypatch.delenv("RANKFALL_LOKI_URL", raising=False)
-    assert guard.run(["logs", run.id, *words]) == 2
+    assert app.run(["logs", run.id, *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -117,12 +117,12 @@ def running(run, monkeypatch) -> None:
 
 def test_a_run_that_nobody_records_is_followed_out_of_loki_to_the_last_word_of_its_pods(run, capsys, monkeypatch):
     running(run, monkeypatch)
-    monkeypatch.setattr("rankfall.observe.cluster.loki_live.POLL_S", 0.0)
-    monkeypatch.setattr("rankfall.observe.cluster.loki_live.SETTLE_NS", 0)
-    monkeypatch.setattr("rankfall.supervise.loki_follow.slots_of", lambda row, spec: [0])
+    monkeypatch.setattr("rankfall.collect.loki.attempt_lines.POLL_S", 0.0)
+    monkeypatch.setattr("rankfall.collect.loki.attempt_lines.SETTLE_NS", 0)
+    monkeypatch.setattr("rankfall.supervisor.backfill.slots_of", lambda row, spec: [0])
     last = record_line(run.id, 0, 2, kind="slot_end", writer="wrapper", pod_uid="u1").decode()
     FakeLoki.rows += (Entry(at=BEGAN + 9, key=("here",), text=last, labels={"pod": "job-0"}),)
-    assert guard.run(["logs", run.id, *URL, "-f"]) == 0
+    assert app.run(["logs", run.id, *URL, "-f"]) == 0
     out = capsys.readouterr()
     assert out.out == "[rank 0] hello\n[rank 0] failed with 7\n"
     assert "lines come from Loki" in out.err
@@ -132,11 +132,11 @@ def test_a_run_that_nobody_records_is_followed_out_of_loki_to_the_last_word_of_i
 
 def test_a_follow_out_of_loki_that_cannot_begin_or_go_on_is_said(run, capsys, monkeypatch):
     # Of a run that is over all there is, is taken in once.
-    assert guard.run(["logs", run.id, *URL, "-f"]) == 0
+    assert app.run(["logs", run.id, *URL, "-f"]) == 0
     assert "hello" in capsys.readouterr().out
     running(run, monkeypatch)
     FakeLoki.error = LokiError("cannot read lines from Loki at loki: no")
-    assert guard.run(["logs", run.id, *URL, "-f"]) == 0
+    assert app.run(["logs", run.id, *URL, "-f"]) == 0
     out = capsys.readouterr()
     assert "what is shown may lack lines: cannot read lines from Loki" in out.err
     assert "hello" in out.out
@@ -166,7 +166,7 @@ def test_a_disk_that_takes_nothing_ends_no_follow_without_a_word(run, monkeypatc
     def full(*_args, **_more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rankfall.supervise.loki_follow.take_of", full)
+    monkeypatch.setattr("rankfall.supervisor.backfill.take_of", full)
     follow = follow_of(run)
     wait_until(follow.over, timeout=30, what="the follow to end by itself")
     with pytest.raises(StoreError, match="No space left on device"):
@@ -185,7 +185,7 @@ def test_a_run_of_this_machine_has_all_of_its_lines(home, capsys):
     made = RunDir.create(JobSpec(name="here", command=("x",)), home=home)
     with made.lease() as writer:
         writer.begin_attempt(1, at=BEGAN, plan={})
-    assert guard.run(["logs", made.id, *URL]) == 2
+    assert app.run(["logs", made.id, *URL]) == 2
     assert "ran on this machine" in capsys.readouterr().err
 
 
@@ -222,16 +222,16 @@ def stored(home, tmp_path, *, place: str) -> tuple[RunDir, Path]:
 def test_lines_of_a_log_store_that_is_seen_later_come_with_their_rank(home, tmp_path, capsys, monkeypatch):
     made, folder = stored(home, tmp_path, place="volume:/pods/only")
     (folder / "0.out-000000000000000.log").write_bytes(b"hello\nagain\n")
-    assert guard.run(["logs", made.id, "--log-source", "store"]) == 2
+    assert app.run(["logs", made.id, "--log-source", "store"]) == 2
     assert "does not see the log store volume:/pods/only" in capsys.readouterr().err
     monkeypatch.setenv(AT, str(tmp_path / "volume"))
     for _ in range(2):
-        assert guard.run(["logs", made.id, "--log-source", "store"]) == 0
+        assert app.run(["logs", made.id, "--log-source", "store"]) == 0
         out = capsys.readouterr()
         assert out.out == "[rank 3] hello\n[rank 3] again\n"
         assert "has no end yet" in out.err
     (folder / "end.json").write_text('{"sizes": {"0.out": 12}}')
-    assert guard.run(["logs", made.id, "--log-source", "store", "--rank", "3", "--grep", "again"]) == 0
+    assert app.run(["logs", made.id, "--log-source", "store", "--rank", "3", "--grep", "again"]) == 0
     out = capsys.readouterr()
     assert (out.out, "has no end" in out.err) == ("again\n", False)
 
@@ -239,12 +239,12 @@ def test_lines_of_a_log_store_that_is_seen_later_come_with_their_rank(home, tmp_
 def test_a_log_store_that_cannot_be_read_is_said(home, tmp_path, capsys):
     made, folder = stored(home, tmp_path, place=f"file://{tmp_path / 'volume'}")
     (folder / "0.out-000000000000000.log").symlink_to("/dev/null")
-    assert guard.run(["logs", made.id, "--log-source", "store"]) == 0
+    assert app.run(["logs", made.id, "--log-source", "store"]) == 0
     assert "the log store could not be asked for all" in capsys.readouterr().err
 
 
 def test_a_run_without_a_log_store(run, capsys):
-    assert guard.run(["logs", run.id, "--log-source", "store"]) == 2
+    assert app.run(["logs", run.id, "--log-source", "store"]) == 2
     assert "has no log store" in capsys.readouterr().err
 
 

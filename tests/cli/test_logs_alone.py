@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rankfall.cli.logs import logs
+from rankfall.cli.commands.logs import logs
 from rankfall.model import JobSpec
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 from stream_files import FakeStream, row, stream
 
 

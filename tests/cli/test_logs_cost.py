@@ -16,15 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfall.cli.view import LineWriter, spent_text
+from rankfall.cli.run_output import LineWriter, spent_text
 from rankfall.model import JobSpec
 from rankfall.model.foreign import Foreign
-from rankfall.report.escape import clean_line, is_plain
-from rankfall.store import RunDir, standing
-from rankfall.store.lines import Follower, LineQuery, block_of, read_blocks, read_lines
-from rankfall.store.place import FOREIGN_FILE
-from rankfall.supervise import left_over
-from rankfall.supervise.ledger import Ledger
+from rankfall.render.escape import clean_line, is_plain
+from rankfall.rundir import RunDir
+from rankfall.rundir.layout import FOREIGN_FILE
+from rankfall.rundir.lines import Follower, LineQuery, block_of, read_blocks, read_lines
+from rankfall.rundir.streams import files as standing
+from rankfall.supervisor import outcome
+from rankfall.supervisor.best_effort_store import BestEffortStore
 from stream_files import FakeStream, row, stream
 
 S = 1_000_000_000
@@ -123,8 +124,8 @@ def test_i19_p14_a_follower_of_silent_streams_opens_no_file_and_lists_no_folder(
 def test_i19_p14_of_a_foreign_job_no_line_is_written_twice(tmp_path: Path) -> None:
     def files(run_dir: RunDir) -> set[str]:
         with run_dir.lease() as writer:
-            ledger = Ledger(writer, on_gap=lambda _: None)
-            left_over.write_files(run_dir, ledger)
+            run_store = BestEffortStore(writer, on_gap=lambda _: None)
+            outcome.write_files(run_dir, run_store)
         return {path.name for path in run_dir.path.iterdir() if path.name.startswith(("log", "rank"))}
 
     own, other = ended_run(tmp_path / "own", slots=1, lines=3), ended_run(tmp_path / "other", slots=1, lines=3)

@@ -18,7 +18,7 @@ import yaml
 from helpers import wait_until
 from patience import scaled
 from rankfall.model.schemas import schema_of
-from rankfall.store.content import content_size, read_bytes
+from rankfall.rundir.streams.content import content_size, read_bytes
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

@@ -16,7 +16,7 @@ import pytest
 from helpers import wait_until
 from patience import scaled
 from rankfall.model import JobSpec
-from rankfall.store import RunDir, list_runs
+from rankfall.rundir import RunDir, list_runs
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

@@ -12,21 +12,21 @@ import pytest
 import rankfall_inside
 from patience import scaled
 
-SHOW = "import sys; from rankfall.cli.guard import run; [run(words) for words in {words!r}]; print(chr(0), *sorted(sys.modules), file=sys.stderr)"
+SHOW = "import sys; from rankfall.cli.app import run; [run(words) for words in {words!r}]; print(chr(0), *sorted(sys.modules), file=sys.stderr)"
 
 
 # What measures coverage in subprocesses loads modules of its own.
 BARE = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
 # What a job on this machine has no use for. asyncio alone takes as long as a third of the rest.
 ELSEWHERE = {"aiohttp", "yaml", "asyncio", "ssl", "http", "logging", "difflib", "jinja2", "obstore"}
-CLUSTER = ("rankfall.kube", "rankfall.backends.cluster", "rankfall.observe.loki", "rankfall.health")
+CLUSTER = ("rankfall.kube", "rankfall.backends.kubernetes", "rankfall.loki", "rankfall.nodes")
 # A whole run, supervised by a process of its own, which ends with what it has loaded.
 SUPERVISED = """
 import sys
 from pathlib import Path
 from rankfall.client import complete, create_run
 from rankfall.model import JobSpec
-from rankfall.supervise.__main__ import main
+from rankfall.supervisor.__main__ import main
 
 spec = complete(JobSpec(command=(sys.executable, "-c", "print(1)"), nnodes=2, launcher="plain"))
 code = main([str(create_run(spec, home=Path(sys.argv[1])).path)])
@@ -57,16 +57,22 @@ def of_elsewhere(modules: set[str]) -> set[str]:
 def test_help_loads_nothing_but_the_option_parser() -> None:
     modules = loaded("--help")
     ours = {name for name in modules if name.startswith("rankfall")}
-    assert ours == {"rankfall", "rankfall.cli", "rankfall.cli.app", "rankfall.cli.emit", "rankfall.cli.guard",
-                    "rankfall.report", "rankfall.report.paint"}  # fmt: skip
+    assert ours == {"rankfall", "rankfall.cli", "rankfall.cli.app", "rankfall.cli.console", "rankfall.render", "rankfall.render.formatting"}  # fmt: skip
     assert not modules & {"yaml", "re2", "sqlite3", "asyncio", "typer", "rich", "pydantic", "torch", "hypothesis"}
 
 
 @pytest.mark.parametrize("verb", ["ps", "status", "logs"])
 def test_reading_verbs_load_no_signatures_and_no_supervisor(verb: str) -> None:
     modules = loaded(verb, "--help")
-    assert not modules & {"re2", "yaml", "asyncio", "torch", "rankfall.signatures", "rankfall.supervise.loop"}
-    assert not {name for name in modules if name.startswith(("rankfall.observe", "rankfall.supervise"))}
+    assert not modules & {
+        "re2",
+        "yaml",
+        "asyncio",
+        "torch",
+        "rankfall.verdict.signatures",
+        "rankfall.supervisor.supervise",
+    }
+    assert not {name for name in modules if name.startswith(("rankfall.evidence", "rankfall.supervisor"))}
 
 
 def test_importing_rankfall_is_free() -> None:
@@ -87,10 +93,10 @@ def test_a_run_on_this_machine_loads_nothing_of_clusters(tmp_path: Path) -> None
     home = {"RANKFALL_HOME": str(tmp_path / "home")}
     words = ("--launcher", "plain", "--", sys.executable, "-c", "print(1)")
     own = loaded("run", *words, **home)
-    assert "rankfall.supervise.supervised" in own
+    assert "rankfall.supervisor.attended.driver" in own
     assert not of_elsewhere(own)
     alone = shown(SUPERVISED, str(tmp_path / "home"))
-    assert "rankfall.backends.local" in alone
+    assert "rankfall.backends.local.backend" in alone
     assert not of_elsewhere(alone)
     reading = loaded_by([["ps"], ["status"], ["logs"], ["why"]], **home)
     assert "rankfall.explain" in reading
@@ -98,15 +104,15 @@ def test_a_run_on_this_machine_loads_nothing_of_clusters(tmp_path: Path) -> None
 
 
 def test_recording_loads_no_client_before_it_asks_the_cluster() -> None:
-    modules = shown("import sys, rankfall.supervise.unattended; print(chr(0), *sys.modules, file=sys.stderr)")
-    assert "rankfall.supervise.gang" in modules
-    assert not modules & {*ELSEWHERE, "rankfall.kube.client", "rankfall.backends.cluster"}
+    modules = shown("import sys, rankfall.supervisor.unattended.driver; print(chr(0), *sys.modules, file=sys.stderr)")
+    assert "rankfall.supervisor.unattended.monitor" in modules
+    assert not modules & {*ELSEWHERE, "rankfall.kube.client", "rankfall.backends.kubernetes"}
 
 
 def test_the_wrapper_of_a_slot_loads_little() -> None:
     """It is started for each slot of each attempt, and once more for each start of a slot alone."""
     # As it is started: without the site's own additions.
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import rankfall_inside.__main__, rankfall_inside.slot, rankfall_inside.wrapper"
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import rankfall_inside.__main__, rankfall_inside.wrapper.slot_files, rankfall_inside.wrapper.wrapper"
     command = [
         sys.executable,
         "-I",
@@ -118,7 +124,7 @@ def test_the_wrapper_of_a_slot_loads_little() -> None:
     modules = set(
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=scaled(50)).stdout.split()
     )
-    assert "rankfall_inside.wrapper" in modules
+    assert "rankfall_inside.wrapper.wrapper" in modules
     heavy = {
         "json",
         "typing",

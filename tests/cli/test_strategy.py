@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from rankfall import Client, register_strategy
-from rankfall.diagnose import diagnose
+from rankfall import Client, register_strategy, strategy_registry
 from rankfall.model import Case, Diagnosis, JobSpec, SpecError, UsageError
-from rankfall.observe import strategies
+from rankfall.verdict.diagnose import diagnose
 
 from .conftest import Runner
 
@@ -89,7 +88,7 @@ def test_errors_s11_a_package_brings_its_own(rankfall: Runner, tmp_path: Path) -
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loudest\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[rankfall.strategies]\nloudest = loudest:pick\n")
     (tmp_path / "lib" / "loudest.py").write_text(
-        "import msgspec\nfrom rankfall.diagnose import diagnose\n\n\n"
+        "import msgspec\nfrom rankfall.verdict.diagnose import diagnose\n\n\n"
         "def pick(case):\n"
         "    kept = tuple(piece for piece in case.evidence if piece.rank == 0)\n"
         "    return diagnose(msgspec.structs.replace(case, evidence=kept, ranks=case.ranks[:1]))\n"
@@ -109,7 +108,7 @@ def test_errors_s11_a_package_brings_its_own(rankfall: Runner, tmp_path: Path) -
 
 
 def test_errors_s11_python_code_registers_one(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "_registered", {})
+    monkeypatch.setattr(strategy_registry, "_registered", {})
     asked: list[Case] = []
 
     def ours(case: Case) -> Diagnosis:

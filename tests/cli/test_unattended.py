@@ -12,42 +12,43 @@ from pathlib import Path
 import pytest
 
 from helpers import wait_until
-from rankfall.cli import guard
-from rankfall.cli import run as run_command
+from rankfall.cli import app
+from rankfall.cli.commands import run as run_command
 from rankfall.client import Client, Run
+from rankfall.collect.pods.lazy_collector import Feed
 from rankfall.model import InfrastructureError, JobSpec
-from rankfall.observe.cluster.open import Feed
-from rankfall.store import RunDir
-from rankfall.supervise import followed, gang, loop, native_look, native_pods, steering, unattended
+from rankfall.rundir import RunDir
+from rankfall.supervisor import stopping, supervise
+from rankfall.supervisor.unattended import control, driver, monitor, workload_poller
 from supervise.native_stories import AWAY, DONE, FELL, GOING, HELD, Bench
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(native_look, "LOOK_S", 0.004)
-    monkeypatch.setattr(native_pods, "LOOK_S", 0.004)
-    monkeypatch.setattr(unattended, "LOOK_S", 0.004)
-    monkeypatch.setattr(steering, "_STEP_S", 0.002)
+    monkeypatch.setattr(monitor, "_STEP_S", 0.002)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(driver, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(control, "_STEP_S", 0.002)
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("RANKFALL_HOME", str(tmp_path / "home"))
     made = Bench(tmp_path / "home", GOING)
-    for module in (loop, unattended, steering):
+    for module in (supervise, driver, control):
         monkeypatch.setattr(module, "backend_for", lambda _: made.cluster)
     return made
 
 
 def launched(bench):
-    unattended.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
     return bench.run.id
 
 
 def test_submit_launches_and_leaves(bench, monkeypatch, capsys):
     monkeypatch.setattr(run_command, "_made", lambda *_, **__: bench.run)
-    assert guard.run(["submit", "--unattended", "x"]) == 0
+    assert app.run(["submit", "--unattended", "x"]) == 0
     out = capsys.readouterr()
     assert out.out == f"{bench.run.id}\n"
     assert "unattended: Kubernetes alone decides" in out.err
@@ -56,19 +57,19 @@ def test_submit_launches_and_leaves(bench, monkeypatch, capsys):
 
 def test_status_looks_first_and_says_who_looks_after_it(bench, capsys):
     run = launched(bench)
-    assert guard.run(["status", run]) == 0
+    assert app.run(["status", run]) == 0
     assert (
         f"unattended: Kubernetes alone decides; nobody records it now; rankfall attach {run} does"
         in capsys.readouterr().out
     )
     with bench.run.lease():
-        assert guard.run(["status", run]) == 0
+        assert app.run(["status", run]) == 0
     assert "somebody records it" in capsys.readouterr().out
     bench.workload.looks = [DONE]
-    assert guard.run(["status", run, "-o", "json"]) == 0
+    assert app.run(["status", run, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["state"], document["unattended"], document["supervised"]) == ("succeeded", True, False)
-    assert guard.run(["status", run]) == 0
+    assert app.run(["status", run]) == 0
     assert "unattended" not in capsys.readouterr().out
 
 
@@ -78,24 +79,24 @@ def test_a_cluster_that_cannot_be_asked_leaves_what_was_seen_last(bench, monkeyp
     def away(_):
         raise AWAY
 
-    monkeypatch.setattr(unattended, "backend_for", away)
-    assert guard.run(["logs", run]) == 0
+    monkeypatch.setattr(driver, "backend_for", away)
+    assert app.run(["logs", run]) == 0
     assert "as it was seen last, because it cannot be asked now: no answer" in capsys.readouterr().err
 
 
 def test_why_of_a_run_that_nobody_saw(bench, capsys):
     run = launched(bench)
     bench.workload.looks = [FELL]
-    assert guard.run(["why", run]) == 0
+    assert app.run(["why", run]) == 0
     assert "nobody was attached" in capsys.readouterr().out
 
 
 def test_wait_looks_itself_and_its_own_time_ends_only_itself(bench, capsys):
     run = launched(bench)
-    assert guard.run(["wait", run, "--timeout", "0.2s"]) == 124
+    assert app.run(["wait", run, "--timeout", "0.2s"]) == 124
     assert bench.run.lease_holder() is None
     bench.workload.looks = [DONE]
-    assert guard.run(["wait", run]) == 0
+    assert app.run(["wait", run]) == 0
     assert f"{run} succeeded" in capsys.readouterr().out
 
 
@@ -104,7 +105,7 @@ def test_wait_leaves_the_recording_to_who_records(bench):
     with bench.run.lease() as writer:
         timer = threading.Timer(0.3, writer.set_run, ("succeeded",), {"reason": None, "at": 1})
         timer.start()
-        assert guard.run(["wait", run]) == 0
+        assert app.run(["wait", run]) == 0
         timer.join()
 
 
@@ -118,7 +119,7 @@ def test_who_watches_lets_go_by_a_signal_and_ends_nothing(bench, number, capsys)
         )
     )
     sender.start()
-    assert guard.run(["attach", run]) == 0
+    assert app.run(["attach", run]) == 0
     sender.join()
     assert f"detached; {run} goes on" in capsys.readouterr().err
     assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
@@ -136,7 +137,7 @@ def test_i18_p7_who_waits_for_an_unattended_run_lets_go_by_a_signal_and_ends_not
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert guard.run(["wait", run]) == 128 + number
+    assert app.run(["wait", run]) == 128 + number
     sender.join()
     assert f"{run} goes on" in capsys.readouterr().err
     assert (bench.workload.asked, bench.run.lease_holder()) == ([], None)
@@ -152,7 +153,7 @@ def test_cancel_asks_itself_and_gives_one_of_three_answers(bench, answer, capsys
     run = launched(bench)
     gone_after(bench)
     bench.workload.removed = answer
-    code = guard.run(["cancel", run, "--reason", "enough"])
+    code = app.run(["cancel", run, "--reason", "enough"])
     out = capsys.readouterr()
     if answer == "gone":
         assert (code, out.out) == (0, f"{run} cancelled\n")
@@ -174,13 +175,13 @@ def test_suspend_and_resume_ask_themselves(bench, capsys):
         return HELD
 
     bench.workload.looks = [look]
-    assert guard.run(["suspend", run, "--reason", "lunch"]) == 0
+    assert app.run(["suspend", run, "--reason", "lunch"]) == 0
     assert f"{run} suspended" in capsys.readouterr().out
     assert bench.state()[0] == "suspended"
     assert "lunch" in (bench.state()[1] or "")
-    assert guard.run(["resume", run]) == 0
+    assert app.run(["resume", run]) == 0
     assert bench.workload.asked == ["suspend", "resume"]
-    assert guard.run(["resume", run]) == 0
+    assert app.run(["resume", run]) == 0
     assert "is not suspended" in capsys.readouterr().err
 
 
@@ -207,46 +208,46 @@ def test_logs_are_open_before_pods_are_told_to_end(bench, monkeypatch, verb):
     if verb == "cancel from Python":
         assert asyncio.run(Run(bench.run).cancel()).state == "cancelled"
     else:
-        assert guard.run([verb, run]) == 0
+        assert app.run([verb, run]) == 0
     assert opened[-1]
     assert looks[:10] == [0] * 10
 
 
 def test_a_suspended_run_is_cancelled_without_waiting_for_logs(bench, monkeypatch):
-    monkeypatch.setattr(followed, "FOLLOWED_S", 1e9)
+    monkeypatch.setattr(stopping, "LOGS_OPEN_TIMEOUT_S", 1e9)
     run = launched(bench)
     bench.pod(0, code=143)
     bench.workload.looks = [lambda: None if "remove" in bench.workload.asked else HELD]
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state()[0] == "suspended"
-    assert guard.run(["cancel", run]) == 0
+    assert app.run(["cancel", run]) == 0
     assert bench.state()[0] == "cancelled"
 
 
 def test_logs_of_a_recorder_that_is_dead_or_of_an_attempt_before_count_as_not_open(bench, monkeypatch):
-    monkeypatch.setattr(followed, "FOLLOWED_S", 0.01)
+    monkeypatch.setattr(stopping, "LOGS_OPEN_TIMEOUT_S", 0.01)
     launched(bench)
-    followed.mark_followed(bench.run, 1)
-    assert not followed.wait_until_followed(bench.run)
+    stopping.mark_logs_open(bench.run, 1)
+    assert not stopping.wait_until_logs_open(bench.run)
     with bench.run.lease() as writer:
-        assert not followed.is_followed(bench.run)
-        followed.mark_followed(bench.run, 1)
-        assert followed.wait_until_followed(bench.run)
+        assert not stopping.logs_are_open(bench.run)
+        stopping.mark_logs_open(bench.run, 1)
+        assert stopping.wait_until_logs_open(bench.run)
         writer.begin_attempt(2, at=5, plan=writer.attempts()[0].plan)
-        assert not followed.is_followed(bench.run)
+        assert not stopping.logs_are_open(bench.run)
     with bench.run.lease():
         # The same process, at another time.
-        followed.mark_followed(bench.run, 2)
-        assert followed.is_followed(bench.run)
+        stopping.mark_logs_open(bench.run, 2)
+        assert stopping.logs_are_open(bench.run)
     with bench.run.lease():
-        assert not followed.is_followed(bench.run)
+        assert not stopping.logs_are_open(bench.run)
 
 
 def test_from_python_the_same(bench, tmp_path, monkeypatch):
     run = Run(bench.run)
     launched(bench)
     bench.workload.removed = "going"
-    monkeypatch.setattr(followed, "FOLLOWED_S", 0.01)
+    monkeypatch.setattr(stopping, "LOGS_OPEN_TIMEOUT_S", 0.01)
     with pytest.raises(InfrastructureError, match="asked to end and is going: waits"):
         asyncio.run(run.cancel())
     bench.workload.removed = "gone"
@@ -268,12 +269,12 @@ def test_from_python_the_same(bench, tmp_path, monkeypatch):
 def test_a_suspension_that_does_not_come_is_said(bench, monkeypatch):
     launched(bench)
     bench.workload.there = {"u": "Running"}
-    monkeypatch.setattr(steering, "_MARGIN_S", -1e9)
+    monkeypatch.setattr(control, "_MARGIN_S", -1e9)
     with pytest.raises(InfrastructureError, match="asked to stand still and is going"):
         asyncio.run(Run(bench.run).suspend())
 
 
 def test_a_run_whose_spec_is_lost_is_still_shown(bench, capsys):
     (Path(bench.run.path) / "spec.json").write_text("{")
-    assert guard.run(["status", bench.run.id]) == 0
+    assert app.run(["status", bench.run.id]) == 0
     assert RunDir(bench.run.path).id in capsys.readouterr().out

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from rankfall.cli.emit import Output, document
-from rankfall.cli.view import as_data, stamp
-from rankfall.report.interesting import Interesting
-from rankfall.store.lines import Line
+from rankfall.cli.console import Output, document
+from rankfall.cli.run_output import as_data, stamp
+from rankfall.render.line_selection import DefaultLineFilter
+from rankfall.rundir.lines import Line
 
 
 def line(text: bytes, *, rank: int | None = 1, stream: str = "s") -> Line:
@@ -15,7 +15,7 @@ def line(text: bytes, *, rank: int | None = 1, stream: str = "s") -> Line:
 
 
 def shown(*texts: bytes, rank: int | None = 1) -> list[bytes]:
-    choose = Interesting(lambda line: line.rank == 0)
+    choose = DefaultLineFilter(lambda line: line.rank == 0)
     return [text for text in texts if choose(line(text, rank=rank))]
 
 
@@ -90,7 +90,7 @@ def test_a_block_that_never_ends_is_bounded() -> None:
 
 
 def test_streams_do_not_disturb_each_other() -> None:
-    choose = Interesting(lambda _: False)
+    choose = DefaultLineFilter(lambda _: False)
     assert choose(line(b"Traceback (most recent call last):", stream="a"))
     assert not choose(line(b"loss 0.3", stream="b"))
     assert choose(line(b"  in the block", stream="a"))

@@ -23,8 +23,8 @@ from rankfall.cli.values import Ranks
 from rankfall.cli.viewer import Viewer
 from rankfall.client import Client
 from rankfall.model import JobSpec, LockHeld, Outcome
-from rankfall.store import RunDir, list_runs
-from rankfall.supervise import Control, read_cancel
+from rankfall.rundir import RunDir, list_runs
+from rankfall.supervisor import Control, read_cancel
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]
@@ -35,7 +35,7 @@ TALKS: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 HOLDS = """
 import sys
 from pathlib import Path
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 with RunDir(Path(sys.argv[1])).lease():
     print("held", flush=True)
     sys.stdin.read()

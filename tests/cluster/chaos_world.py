@@ -15,7 +15,7 @@ import yaml
 
 from cluster.run_world import RULES, World
 from helpers import wait_until
-from rankfall.store import list_runs
+from rankfall.rundir import list_runs
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -21,8 +21,8 @@ from faults.lines import Lines, kept_of, lines_of
 from faults.pairs_table import Pair
 from faults.run import Ours, read, still_running, write_plan
 from helpers import wait_until
-from rankfall.backends.cluster.names import LABEL_ATTEMPT
-from rankfall.store import list_runs
+from rankfall.backends.kubernetes.manifests.names import LABEL_ATTEMPT
+from rankfall.rundir import list_runs
 from testbed.bed import Bed
 from testbed.client import Kubectl
 

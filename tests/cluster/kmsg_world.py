@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankfall.model.health_report import REPORT_ANNOTATION, KernelReport, decode_report
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelReport, decode_report
 from testbed.client import Kubectl
 
 

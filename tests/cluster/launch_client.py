@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rankfall.backends.cluster.launch import Launched, launch
-from rankfall.backends.cluster.objects import Compiled
-from rankfall.backends.cluster.ownership import resource_of
+from rankfall.backends.kubernetes.lifecycle.launch import Launched, launch
+from rankfall.backends.kubernetes.lifecycle.ownership import resource_of
+from rankfall.backends.kubernetes.manifests.request import Compiled
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
-from rankfall.kube.kubeconfig import load_access
 
 
 def order(made: Compiled, **options: Any) -> dict[str, Any]:

@@ -21,13 +21,13 @@ import yaml
 from cluster import recorder
 from cluster.programs import pod
 from helpers import wait_until
-from rankfall.backends.bundle import build_zip
-from rankfall.kube.labels import COMPLETION_INDEX
+from rankfall.backends.payload import build_zip
+from rankfall.kube.object_fields import COMPLETION_INDEX
 from rankfall.model import JobSpec, Record
-from rankfall.observe.cluster.journal import JournalReader, journal_path
-from rankfall.observe.cluster.podfacts import PodFact
-from rankfall.store import RunDir
-from rankfall.store.content import content_size, read_bytes
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.pod_facts import PodFact
+from rankfall.rundir.streams.content import content_size, read_bytes
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object

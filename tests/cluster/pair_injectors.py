@@ -20,7 +20,7 @@ from cluster.fault_injectors import RESOURCE, let_go, limit, node_clock, rival
 from cluster.fault_stage import INDEX, PYTHON, Stage
 from faults.pairs_table import AWAY_S, DISK_FULL_S, STARTS, SUPERVISOR_AWAY_S, Pair
 from faults.supervised import alive, fill
-from rankfall.backends.cluster.names import LABEL_ATTEMPT
+from rankfall.backends.kubernetes.manifests.names import LABEL_ATTEMPT
 from testbed import faults
 from testbed.client import Object
 from testbed.proxy import Cut, Proxy, before

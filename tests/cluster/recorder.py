@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from rankfall.observe.cluster.open import Feed
-from rankfall.observe.cluster.source import PodSource
-from rankfall.store import RunDir
+from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.pod_source import PodSource
 
 CHANNEL = "t0k3n"
 # Its rights are those of docs/kubernetes.md that following needs, and none besides: no exec, no word about nodes.

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rankfall.backends.cluster.rights import rules
+from rankfall.backends.kubernetes.rights import rules
 from testbed import images
 from testbed.client import Kubectl
 from testbed.workloads import PYTHON_IMAGE, SCRIPT_FOLDER, script

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.health.manifests.controller import JOB_RULES
+from rankfall.nodes.manifests.controller import JOB_RULES
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -12,10 +12,10 @@ import pytest
 from cluster.programs import pod
 from cluster.run_world import RULES
 from patience import scaled
+from rankfall.collect.pods.cluster_context import NAMESPACE, SOON_S, LeasePoller
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
-from rankfall.kube.kubeconfig import load_access
-from rankfall.model.clocks import Bound
-from rankfall.observe.cluster.lease_looks import NAMESPACE, SOON_S, LeaseLooks
+from rankfall.model.timestamps import Bound
 from testbed import accounts, clock, process
 from testbed.proxy import before
 
@@ -59,7 +59,7 @@ def told_by_leases(config: Path, *, looks: int) -> dict[str, list[Bound]]:
 
     async def look() -> None:
         async with Kube(load_access(kubeconfig=str(config))) as kube:
-            leases = LeaseLooks(kube, nodes=lambda: told, told=lambda name, ahead: told[name].append(ahead))
+            leases = LeasePoller(kube, nodes=lambda: told, told=lambda name, ahead: told[name].append(ahead))
             for number in range(looks):
                 await leases.step(time.monotonic() + number * 1000)
                 if number + 1 < looks:

@@ -13,7 +13,7 @@ from conformance.drive import Place, local
 from conformance.pods import cluster, prepare
 from conformance.report import Rows
 from conformance.suite import Suite, chosen
-from rankfall.backends.cluster.rights import rules
+from rankfall.backends.kubernetes.rights import rules
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -18,8 +18,8 @@ from carry_world import picture
 from cluster.run_world import RULES, World
 from cluster.workspace_world import CLAIM, user_of, volume
 from inside.test_carry import odd_tree
-from rankfall.backends.cluster.mover import owner_of
-from rankfall_inside.carry_tree import scan
+from rankfall.backends.kubernetes.copy.transfer import owner_of
+from rankfall_inside.transfer.tree import scan
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -16,9 +16,9 @@ from faults.cluster_page import Row, Rows
 from faults.cluster_table import Cell, cells
 from faults.run import Judged, judge
 from faults.table import Fault
-from rankfall.backends.cluster.rights import rules
-from rankfall.decide import decide
+from rankfall.backends.kubernetes.rights import rules
 from rankfall.model import Diagnosis, JobSpec, Policies, Verdict
+from rankfall.verdict.decide import decide
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

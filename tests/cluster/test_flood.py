@@ -17,10 +17,10 @@ import pytest
 from cluster.flood import flood
 from cluster.kmsg_world import agent, devices, report, xid
 from helpers import wait_until
-from rankfall.health.manifests import agent as agents
-from rankfall.health.manifests import controller as controllers
-from rankfall.model.health import ANNOTATION
-from rankfall.model.health_report import REPORT_ANNOTATION, KernelLine, decode_line
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelLine, decode_line
+from rankfall.model.node_health.records import ANNOTATION
+from rankfall.nodes.manifests import agent as agents
+from rankfall.nodes.manifests import controller as controllers
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

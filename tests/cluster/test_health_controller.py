@@ -17,8 +17,8 @@ import pytest
 
 from cluster.loki_push import push
 from patience import scaled
-from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES, POD_RULES
-from rankfall.model.health import ANNOTATION, decode_health
+from rankfall.model.node_health.records import ANNOTATION, decode_health
+from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES, POD_RULES
 from testbed import accounts
 from testbed.client import Kubectl
 from testbed.ondemand import kwok, loki

@@ -19,12 +19,11 @@ import pytest
 
 from cluster.run_world import RULES, World
 from helpers import wait_until
-from rankfall.health.manifests import runs
-from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
-from rankfall.model.health import ANNOTATION, CONDITION, decode_health
-from rankfall.model.health_answer import CONTROLLER_NAMESPACE, LEASE
-from rankfall.model.health_report import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
-from rankfall.model.health_verdict import VERDICTS_ANNOTATION
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
+from rankfall.model.node_health.records import ANNOTATION, CONDITION, decode_health
+from rankfall.model.node_health.run_verdicts import CONTROLLER_NAMESPACE, LEASE, VERDICTS_ANNOTATION
+from rankfall.nodes.manifests import cluster
+from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -86,11 +85,11 @@ def world(bed: Bed, kubectl: Kubectl, namespace: str, tmp_path: Path, control: P
     del control
     seen = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
     path = accounts.create(
-        bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES, cluster_rules=[*runs.CLUSTER_RULES, seen]
+        bed.control, kubectl, "rankfall", namespace=namespace, rules=RULES, cluster_rules=[*cluster.CLUSTER_RULES, seen]
     )
     events = [{"apiGroups": [""], "resources": ["events"], "verbs": ["list", "watch"]}]
     grant(kubectl, namespace, namespace="default", rules=events, account="rankfall", home=namespace)
-    grant(kubectl, namespace, namespace=SPACE, rules=runs.OWN_RULES, account="rankfall", home=namespace)
+    grant(kubectl, namespace, namespace=SPACE, rules=cluster.OWN_RULES, account="rankfall", home=namespace)
     home = tmp_path / "home"
     home.mkdir()
     return Joined(home, kubeconfig=path, kubectl=kubectl, namespace=namespace, program=PROGRAM)
@@ -280,14 +279,14 @@ def test_health_s31_without_a_controller_a_run_tells_its_node_and_waits_for_nobo
 
 def test_health_s08_who_may_tell_a_node_of_a_run_may_change_nothing_else_of_it(bed, kubectl, namespace, request):
     node = names(kubectl)[0]
-    kubectl.apply(runs.runs_admission())
+    kubectl.apply(cluster.runs_admission())
     request.addfinalizer(
-        lambda: kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", runs.NAME)
+        lambda: kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", cluster.NAME)
     )
     # kubectl reads what it patches, which the product does not.
     read = {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["get"]}
     path = accounts.create(
-        bed.control, kubectl, "teller", namespace=namespace, rules=[], cluster_rules=[*runs.CLUSTER_RULES, read]
+        bed.control, kubectl, "teller", namespace=namespace, rules=[], cluster_rules=[*cluster.CLUSTER_RULES, read]
     )
     theirs = Kubectl(kubectl.program, path)
 

@@ -17,8 +17,8 @@ from cluster.health_world import DMESG, LIMIT_S, LOST, Fleet, kernel, stamped
 from cluster.kmsg_world import report
 from cluster.loki_gateway import Gateway
 from helpers import wait_until
-from rankfall.model.health import ANNOTATION
-from rankfall.model.times import nanoseconds
+from rankfall.model.node_health.records import ANNOTATION
+from rankfall.model.timestamps import nanoseconds
 from testbed import faults
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object

@@ -16,9 +16,9 @@ import pytest
 
 from cluster.loki_push import push
 from helpers import wait_until
-from rankfall.health.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
-from rankfall.model.health import ANNOTATION
-from rankfall.model.times import nanoseconds
+from rankfall.model.node_health.records import ANNOTATION
+from rankfall.model.timestamps import nanoseconds
+from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

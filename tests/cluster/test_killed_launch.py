@@ -14,7 +14,7 @@ import pytest
 
 from cluster.chaos_world import KINDS, OURS, Chaos, counting
 from helpers import wait_until
-from rankfall.store import RunDir, list_runs
+from rankfall.rundir import RunDir, list_runs
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.proxy import HalfOpen, Match, Proxy, When

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import yaml
 
-from rankfall.kube.access import Access, Impersonation
+from rankfall.kube.auth.access import Access, Impersonation
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import (
     ApiError,
@@ -26,9 +27,8 @@ from rankfall.kube.errors import (
     TooManyRequests,
     Unreachable,
 )
-from rankfall.kube.kubeconfig import load_access
+from rankfall.kube.request import Retry
 from rankfall.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, SECRETS, TRAINJOBS
-from rankfall.kube.retry import Retry
 from testbed import kubeconfig
 from testbed.proxy import Answer, Cut, Match, When, before
 

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 
 from cluster.programs import pod
-from rankfall.kube import exec_frames
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.discovery import discover
 from rankfall.kube.errors import ApiError, Expired, Forbidden, KubeError, ObjectNotFound
-from rankfall.kube.exec import execute, open_exec
-from rankfall.kube.exec_errors import ExecFailed, ExecLost, ExecTimeout, ExecUnsupported
-from rankfall.kube.kubeconfig import load_access
-from rankfall.kube.podlogs import complaint, not_started, open_log
+from rankfall.kube.exec import protocol as exec_frames
+from rankfall.kube.exec.protocol import ExecFailed, ExecLost, ExecTimeout, ExecUnsupported
+from rankfall.kube.exec.session import execute, open_exec
+from rankfall.kube.pod_logs import complaint, not_started, open_log
 from rankfall.kube.resources import (
     CLUSTER_TRAINING_RUNTIMES,
     CONFIG_MAPS,
@@ -37,8 +37,8 @@ from rankfall.kube.resources import (
     PODS,
     TRAINJOBS,
 )
-from rankfall.kube.watch import Event, watch
-from rankfall.kube.watch_wait import Pace
+from rankfall.kube.watch.pace import Pace
+from rankfall.kube.watch.watcher import Event, watch
 from testbed import accounts, faults, process
 from testbed.proxy import Answer, Cut, Match, OldServer, When, before, old_answers
 

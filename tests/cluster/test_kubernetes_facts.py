@@ -11,7 +11,7 @@ import pytest
 
 from cluster.run_world import RULES, World
 from helpers import wait_until
-from rankfall.model.health import ANNOTATION, NodeHealth, OpenCause, encode_health
+from rankfall.model.node_health.records import ANNOTATION, NodeHealth, OpenCause, encode_health
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -16,18 +16,18 @@ import pytest
 
 from cluster.launch_client import carry_out, order
 from helpers import wait_until
-from rankfall.backends.bundle import build_zip
-from rankfall.backends.cluster.compile import compile_job
-from rankfall.backends.cluster.launch import Launched
-from rankfall.backends.cluster.launch_errors import NameTaken, StillThere
-from rankfall.backends.cluster.names import LABEL_RUN
-from rankfall.backends.cluster.objects import Compiled, ServedFacts
-from rankfall.backends.cluster.ownership import resource_of, uid_of
-from rankfall.backends.cluster.remove import remove
+from rankfall.backends.kubernetes.lifecycle.errors import NameTaken, StillThere
+from rankfall.backends.kubernetes.lifecycle.launch import Launched
+from rankfall.backends.kubernetes.lifecycle.ownership import resource_of, uid_of
+from rankfall.backends.kubernetes.lifecycle.remove import remove
+from rankfall.backends.kubernetes.manifests.compile import compile_job
+from rankfall.backends.kubernetes.manifests.names import LABEL_RUN
+from rankfall.backends.kubernetes.manifests.request import Compiled, ServedFacts
+from rankfall.backends.payload import build_zip
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, KubeError, ServerError
-from rankfall.kube.kubeconfig import load_access
-from rankfall.kube.transport import Limits
+from rankfall.kube.http.transport import Limits
 from rankfall.model import spec_from
 from testbed import accounts, faults
 from testbed.proxy import Answer, Cut, HalfOpen, Match, Proxy, Stall, Way, When, before

@@ -16,8 +16,8 @@ import pytest
 from cluster.logs_world import APP, Recording, recording, resident, sockets, threads
 from cluster.rights_used import OF_NODES
 from helpers import wait_until
-from rankfall.kube.labels import COMPLETION_INDEX
-from rankfall.store.stream import IndexReader
+from rankfall.kube.object_fields import COMPLETION_INDEX
+from rankfall.rundir.streams.files import IndexReader
 from testbed import faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -14,8 +14,8 @@ from cluster import awkward_text
 from cluster.logs_world import COUNT, COUNT_ON, SELECTOR, Recording, counting, marked, recording, stamps, wrapped
 from cluster.programs import pod
 from helpers import wait_until
-from rankfall.observe.cluster.clocks import read_clocks
-from rankfall.observe.cluster.podfacts import stamp_ns
+from rankfall.rundir.cluster.clock_bounds import read_clocks
+from rankfall.rundir.cluster.pod_facts import stamp_ns
 from testbed import clock, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from cluster.loki_push import push
-from rankfall.observe.loki import logql
-from rankfall.observe.loki.client import Loki
-from rankfall.observe.loki.cursor import Cursor, State
-from rankfall.observe.loki.reader import Reader
-from rankfall.observe.loki.settings import loki_settings
+from rankfall.loki import logql
+from rankfall.loki.client import Loki
+from rankfall.loki.cursor import Cursor, State
+from rankfall.loki.reader import Reader
+from rankfall.loki.settings import loki_settings
 from testbed.ondemand import loki as lokis
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

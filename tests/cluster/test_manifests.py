@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from cluster.programs import TORCH
-from rankfall.backends.bundle import build_zip
-from rankfall.backends.cluster.compile import compile_job
-from rankfall.backends.cluster.objects import Compiled, ServedFacts
+from rankfall.backends.kubernetes.manifests.compile import compile_job
+from rankfall.backends.kubernetes.manifests.request import Compiled, ServedFacts
+from rankfall.backends.payload import build_zip
 from rankfall.model import spec_from
 from testbed import images, process, workloads
 from testbed.client import Kubectl

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from helpers import wait_until
-from rankfall.health.manifests.cluster import cluster_objects
-from rankfall.health.manifests.controller import NAME, SWITCHES
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError
-from rankfall.kube.kubeconfig import load_access
 from rankfall.kube.resources import NODES
-from rankfall.model.health import ANNOTATION
+from rankfall.model.node_health.records import ANNOTATION
+from rankfall.nodes.manifests.cluster import cluster_objects
+from rankfall.nodes.manifests.controller import NAME, SWITCHES
 from testbed import kubeconfig
 from testbed.bed import Bed
 from testbed.client import Kubectl

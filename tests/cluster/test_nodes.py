@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from rankfall.health import node_orders
-from rankfall.health.policy import Policy
-from rankfall.health.rules import packaged
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
-from rankfall.kube.kubeconfig import load_access
+from rankfall.nodes import commands
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.nodes.rules.policy import Policy
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl
@@ -145,12 +145,12 @@ def test_health_s18_all_taints_are_taken_away_between_our_look_and_our_write(
     assert nodes("taint", name, "--reason", "test").returncode == 0
     path = accounts.create(bed.control, kubectl, "nodes", namespace=namespace, rules=[], cluster_rules=LEAST)
 
-    async def story() -> list[node_orders.Done]:
+    async def story() -> list[commands.Done]:
         policy, rules = Policy(), packaged()
         async with Kube(load_access(kubeconfig=str(path))) as kube:
-            seen = await node_orders.find_nodes(kube, names=[name], policy=policy)
+            seen = await commands.find_nodes(kube, names=[name], policy=policy)
             kubectl("patch", "node", name, "--type=merge", "-p", json.dumps({"spec": {"taints": None}}))
-            return await node_orders.clear(kube, seen, cause=None, rules=rules, policy=policy, dry_run=False)
+            return await commands.clear(kube, seen, cause=None, rules=rules, policy=policy, dry_run=False)
 
     (done,) = asyncio.run(asyncio.wait_for(story(), 60))
     assert (done.changed, done.error) == (True, None)

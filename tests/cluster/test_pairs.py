@@ -14,7 +14,7 @@ from faults.cluster_page import Row
 from faults.cluster_table import Cell
 from faults.pairs_page import LOST, ROWS, judged
 from faults.pairs_table import Pair, pairs
-from rankfall.backends.cluster.rights import rules
+from rankfall.backends.kubernetes.rights import rules
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

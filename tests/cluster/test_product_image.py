@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.health.manifests.cluster import cluster_objects
+from rankfall.nodes.manifests.cluster import cluster_objects
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.ondemand import product_image

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.run_world import RULES, World, job
 from helpers import wait_until
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -12,7 +12,7 @@ from cluster.rights_used import OF_NODES, Triple, granted, needed
 from conformance.cases import CASES, CLUSTER
 from conformance.drive import Driver
 from conformance.pods import cluster, prepare
-from rankfall.backends.cluster.rights import BACKENDS, rules
+from rankfall.backends.kubernetes.rights import BACKENDS, rules
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

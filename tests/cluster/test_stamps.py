@@ -11,7 +11,7 @@ import pytest
 from bench.foreign.fall import LOOK
 from cluster.run_world import World
 from helpers import wait_until
-from rankfall.observe.cluster.apilines import StampParser
+from rankfall.collect.pods.line_splitter import StampParser
 from testbed import accounts, workloads
 from testbed.client import Kubectl
 

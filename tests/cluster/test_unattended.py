@@ -13,7 +13,7 @@ import pytest
 
 from cluster.run_world import RULES, World, job
 from helpers import wait_until
-from rankfall.backends.cluster.names import LABEL_RUN
+from rankfall.backends.kubernetes.manifests.names import LABEL_RUN
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import case, died, left, piece
-from rankfall.decide import PastAttempt, decide
-from rankfall.diagnose import diagnose
 from rankfall.model import JobSpec, Policies, catalogue
+from rankfall.verdict.decide import PastAttempt, decide
+from rankfall.verdict.diagnose import diagnose
 
 pytestmark = pytest.mark.steady
 

@@ -9,10 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import case, died, left, piece
-from rankfall.decide import PastAttempt, RootFacts, decide
-from rankfall.decide.budgets import Budgets
-from rankfall.decide.rules import BARE, matches
-from rankfall.diagnose import diagnose
 from rankfall.model import (
     Cause,
     Deadlines,
@@ -26,6 +22,8 @@ from rankfall.model import (
     spec_from,
 )
 from rankfall.model.exit_codes import code_row
+from rankfall.verdict.decide import BARE, Budgets, PastAttempt, RootFacts, decide, matches
+from rankfall.verdict.diagnose import diagnose
 
 pytestmark = pytest.mark.steady
 

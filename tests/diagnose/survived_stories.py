@@ -16,13 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from rankfall.diagnose import diagnose
+from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.explain import explain_files
 from rankfall.model import JobSpec, Verdict
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.signatures.catalogue import FAMILIES, source
-from rankfall.signatures.table import parse
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.verdict.diagnose import diagnose
+from rankfall.verdict.signatures.catalogue import FAMILIES, parse, source
 from stream_files import FakeStream
 
 S: Final = 1_000_000_000
@@ -99,18 +98,18 @@ def traceback(final: str, *, file: str = "/app/train.py", depth: int = 2) -> lis
     return ["Traceback (most recent call last):", *"\n".join(frames).split("\n"), final]
 
 
-def _work(style: int, number: int, dice: random.Random) -> str:
-    loss = dice.random()
+def _work(style: int, number: int, rng: random.Random) -> str:
+    loss = rng.random()
     return (
         f"step {number} loss={loss:.4f} lr=3e-4",
         f"Epoch [{1 + number // 100}/9] Iter [{number}/900] loss: {loss:.4f}",
         f" iteration {number:8d}/  100000 | consumed samples: {number * 512} | lm loss: {loss:.6E}",
-        f"{{'loss': {loss:.4f}, 'grad_norm': {dice.random():.3f}, 'epoch': {number / 100:.2f}}}",
+        f"{{'loss': {loss:.4f}, 'grad_norm': {rng.random():.3f}, 'epoch': {number / 100:.2f}}}",
         f"Training: {number // 10}%|###       | {number}/1000 [00:{number % 60:02d}<10:00,  4.6it/s]",
         f"Train Epoch: 1 [{number * 64}/60000 ({number}%)]\tLoss: {loss:.6f}",
         f"{number}/900 [====>.........] - ETA: 1:02 - loss: {loss:.4f}",
-        f"throughput {dice.randrange(9000)} tokens/s, step={number}",
-        f"wrote part {dice.randrange(10**6)} of the table {dice.choice('abcdefgh')}",
+        f"throughput {rng.randrange(9000)} tokens/s, step={number}",
+        f"wrote part {rng.randrange(10**6)} of the table {rng.choice('abcdefgh')}",
     )[style]
 
 
@@ -121,29 +120,29 @@ PLAIN: Final = 8
 
 def survived(seed: int) -> Story:
     """A survived error, and the bug that ended the job later."""
-    dice = random.Random(f"survived {seed}")
+    rng = random.Random(f"survived {seed}")
     slugs = list(recoverable())
     slug = slugs[seed % len(slugs)]
-    text = dice.choice(recoverable()[slug])
-    world = dice.choice((1, 2, 3, 4, 8))
-    speaker, culprit = dice.randrange(world), dice.randrange(world)
+    text = rng.choice(recoverable()[slug])
+    world = rng.choice((1, 2, 3, 4, 8))
+    speaker, culprit = rng.randrange(world), rng.randrange(world)
     layout = ("ranks", "mixed", "run")[seed % 3]
-    final = dice.choice((*BUGS, *CODES) if layout == "run" or seed % 5 == 0 else BUGS)
-    style = dice.randrange(STYLES)
+    final = rng.choice((*BUGS, *CODES) if layout == "run" or seed % 5 == 0 else BUGS)
+    style = rng.randrange(STYLES)
     story = Story(seed, slug, world, speaker, culprit, final, layout, seed % 2 == 0, [[] for _ in range(world)])
-    before, after = dice.randrange(3, 9), 60 if style == PLAIN else dice.randrange(5, 40)
-    printed = dice.choice(_RETYPED).format(text=text)
+    before, after = rng.randrange(3, 9), 60 if style == PLAIN else rng.randrange(5, 40)
+    printed = rng.choice(_RETYPED).format(text=text)
     at = 0.0
     for number in range(before):
-        at = _everywhere(story, at, style, number, dice)
-    if ": " in text and text.split(":")[0].isidentifier() and dice.random() < 0.3:
+        at = _everywhere(story, at, style, number, rng)
+    if ": " in text and text.split(":")[0].isidentifier() and rng.random() < 0.3:
         story.lines[speaker] += [
             (at, line) for line in ("ERROR data: read failed", *traceback(text, file="/app/data.py"))
         ]
     else:
         story.lines[speaker].append((at, printed))
     for number in range(before, before + after):
-        at = _everywhere(story, at, style, number, dice)
+        at = _everywhere(story, at, style, number, rng)
     if final in BUGS:
         story.lines[culprit] += [(at, line) for line in traceback(final)]
     elif final == "sys.exit(1)":
@@ -152,10 +151,10 @@ def survived(seed: int) -> Story:
     return story
 
 
-def _everywhere(story: Story, at: float, style: int, number: int, dice: random.Random) -> float:
+def _everywhere(story: Story, at: float, style: int, number: int, rng: random.Random) -> float:
     """A step of all ranks; returns when it ended."""
     for rank in range(story.world):
-        story.lines[rank].append((at + dice.random() / 10, _work(style, number + 100, dice)))
+        story.lines[rank].append((at + rng.random() / 10, _work(style, number + 100, rng)))
         if story.seed % 4 == 0:
             story.steps[rank] = (number + 100, at + 0.1)
     return at + 0.5
@@ -186,23 +185,23 @@ NOISE: Final = (
 
 def honest(seed: int) -> Story:
     """An error that ended its rank, with nothing or noise after it."""
-    dice = random.Random(f"honest {seed}")
+    rng = random.Random(f"honest {seed}")
     slugs = list(recoverable())
     slug = slugs[seed % len(slugs)]
-    text = dice.choice(recoverable()[slug])
-    world = dice.choice((1, 2, 4, 8))
-    speaker = dice.randrange(world)
+    text = rng.choice(recoverable()[slug])
+    world = rng.choice((1, 2, 4, 8))
+    speaker = rng.randrange(world)
     layout = ("ranks", "mixed", "run")[seed % 3]
     story = Story(seed, slug, world, speaker, speaker, text, layout, seed % 2 == 0, [[] for _ in range(world)])
-    style = dice.randrange(PLAIN)
+    style = rng.randrange(PLAIN)
     at = 0.0
-    for number in range(dice.randrange(3, 9)):
-        at = _everywhere(story, at, style, number, dice)
+    for number in range(rng.randrange(3, 9)):
+        at = _everywhere(story, at, style, number, rng)
     story.steps = {rank: (step, min(when, at - 0.4)) for rank, (step, when) in story.steps.items()}
-    whole = ": " in text and text.split(":")[0].isidentifier() and dice.random() < 0.5
+    whole = ": " in text and text.split(":")[0].isidentifier() and rng.random() < 0.5
     story.lines[speaker] += [(at, line) for line in (traceback(text) if whole else [text])]
     for other in range(world):
-        if other != speaker and dice.random() < 0.5:
+        if other != speaker and rng.random() < 0.5:
             peer = "RuntimeError: [../gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.0.0.3]:22188"
             story.lines[other] += [(at + 0.3, line) for line in traceback(peer)]
     story.lines[speaker] += [(at + 0.1, line) for line in NOISE[seed // 3 % len(NOISE)]]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import S, at, case, died, left, piece, rank
-from rankfall.diagnose import diagnose
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts, Verdict
-from rankfall.model.clocks import Bound
 from rankfall.model.evidence import SlotClock
-from rankfall.report.terminal import render_verdict
+from rankfall.model.timestamps import Bound
+from rankfall.render.verdict import render_verdict
+from rankfall.verdict.diagnose import diagnose
 
 XID = "gpu_fallen_off_bus"
 # What can become of a rank. Those of REAL fail by themselves.

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import S, at, case, died, left, piece, rank
-from rankfall.diagnose import diagnose
-from rankfall.diagnose.rules import NEVER_CAUSE
 from rankfall.model import Case, catalogue
-from rankfall.model.clocks import Bound
 from rankfall.model.evidence import SlotClock
+from rankfall.model.timestamps import Bound
+from rankfall.verdict.diagnose import diagnose
+from rankfall.verdict.diagnose.cause_tables import NEVER_CAUSE
 
 pytestmark = pytest.mark.steady
 
@@ -72,11 +72,11 @@ def answer(item: Case):
 
 
 @given(cases(), st.randoms(use_true_random=False))
-def test_order_and_duplicates_never_change_a_verdict(item, dice):
+def test_order_and_duplicates_never_change_a_verdict(item, rng):
     evidence, ranks = list(item.evidence), list(item.ranks)
-    evidence += [e for e in evidence if dice.random() < 0.5]
-    dice.shuffle(evidence)
-    dice.shuffle(ranks)
+    evidence += [e for e in evidence if rng.random() < 0.5]
+    rng.shuffle(evidence)
+    rng.shuffle(ranks)
     shuffled = msgspec.structs.replace(item, evidence=tuple(evidence), ranks=tuple(ranks))
     assert msgspec.json.encode(diagnose(shuffled).verdict) == msgspec.json.encode(diagnose(item).verdict)
 

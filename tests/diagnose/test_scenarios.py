@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from cases import at, case, died, left, piece, rank, slots
-from rankfall.diagnose import diagnose
 from rankfall.model import SlotFacts
+from rankfall.verdict.diagnose import diagnose
 
 
 def victims(verdict):
@@ -52,10 +52,10 @@ def test_errors_s13_an_unknown_time_never_beats_a_known_one_by_time():
 def test_errors_s16_equal_times_in_any_order_give_one_verdict():
     ranks = [left(n, 1) for n in range(4)]
     evidence = [piece("user_code_exception", n, seconds=1, line=f"line {n}") for n in range(4)]
-    dice = random.Random(7)
+    rng = random.Random(7)
     answers = set()
     for _ in range(50):
-        dice.shuffle(evidence)
+        rng.shuffle(evidence)
         answers.add(msgspec.json.encode(diagnose(case(ranks, evidence)).verdict))
     assert len(answers) == 1
 

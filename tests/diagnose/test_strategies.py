@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from cases import case, died, left, piece
-from rankfall.diagnose import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Strategy, diagnose
 from rankfall.model import Diagnosis
+from rankfall.verdict.diagnose import BUILT_IN, CAUSAL, EARLIEST, FIRST_LISTED, Strategy, diagnose
 
 
 def answer(found: Diagnosis):
@@ -86,10 +86,10 @@ def test_one_record_alone_is_more_than_a_suspicion():
 
 @pytest.mark.parametrize("strategy", BUILT_IN.values(), ids=lambda s: s.name)
 def test_no_order_changes_an_answer(strategy):
-    dice, told = random.Random(3), victim_first()
+    rng, told = random.Random(3), victim_first()
     evidence, answers = list(told.evidence), set()
     for _ in range(30):
-        dice.shuffle(evidence)
+        rng.shuffle(evidence)
         shuffled = msgspec.structs.replace(told, evidence=(*evidence, *evidence[:1]))
         answers.add(msgspec.json.encode(diagnose(shuffled, strategy=strategy)))
     assert len(answers) == 1

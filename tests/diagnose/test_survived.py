@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from cases import at, case, died, left, piece
-from rankfall.decide import decide
-from rankfall.diagnose import diagnose
 from rankfall.explain import explain_files, explain_stream
 from rankfall.model import JobSpec
+from rankfall.verdict.decide import decide
+from rankfall.verdict.diagnose import diagnose
 
 STALE = "OSError: [Errno 116] Stale file handle: '/data/shard_17'"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB"

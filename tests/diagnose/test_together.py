@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cases import case, died, left, piece, rank, slots
-from rankfall.diagnose import diagnose
+from rankfall.verdict.diagnose import diagnose
 
 
 def mismatch(number, names):

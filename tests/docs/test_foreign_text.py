@@ -78,7 +78,7 @@ def test_an_exception_says_why() -> None:
 def test_the_wrapper_has_its_own_readers() -> None:
     found = [text for _, text in faults("import json, re\na = json.loads(b)\nc = int(d)\ne = re.compile(f)\nre.sub(g, h, i)", inside=True)]
     assert [text.partition(":")[0] for text in found] == ["json.loads", "int() of what may be text", "re.sub"]
-    assert all("rankfall_inside.foreign" in text for text in found[:2])
+    assert all("rankfall_inside.untrusted" in text for text in found[:2])
 
 
 def test_i18_the_product_keeps_the_rule() -> None:

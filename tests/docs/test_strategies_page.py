@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from cases import case, left, piece
-from rankfall.observe import strategies
-from rankfall.observe.strategies import GROUP, diagnose_by, known_strategies
+from rankfall import strategy_registry
+from rankfall.strategy_registry import GROUP, diagnose_by, known_strategies
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architecture.md").read_text("utf-8")
 SECTION = PAGE.partition("\n## Strategies\n")[2].partition("\n## ")[0]
 
 
 def test_errors_s11_the_strategy_of_the_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "_registered", {})
+    monkeypatch.setattr(strategy_registry, "_registered", {})
     (code,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(code, "architecture.md", "exec"), names)  # noqa: S102 - the page's own example

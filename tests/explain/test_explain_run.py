@@ -9,7 +9,7 @@ import pytest
 
 from rankfall.explain import explain_run
 from rankfall.model import JobSpec, NotFound
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 
 @pytest.fixture

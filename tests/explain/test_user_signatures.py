@@ -6,7 +6,7 @@ import pytest
 
 from rankfall.explain import explain_files
 from rankfall.model import NotFound, SpecError
-from rankfall.store.catalogues import tolerant_catalogue
+from rankfall.rundir.user_signatures import tolerant_catalogue
 
 OWN = """
 [[signature]]

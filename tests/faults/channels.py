@@ -15,7 +15,7 @@ from typing import Final
 from faults.table import Fault
 from rankfall.explain import explain_run
 from rankfall.model import Verdict
-from rankfall.store import RunDir, list_runs
+from rankfall.rundir import RunDir, list_runs
 
 # Channel -> names of what came by it, below the run's directory. How a slot ended is kept: on a cluster the platform says it, too.
 CHANNELS: Final = {

@@ -20,7 +20,7 @@ from faults.supervised import Supervised, alive, fill
 from faults.table import Fault
 from helpers import wait_until
 from patience import scaled
-from rankfall.store import list_runs
+from rankfall.rundir import list_runs
 
 ROWS: Final = ("exception", "sigkill", "oom", "hang")
 SECONDS: Final = ("supervisor-killed", "disk-full", "clock", "survived")

@@ -21,7 +21,7 @@ from faults.inject import injected
 from faults.table import Fault, Launcher
 from patience import scaled
 from rankfall.model import Decision, Diagnosis, Verdict
-from rankfall.store import RunDir, list_runs
+from rankfall.rundir import RunDir, list_runs
 
 WORKER = Path(__file__).with_name("worker.py")
 BIN = Path(sys.executable).parent

@@ -9,7 +9,7 @@ import pytest
 from faults.channels import said_less
 from faults.run import judge, run_ours
 from faults.table import FAULTS, Fault
-from rankfall.store import list_runs
+from rankfall.rundir import list_runs
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 # One of each kind: an exception, an exit, a signal from outside, a crash, a fault of all ranks, an early leave, a kill of the wrapper.

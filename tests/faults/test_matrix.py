@@ -11,8 +11,8 @@ from faults.report import Rows
 from faults.run import Judged, judge, run_ours, run_theirs
 from faults.table import ALLOWED_LESS, FAULTS, Fault
 from faults.variants import Variant, variants
-from rankfall.decide import decide
 from rankfall.model import JobSpec, Policies
+from rankfall.verdict.decide import decide
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

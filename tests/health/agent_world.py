@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from rankfall.health.agent.loop import Agent
-from rankfall.health.agent.publish import Standing
-from rankfall.health.agent.state import StateFile
-from rankfall.model.health_report import KernelEntry, KernelLine, decode_line
-from rankfall.observe.kmsg_source import Opened
+from rankfall.kernellog.reader import Opened
+from rankfall.model.node_health.kernel_reports import KernelEntry, KernelLine, decode_line
+from rankfall.nodes.agent.agent_loop import Agent
+from rankfall.nodes.agent.publisher import Standing
+from rankfall.nodes.agent.state_file import StateFile
 
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 XID_79 = "NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -43,7 +43,7 @@ class Ring:
         return Opened(here.detach(), self.boot)
 
 
-class Shows:
+class ReportPublisher:
     """Takes what an agent wants shown."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class World:
         self.ring = ring or Ring()
         self.folder = folder
         self.said: list[str] = []
-        self.shows = Shows()
+        self.shows = ReportPublisher()
 
     def agent(self, out: io.BytesIO, *, open_: Callable[[], Opened] | None = None, **more: object) -> Agent:
         given = {"once": True, "proc": Path(os.devnull)} | more

@@ -13,22 +13,22 @@ from aiohttp import web
 
 from backends.cluster.launch_server import KINDS, Api, Object, Refusal
 from patience import scaled
-from rankfall.health.config import ConfigFile
-from rankfall.health.controller.desk import Desk
-from rankfall.health.controller.from_loki import LokiSource
-from rankfall.health.controller.lines import KernelLines
-from rankfall.health.controller.loop import Loop
-from rankfall.health.controller.metrics import Metrics
-from rankfall.health.controller.nodebook import NodeBook
-from rankfall.health.controller.settings import LOG_TYPES, Settings
-from rankfall.health.controller.state import StateMap
-from rankfall.health.controller.telling import Teller
 from rankfall.kube.client import Kube
 from rankfall.kube.resources import NODES
-from rankfall.kube.watch import watch
-from rankfall.model.health import ANNOTATION, NodeHealth, decode_health
-from rankfall.observe.loki.cursor import Entry
-from rankfall.observe.loki.errors import LimitRefused, LokiError
+from rankfall.kube.watch.watcher import watch
+from rankfall.loki.cursor import Entry
+from rankfall.loki.errors import LimitRefused, LokiError
+from rankfall.model.node_health.records import ANNOTATION, NodeHealth, decode_health
+from rankfall.nodes.config import ConfigFile
+from rankfall.nodes.controller.decision_loop import Loop
+from rankfall.nodes.controller.metrics import Metrics
+from rankfall.nodes.controller.node_cache import NodeCache
+from rankfall.nodes.controller.notifier import Notifier
+from rankfall.nodes.controller.persistent_state import StateMap
+from rankfall.nodes.controller.plan_writer import Desk
+from rankfall.nodes.controller.settings import LOG_TYPES, Settings
+from rankfall.nodes.controller.sources.loki import LokiSource
+from rankfall.nodes.controller.sources.loki_lines import KernelLines
 
 SECOND = 1_000_000_000
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -166,8 +166,8 @@ class World:
         writes = None if self.settings.dry_run else self.kube
         self.state = StateMap(writes, namespace="here", holder=self.settings.identity)
         await self.state.load()
-        self.book = NodeBook()
-        teller = Teller(writes, audit=lambda line: self.audit.append(json.loads(line)))
+        self.book = NodeCache()
+        teller = Notifier(writes, audit=lambda line: self.audit.append(json.loads(line)))
         self.desk = Desk(writes, book=self.book, sure=self._sure, teller=teller, metrics=self.metrics)
         self.loop = Loop(
             book=self.book,

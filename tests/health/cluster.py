@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from rankfall.health.machine import Input, Plan, step
-from rankfall.health.nodes import NodeView
-from rankfall.health.patches import json_patch
-from rankfall.health.policy import Policy, Safety, Taint
-from rankfall.health.rules import Rules, packaged
-from rankfall.model.health import ANNOTATION, NodeFault, NodeHealth, decode_health
+from rankfall.model.node_health.records import ANNOTATION, NodeFault, NodeHealth, decode_health
+from rankfall.nodes.rules.fault_rules import Rules, packaged
+from rankfall.nodes.rules.node_objects import json_patch
+from rankfall.nodes.rules.node_state import NodeView
+from rankfall.nodes.rules.planner import Input, Plan, step
+from rankfall.nodes.rules.policy import Policy, Safety, Taint
 
 SECOND = 1_000_000_000
 START = 1_795_000_000 * SECOND

@@ -14,10 +14,9 @@ from functools import cache
 from typing import NamedTuple
 
 from health.lines import HARMLESS, LINES
-from rankfall.health.recognise import MAX_LINE, Recogniser
-from rankfall.signatures.catalogue import FAMILIES, default_catalogue, source
-from rankfall.signatures.matcher import _ECHO
-from rankfall.signatures.table import parse
+from rankfall.nodes.rules.kernel_lines import MAX_LINE, Recogniser
+from rankfall.verdict.signatures.catalogue import FAMILIES, default_catalogue, parse, source
+from rankfall.verdict.signatures.matcher import _ECHO
 
 HEX = b"0123456789abcdefABCDEF"
 DIGITS = b"0123456789"
@@ -243,37 +242,37 @@ _PIECES = (
 )  # fmt: skip
 
 
-def mutated(dice: random.Random) -> bytes:
+def mutated(rng: random.Random) -> bytes:
     """A line of the examples, changed in one to four places; one in a hundred as it is."""
     lines = examples()
-    line = bytearray(dice.choice(lines))
-    if dice.random() < 0.01:
+    line = bytearray(rng.choice(lines))
+    if rng.random() < 0.01:
         return bytes(line)
-    for _ in range(dice.randint(1, 4)):
-        place = dice.randrange(len(line) + 1)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(line) + 1)
         # Two of three changes are where the grammar looks: near the beginning.
-        if dice.random() < 0.66:
-            place = min(place, dice.randrange(60))
-        how = dice.randrange(9)
+        if rng.random() < 0.66:
+            place = min(place, rng.randrange(60))
+        how = rng.randrange(9)
         if how == 0 and place < len(line):
-            line[place] = dice.randrange(256)
+            line[place] = rng.randrange(256)
         elif how == 1 and place < len(line):
             line[place] ^= 0x20
         elif how == 2:
-            del line[place : place + dice.randint(1, 6)]
+            del line[place : place + rng.randint(1, 6)]
         elif how == 3:
-            line[place:place] = dice.choice(_PIECES)
+            line[place:place] = rng.choice(_PIECES)
         elif how == 4:
-            line[place : place + dice.randint(1, 12)] = dice.choice(_PIECES)
+            line[place : place + rng.randint(1, 12)] = rng.choice(_PIECES)
         elif how == 5:
-            line[place:place] = bytes(dice.choices(DIGITS, k=dice.randint(1, 7)))
+            line[place:place] = bytes(rng.choices(DIGITS, k=rng.randint(1, 7)))
         elif how == 6 and place < len(line) and line[place] in DIGITS:
-            line[place] = dice.choice(DIGITS)
+            line[place] = rng.choice(DIGITS)
         elif how == 7:
-            other = dice.choice(lines)
-            line[place:] = other[dice.randrange(len(other)) :]
+            other = rng.choice(lines)
+            line[place:] = other[rng.randrange(len(other)) :]
         elif how == 8:
-            line[place:place] = line[place : place + dice.randint(1, 40)]
+            line[place:place] = line[place : place + rng.randint(1, 40)]
     return bytes(line)
 
 
@@ -291,7 +290,7 @@ class Outcome(NamedTuple):
 
 def run(seed: int, count: int) -> Outcome:
     """Read ``count`` mutated lines of one seed, each as the first line that a reader sees; an agent passes over those that one look calls not worth reading."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     reader = Recogniser()
     kinds: dict[str, int] = {}
     found: list[str] = []
@@ -300,7 +299,7 @@ def run(seed: int, count: int) -> Outcome:
     for number in range(count):
         place = number % _CHUNK
         if place == 0:
-            lines = [mutated(dice) for _ in range(min(_CHUNK, count - number))]
+            lines = [mutated(rng) for _ in range(min(_CHUNK, count - number))]
             worth = reader.worth(lines)
         line = lines[place]
         told = reader.fresh().read(line)

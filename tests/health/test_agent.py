@@ -11,12 +11,11 @@ import pytest
 
 from health.agent_world import BOOT, XID_79, XID_94, Ring, World, lines, record, seqs
 from patience import scaled
-from rankfall.health.agent.jobs import pod_of
-from rankfall.health.agent.state import AgentState, StateFile
+from rankfall.kernellog.reader import Cursor, Opened
+from rankfall.kernellog.reader import Ring as Reader
 from rankfall.model import EvidenceLost
-from rankfall.observe.kmsg_ring import Cursor
-from rankfall.observe.kmsg_ring import Ring as Reader
-from rankfall.observe.kmsg_source import Opened
+from rankfall.nodes.agent.agent_loop import pod_of
+from rankfall.nodes.agent.state_file import AgentState, StateFile
 
 POD = "2002ee4c-199f-4ba2-be27-39cb1be5a9ee"
 

@@ -10,12 +10,11 @@ import msgspec
 from health.agent_world import BOOT, XID_79, World, record
 from health.test_agent_publish import access
 from health.test_agent_publish import server as api_server  # noqa: F401 - a fixture
-from rankfall.health.agent import main as agent_start
-from rankfall.health.agent.book import Book
-from rankfall.health.agent.storm import BURST, KINDS, Storm
-from rankfall.health.rules import packaged
-from rankfall.model.health import NodeFault
-from rankfall.model.health_report import KernelLine
+from rankfall.model.node_health.kernel_reports import KernelLine
+from rankfall.model.node_health.records import NodeFault
+from rankfall.nodes.agent import main as agent_start
+from rankfall.nodes.agent.deduplication import BURST, KINDS, Book, BurstLimiter
+from rankfall.nodes.rules.fault_rules import packaged
 
 
 def fault(seq: int, code: str, **more: object) -> NodeFault:
@@ -53,7 +52,7 @@ def test_a_fault_of_no_record_is_not_in_the_book():
 
 
 def test_more_kinds_than_fit_share_one_count_and_the_memory_stays_what_it_is():
-    storm = Storm()
+    storm = BurstLimiter()
     lines = [KernelLine(kind="record", node="n", boot="b", seq=n, code="xid/79", device=f"gpu {n}") for n in range(KINDS + 100)]  # fmt: skip
     assert [storm.admit(each, now=0.0) for each in lines] == [True] * (KINDS + BURST) + [False] * (100 - BURST)
     assert len(storm._kinds) == KINDS + 1
@@ -81,7 +80,7 @@ def test_a_writer_that_breaks_ends_the_agent_with_its_reason(api_server, tmp_pat
     def broken(self) -> None:
         raise ZeroDivisionError("broken")
 
-    monkeypatch.setattr("rankfall.health.agent.publish.Publisher.run", broken)
+    monkeypatch.setattr("rankfall.nodes.agent.publisher.Publisher.run", broken)
     said: list[str] = []
     settings = agent_start.Settings(node="n1", device=tmp_path / "none")
     assert agent_start.run(settings, access=access(api_server), out=io.BytesIO(), say=said.append) == 74

@@ -14,10 +14,10 @@ import pytest
 from health.agent_world import BOOT, World, record
 from helpers import wait_until
 from patience import scaled
-from rankfall.health.agent.probe import MOST, Probe
-from rankfall.health.agent.publish import REFRESH_S, Publisher
+from rankfall.kernellog.reader import Opened
 from rankfall.model import UsageError
-from rankfall.observe.kmsg_source import Opened
+from rankfall.nodes.agent.probe import MOST, Probe
+from rankfall.nodes.agent.publisher import REFRESH_S, Publisher
 
 
 def asked(port: int) -> tuple[int, bytes]:

@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from patience import scaled
-from rankfall.health.agent.api import NodeApi
-from rankfall.health.agent.publish import Publisher, Standing
-from rankfall.kube.access import Access, Endpoint, Login
+from rankfall.kube.auth.access import Access, Endpoint, Login
 from rankfall.kube.errors import Conflict, Forbidden, KubeConfigError, ServerError, Unreachable
 from rankfall.kube.secret import Secret
-from rankfall.model.health_report import KernelEntry, KernelReport, Place, decode_report
+from rankfall.model.node_health.kernel_reports import KernelEntry, KernelReport, Place, decode_report
+from rankfall.nodes.agent.api import NodeApi
+from rankfall.nodes.agent.publisher import Publisher, Standing
 
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 
@@ -61,7 +61,7 @@ class Clock:
 
 
 def publisher(server, **more) -> Publisher:
-    return Publisher(server, node="n1", say=more.pop("say", lambda text: None), dice=random.Random(1), **more)
+    return Publisher(server, node="n1", say=more.pop("say", lambda text: None), rng=random.Random(1), **more)
 
 
 def once(publisher: Publisher, *offers) -> None:

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from health.cluster import SECOND, Cluster
-from rankfall.health import by_hand
-from rankfall.health.nodes import CheckRound
-from rankfall.health.patches import json_patch
-from rankfall.health.policy import Policy
-from rankfall.model.health import BY_HAND, NodeHealth, OpenCause
+from rankfall.model.node_health.records import MANUAL_CODE, NodeHealth, OpenCause
+from rankfall.nodes.rules import manual_actions
+from rankfall.nodes.rules.node_objects import json_patch
+from rankfall.nodes.rules.node_state import CheckRound
+from rankfall.nodes.rules.policy import Policy
 
 
-def order(cluster: Cluster, done: by_hand.HandDone) -> str:
+def order(cluster: Cluster, done: manual_actions.ManualChange) -> str:
     """Apply it as the command does."""
     if done.patch is not None:
         node = cluster.nodes[done.patch.node]
@@ -28,7 +28,7 @@ def order(cluster: Cluster, done: by_hand.HandDone) -> str:
 def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:
     return order(
         cluster,
-        by_hand.taint(
+        manual_actions.taint(
             cluster.view(name), reason=reason, by="ann", rules=cluster.rules, policy=cluster.policy, now=cluster.now
         ),
     )
@@ -37,7 +37,9 @@ def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:
 def clear(cluster: Cluster, name: str, cause: str | None = None) -> str:
     return order(
         cluster,
-        by_hand.clear(cluster.view(name), cause=cause, rules=cluster.rules, policy=cluster.policy, now=cluster.now),
+        manual_actions.clear(
+            cluster.view(name), cause=cause, rules=cluster.rules, policy=cluster.policy, now=cluster.now
+        ),
     )
 
 
@@ -70,7 +72,7 @@ def test_a_reason_that_comes_twice_is_one_cause_and_a_fault_stays_beside_it():
     cluster.see(cluster.fault("n1", "xid/79"))
     assert taint(cluster, "n1", "first") == "has our taint already; the reason is added"
     taint(cluster, "n1", "second")
-    assert [each.code for each in cluster.record("n1").causes] == [BY_HAND, "xid/79"]
+    assert [each.code for each in cluster.record("n1").causes] == [MANUAL_CODE, "xid/79"]
     assert cluster.record("n1").causes[0].text == "ann: second"
 
 
@@ -134,7 +136,7 @@ def test_a_full_record_counts_what_a_persons_word_pushed_out():
     cluster = Cluster()
     causes = tuple(OpenCause(code="xid/79", device=f"gpu {n}", due_at=1, last_at=cluster.now) for n in range(16))
     view = cluster.view("n1")
-    done = by_hand.taint(
+    done = manual_actions.taint(
         msgspec.structs.replace(view, record=NodeHealth(causes=causes)),
         reason="x",
         by="ann",

@@ -12,14 +12,14 @@ from aiohttp import web
 from health.node_server import node_server
 from kube.apiserver import serving, status
 from patience import scaled
-from rankfall.cli.guard import run
-from rankfall.health.checks import jobs as check_jobs
-from rankfall.health.checks.rounds import Round, run_checks
-from rankfall.health.checks.table import checks_from, packaged_checks, script_text
-from rankfall.health.config import load_config
-from rankfall.health.policy import Policy
+from rankfall.cli.app import run
 from rankfall.kube.client import Kube
 from rankfall.model.errors import SpecError
+from rankfall.nodes.checks import jobs as check_jobs
+from rankfall.nodes.checks.jobs import checks_from, packaged_checks, script_text
+from rankfall.nodes.checks.rounds import Round, run_checks
+from rankfall.nodes.config import load_config
+from rankfall.nodes.rules.policy import Policy
 
 OWN = {"name": "own", "image": "i", "command": ["true"], "timeout_s": 1, "wait_s": 1}
 
@@ -129,7 +129,7 @@ def test_health_s41_what_could_not_be_made_is_no_pass(tmp_path, pod, expected, w
 
 
 def test_a_program_that_cannot_be_ended_has_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.health.checks.rounds._GRACE_S", 0)
+    monkeypatch.setattr("rankfall.nodes.checks.rounds._GRACE_S", 0)
     done = outcome(tmp_path, Jobs(RUNS), {})
     assert (done.round.outcome, "could not be ended" in done.round.check) == ("failed", True)
 

@@ -9,20 +9,19 @@ import pytest
 
 from backends.cluster.launch_server import Refusal
 from health.api_world import LABELS, SECOND, XID, MemoryLoki, running, tried
-from rankfall.health.checks.rounds import Round
-from rankfall.health.config import ConfigFile
-from rankfall.health.controller.desk import LeaseGone
-from rankfall.health.controller.from_loki import rest_s
-from rankfall.health.controller.lines import PodLines
-from rankfall.health.controller.settings import Settings
-from rankfall.health.controller.switches import Switches, read_switches
-from rankfall.health.controller.validating import Validator
-from rankfall.health.nodes import CheckRound
 from rankfall.kube.errors import Conflict, KubeError
+from rankfall.loki.errors import LokiError
 from rankfall.model.errors import EvidenceLost
-from rankfall.model.health import NodeFault
-from rankfall.model.health_report import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
-from rankfall.observe.loki.errors import LokiError
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
+from rankfall.model.node_health.records import NodeFault
+from rankfall.nodes.checks.rounds import Round
+from rankfall.nodes.config import ConfigFile
+from rankfall.nodes.controller.plan_writer import LeadershipLost
+from rankfall.nodes.controller.settings import Settings, Switches, read_switches
+from rankfall.nodes.controller.sources.loki import rest_s
+from rankfall.nodes.controller.sources.loki_lines import PodLines
+from rankfall.nodes.controller.validation import Validator
+from rankfall.nodes.rules.node_state import CheckRound
 
 DMESG = f"[538441.007373] {XID}"
 
@@ -84,7 +83,7 @@ def test_health_s16_a_kill_between_taint_and_mark_changes_nothing():
             loki.say("n1", DMESG)
             api = first.api
             # Killed after the taint and before the mark was kept.
-            first.state.keep_place = lambda *_: (_ for _ in ()).throw(asyncio.CancelledError)
+            first.state.save_position = lambda *_: (_ for _ in ()).throw(asyncio.CancelledError)
             with pytest.raises(asyncio.CancelledError):
                 await first.source.look()
             await first.until(lambda: "Quarantined" in api.reasons("n1"))
@@ -135,8 +134,8 @@ def test_health_s13_a_storm_of_one_node_hides_no_other():
 
 @pytest.mark.parametrize("passing", [True, False])
 def test_health_s15_s21_a_loki_that_does_not_answer_is_never_no_lines(passing, monkeypatch):
-    monkeypatch.setattr("rankfall.health.controller.from_loki.REFUSED_S", 0.01)
-    monkeypatch.setattr("rankfall.observe.loki.reader.FIRST_S", 0.01)
+    monkeypatch.setattr("rankfall.nodes.controller.sources.loki.REFUSED_S", 0.01)
+    monkeypatch.setattr("rankfall.loki.reader.FIRST_S", 0.01)
 
     async def story():
         async with running("n1") as world:
@@ -224,7 +223,7 @@ def test_a_node_that_refuses_a_write_waits_where_a_kill_cannot_lose_it():
 
 
 def test_nothing_is_dropped_while_the_api_is_away(monkeypatch):
-    monkeypatch.setattr("rankfall.health.controller.loop.AGAIN_S", 0.01)
+    monkeypatch.setattr("rankfall.nodes.controller.decision_loop.AGAIN_S", 0.01)
 
     async def story():
         async with running("n1") as world:
@@ -490,7 +489,7 @@ def test_who_lost_the_lease_writes_nothing():
             world.firm = False
             fault = NodeFault(id="x", node="n1", source="kmsg", trust="kernel", code="xid/79", at=time.time_ns())
             world.loop._again.append(fault)
-            with pytest.raises(LeaseGone):
+            with pytest.raises(LeadershipLost):
                 await world.loop._turn()
             assert [path for method, path in world.api.writes() if "nodes" in path] == []
             world.firm = True
@@ -505,7 +504,7 @@ def test_a_source_whose_mark_another_controller_moved_ends_the_lead_and_not_the_
             item = world.api.get("configmaps", "rankfall-controller-state")
             item["data"]["holder"], item["metadata"]["resourceVersion"] = "other", "999"
             world.loki.say("n1", "[1.000000] NVRM: Xid (PCI:0000:4e:00): 31, pid=7, name=x, Ch 01")
-            with pytest.raises(LeaseGone):
+            with pytest.raises(LeadershipLost):
                 await world.source.run()
             assert world.api.get("configmaps", "rankfall-controller-state")["data"]["holder"] == "other"
             item["data"]["holder"] = "c1"
@@ -603,7 +602,7 @@ def test_a_node_that_goes_is_forgotten_with_all_it_told():
 
 @pytest.mark.parametrize(("outcomes", "returned"), [(["passed", "passed"], True), (["failed"], False)])
 def test_health_s09_checks_give_a_node_back_and_a_failing_one_keeps_it(tmp_path, monkeypatch, outcomes, returned):
-    monkeypatch.setattr("rankfall.health.controller.loop.TICK_S", 0.02)
+    monkeypatch.setattr("rankfall.nodes.controller.decision_loop.TICK_S", 0.02)
     text = (
         "[policy]\nvalidate_after_s = 0\nclean_rounds = 2\nclean_s = 0\n"
         '[[check]]\nname = "smi"\nimage = "i"\ncommand = ["true"]\n'
@@ -625,7 +624,7 @@ def test_health_s09_checks_give_a_node_back_and_a_failing_one_keeps_it(tmp_path,
 
             validator = Validator(
                 world.kube, book=world.book, loop=world.loop, config=world.config, namespace="here", check=check,
-                look_s=0.01, refused_s=0.01,
+                poll_interval_s=0.01, refused_s=0.01,
             )  # fmt: skip
             world.loki.say("n1", DMESG, at=time.time_ns() - 60 * SECOND)
             await world.source.look()

@@ -19,16 +19,23 @@ from backends.cluster.launch_server import Refusal
 from health.api_world import LABELS, XID, HealthApi, tried
 from patience import scaled
 from rankfall.cli import app
-from rankfall.cli.controller import _first, controller
-from rankfall.health.address import address_of
-from rankfall.health.controller import leading as leadings
-from rankfall.health.controller import lines as loki_lines
-from rankfall.health.controller.access import find_access
-from rankfall.health.controller.lines import KernelLines, kernel_texts
-from rankfall.health.controller.main import Controller, _when_complete
-from rankfall.health.controller.metrics import Metrics
-from rankfall.health.controller.nodebook import NodeBook
-from rankfall.health.controller.settings import (
+from rankfall.cli.commands.controller import _first, controller
+from rankfall.kube.auth.access import Access, Endpoint
+from rankfall.kube.errors import Forbidden, KubeConfigError
+from rankfall.kube.lease import stamp
+from rankfall.kube.resources import CONFIG_MAPS, NODES
+from rankfall.kube.watch.watcher import Event
+from rankfall.loki.cursor import Entry
+from rankfall.loki.settings import loki_settings
+from rankfall.model import SpecError, UsageError
+from rankfall.model.addresses import address_of
+from rankfall.model.node_health.kernel_reports import KernelLine
+from rankfall.model.timestamps import nanoseconds
+from rankfall.nodes.controller import main as leadings
+from rankfall.nodes.controller.main import Controller, _when_complete, find_access
+from rankfall.nodes.controller.metrics import Metrics
+from rankfall.nodes.controller.node_cache import NodeCache
+from rankfall.nodes.controller.settings import (
     AGENT,
     DMESG,
     Settings,
@@ -40,17 +47,9 @@ from rankfall.health.controller.settings import (
     stream_of,
     watched_of,
 )
-from rankfall.health.policy import Policy
-from rankfall.kube.access import Access, Endpoint
-from rankfall.kube.errors import Forbidden, KubeConfigError
-from rankfall.kube.lease_record import stamp
-from rankfall.kube.resources import CONFIG_MAPS, NODES
-from rankfall.kube.watch_run import Event
-from rankfall.model import SpecError, UsageError
-from rankfall.model.health_report import KernelLine
-from rankfall.model.times import nanoseconds
-from rankfall.observe.loki.cursor import Entry
-from rankfall.observe.loki.settings import loki_settings
+from rankfall.nodes.controller.sources import loki_lines
+from rankfall.nodes.controller.sources.loki_lines import KernelLines, kernel_texts
+from rankfall.nodes.rules.policy import Policy
 
 DMESG_LINE = f"[538441.007373] {XID}"
 
@@ -240,8 +239,8 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 def test_a_controller_from_start_to_end(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rankfall.health.controller.main.RELOAD_S", 0.01)
-    monkeypatch.setattr("rankfall.health.controller.main._NUMBERS_S", 0.01)
+    monkeypatch.setattr("rankfall.nodes.controller.main.RELOAD_S", 0.01)
+    monkeypatch.setattr("rankfall.nodes.controller.main._NUMBERS_S", 0.01)
     path = tmp_path / "health.toml"
     path.write_text("[policy]\nkill_switch = true\n")
 
@@ -279,9 +278,10 @@ def test_a_controller_from_start_to_end(tmp_path, monkeypatch, caplog):
 
 
 def test_health_s26_another_controller_acts_when_the_lease_is_free_and_stops_when_it_is_lost(monkeypatch, caplog):
-    monkeypatch.setattr(leadings, "LOOK_S", 0.01)
+    monkeypatch.setattr(leadings, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(
-        "rankfall.health.controller.main.Leading", lambda *a, **k: leadings.Leading(*a, **k, look_s=0.01, renew_s=0.01)
+        "rankfall.nodes.controller.main.LeaderElection",
+        lambda *a, **k: leadings.LeaderElection(*a, **k, poll_interval_s=0.01, renew_s=0.01),
     )
 
     async def story():
@@ -314,7 +314,7 @@ def test_health_s26_another_controller_acts_when_the_lease_is_free_and_stops_whe
 
 
 def test_health_s16_no_line_is_read_before_all_nodes_are_seen_for_the_next_controller_would_count_it_again():
-    book = NodeBook()
+    book = NodeCache()
     lines = KernelLines(LABELS, boot_of=lambda name: "b1" if name in book.nodes else None)
     entry = Entry(at=10**18, key=("n1",), text=DMESG_LINE, labels={LABELS.node: "n1"})
     unseen = lines.read(entry)
@@ -340,7 +340,7 @@ def test_a_namespace_that_is_not_there_is_waited_for_and_said_once_with_the_next
     async def story():
         async with cluster("n1") as (api, _), api.kube() as kube:
             api.refusals["POST", "leases"] = Refusal(404)
-            leading = leadings.Leading(kube, namespace="nowhere", identity="one", look_s=0.01)
+            leading = leadings.LeaderElection(kube, namespace="nowhere", identity="one", poll_interval_s=0.01)
             task = asyncio.create_task(leading.win())
             await wait(lambda: sum(method == "POST" for method, _ in api.seen) >= 5, task)
             api.refusals.clear()
@@ -355,8 +355,10 @@ def test_a_namespace_that_is_not_there_is_waited_for_and_said_once_with_the_next
 def test_what_keeps_a_controller_from_its_lease_is_said_again_when_it_was_over_in_between(caplog):
     async def story():
         async with cluster("n1") as (api, _), api.kube() as kube:
-            await leadings.Leading(kube, namespace="here", identity="one", look_s=0.01).win()
-            task = asyncio.create_task(leadings.Leading(kube, namespace="here", identity="two", look_s=0.01).win())
+            await leadings.LeaderElection(kube, namespace="here", identity="one", poll_interval_s=0.01).win()
+            task = asyncio.create_task(
+                leadings.LeaderElection(kube, namespace="here", identity="two", poll_interval_s=0.01).win()
+            )
             for times in (1, 2):
                 api.refusals["GET", "leases"] = Refusal(403)
                 await wait(lambda times=times: sum("cannot be seen" in each for each in caplog.messages) == times, task)
@@ -371,7 +373,7 @@ def test_what_keeps_a_controller_from_its_lease_is_said_again_when_it_was_over_i
 def test_health_s26_a_lease_that_ran_out_while_nobody_took_it_is_renewed_before_the_next_write():
     async def story():
         async with cluster("n1") as (api, _), api.kube() as kube:
-            leading = leadings.Leading(kube, namespace="here", identity="one", look_s=0.01)
+            leading = leadings.LeaderElection(kube, namespace="here", identity="one", poll_interval_s=0.01)
             await leading.win()
             lock = leading._lock
             now = [lock._clock()]
@@ -409,7 +411,7 @@ def test_a_dry_run_takes_no_lease(caplog):
 
 
 def test_dry_run_in_the_file_counts_from_the_start_and_stops_acts_at_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("rankfall.health.controller.main.RELOAD_S", 0.01)
+    monkeypatch.setattr("rankfall.nodes.controller.main.RELOAD_S", 0.01)
     path = tmp_path / "health.toml"
 
     async def story():
@@ -510,7 +512,7 @@ def test_health_s45_a_loki_that_gives_fewer_lines_at_once_than_its_own_default_i
 
 
 def test_a_server_that_starts_and_denies_what_it_has_not_read_yet_is_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr("rankfall.health.controller.patience._AGAIN_S", 0.01)
+    monkeypatch.setattr("rankfall.nodes.controller.sources.watches._AGAIN_S", 0.01)
 
     async def story():
         async with cluster("n1") as (api, _):
@@ -535,7 +537,7 @@ def test_a_server_that_starts_and_denies_what_it_has_not_read_yet_is_waited_for(
 
 
 def test_what_the_cluster_refuses_ends_it_with_one_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.health.controller.patience.DENIED_S", 0.0)
+    monkeypatch.setattr("rankfall.nodes.controller.sources.watches.DENIED_S", 0.0)
 
     async def story():
         async with cluster("n1") as (api, _):
@@ -563,8 +565,8 @@ def test_the_command_says_what_it_uses(tmp_path, monkeypatch):
     async def run(self) -> None:
         ran.append(self._settings)
 
-    monkeypatch.setattr("rankfall.health.controller.main.Controller.run", run)
-    monkeypatch.setattr("rankfall.health.controller.access.find_access", lambda **_: None)
+    monkeypatch.setattr("rankfall.nodes.controller.main.Controller.run", run)
+    monkeypatch.setattr("rankfall.nodes.controller.main.find_access", lambda **_: None)
     environ = {"LOG_ENDPOINT": "http://localhost:3100", "WATCHED_NAMESPACES": "default", "POD_LOG_TYPE": "skypilot"}
     result = CliRunner().invoke(controller, ["--dry-run", "--stream", "a/b", "--metrics-address", ":0"], env=environ)
     assert result.exception is None, result.output
@@ -577,7 +579,7 @@ def test_the_command_says_what_it_uses(tmp_path, monkeypatch):
     async def fail(self) -> None:
         raise ExceptionGroup("tasks", [ExceptionGroup("more", [UsageError("no")])])
 
-    monkeypatch.setattr("rankfall.health.controller.main.Controller.run", fail)
+    monkeypatch.setattr("rankfall.nodes.controller.main.Controller.run", fail)
     assert isinstance(CliRunner().invoke(controller, [], env=environ).exception, UsageError)
 
 

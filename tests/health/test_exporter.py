@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from health.api_world import SECOND, running, tried
 from health.cluster import START, Cluster
-from rankfall.health.config import ConfigFile, parse_config
-from rankfall.health.controller import from_exporters
-from rankfall.health.controller.from_exporters import ExporterSource
-from rankfall.health.exporter import Stood, news, readings
-from rankfall.health.manifests.cluster import cluster_objects
-from rankfall.health.policy import Budget, Policy
-from rankfall.health.rules import metric_fields, packaged
 from rankfall.model.errors import EvidenceLost, SpecError
-from rankfall.observe.metrics_page import page, pages
+from rankfall.nodes.config import ConfigFile, parse_config
+from rankfall.nodes.controller.sources import exporters
+from rankfall.nodes.controller.sources.exporters import ExporterSource, page, pages
+from rankfall.nodes.manifests.cluster import cluster_objects
+from rankfall.nodes.rules.fault_rules import metric_fields, packaged
+from rankfall.nodes.rules.gpu_metrics import ActiveMetric, news, readings
+from rankfall.nodes.rules.policy import Budget, Policy
 
 XID, REMAP, DBE = "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
 GPU = "gpu 0000:4e:00"
@@ -232,7 +231,7 @@ def test_an_address_of_a_node_is_asked_again_and_again(tmp_path):
             async with running("n1", "n2", config=file) as world:
                 await world.until(lambda: world.book.complete)
                 source = ExporterSource(
-                    world.kube, book=world.book, config=file, state=world.state, give=world.loop.give, metrics=world.metrics, look_s=0.01
+                    world.kube, book=world.book, config=file, state=world.state, give=world.loop.give, metrics=world.metrics, poll_interval_s=0.01
                 )  # fmt: skip
                 task = asyncio.create_task(source.run())
                 await world.until(lambda: world.api.tainted() == {"n1"})
@@ -245,7 +244,7 @@ def test_an_address_of_a_node_is_asked_again_and_again(tmp_path):
 
 @pytest.mark.parametrize(("path", "word"), [("/gone", "404"), ("/large", "larger"), ("/away", "302")])
 def test_a_page_that_is_none_is_refused(path, word, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.metrics_page.MAX_PAGE", 1_000)
+    monkeypatch.setattr("rankfall.nodes.controller.sources.exporters.MAX_PAGE", 1_000)
 
     async def large(request):
         del request
@@ -277,7 +276,7 @@ def test_a_page_that_is_none_is_refused(path, word, monkeypatch):
 
 
 def test_what_stands_is_bounded(caplog, tmp_path, monkeypatch):
-    monkeypatch.setattr(from_exporters, "MAX_STANDING", 2)
+    monkeypatch.setattr(exporters, "MAX_ACTIVE_METRICS", 2)
     file = rows(tmp_path, PODS)
 
     async def story():
@@ -286,7 +285,7 @@ def test_what_stands_is_bounded(caplog, tmp_path, monkeypatch):
             source = ExporterSource(
                 world.kube, book=world.book, config=file, state=world.state, give=world.loop.give, metrics=world.metrics
             )
-            await source._keep({f"n1 b g{number} m": Stood(1, number) for number in range(3)})
+            await source._keep({f"n1 b g{number} m": ActiveMetric(1, number) for number in range(3)})
             assert sorted(world.state.standing) == ["n1 b g1 m", "n1 b g2 m"]
             assert "only the newest 2" in caplog.text
 

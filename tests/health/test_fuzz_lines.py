@@ -8,10 +8,9 @@ import pytest
 
 from health.fuzz_lines import examples, oracle, run
 from health.lines import HARMLESS, LINES
-from rankfall.health.recognise import Recogniser
-from rankfall.health.rules import packaged
-from rankfall.signatures.catalogue import FAMILIES, source
-from rankfall.signatures.table import parse
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.nodes.rules.kernel_lines import Recogniser
+from rankfall.verdict.signatures.catalogue import FAMILIES, parse, source
 
 
 def test_the_second_reader_knows_the_lines_that_people_know():

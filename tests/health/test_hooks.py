@@ -13,17 +13,16 @@ from backends.cluster.launch_server import Refusal
 from health.api_world import running
 from kube.apiserver import answer, refuse, serving
 from patience import scaled
-from rankfall.health.config import ConfigFile, load_config
-from rankfall.health.controller import care as cares
-from rankfall.health.controller.care import Care
-from rankfall.health.controller.occupied import Occupied
-from rankfall.health.hooks.call import Answer, Call, call_hook, hook_job
-from rankfall.health.hooks.table import Hook, hooks_from, next_hook
-from rankfall.health.nodes import Remedy
-from rankfall.health.rules import packaged
 from rankfall.kube.client import Kube
 from rankfall.model.errors import SpecError
-from rankfall.model.health import BY_HAND, NodeFault, NodeHealth, OpenCause
+from rankfall.model.node_health.records import MANUAL_CODE, NodeFault, NodeHealth, OpenCause
+from rankfall.nodes.config import ConfigFile, load_config
+from rankfall.nodes.controller import remediation as cares
+from rankfall.nodes.controller.remediation import NodeOccupancy, Remediation
+from rankfall.nodes.hooks.calls import Answer, Call, call_hook, hook_job
+from rankfall.nodes.hooks.ladder import Hook, hooks_from, next_hook
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.nodes.rules.node_state import Remedy
 
 CAUSE = OpenCause(code="xid/79", device="gpu 0000:4e:00", due_at=1, last_at=1)
 CALL = Call(node="n1", cause=CAUSE, attempt=1, key="k1")
@@ -45,7 +44,7 @@ def remedy_code(remedy: str) -> str:
     return next(
         rule.code
         for rule in packaged()
-        if rule.remedy == remedy and rule.action == "quarantine" and rule.code != BY_HAND
+        if rule.remedy == remedy and rule.action == "quarantine" and rule.code != MANUAL_CODE
     )
 
 
@@ -64,7 +63,7 @@ def test_health_s10_the_ladder_begins_where_the_gravest_cause_asks_and_each_step
 @pytest.mark.parametrize(
     "health",
     [
-        sick(BY_HAND),
+        sick(MANUAL_CODE),
         sick(remedy_code("reboot"), remedy_code("inspect")),
         sick(remedy_code("reboot"), lemon=True),
         sick(remedy_code("reboot"), state="validating"),
@@ -218,9 +217,9 @@ def fault(node: str, code: str) -> NodeFault:
 
 
 async def caring(world, story, **options) -> None:
-    occupied = Occupied(world.kube, book=world.book, loop=world.loop, namespace="here", look_s=0.01)
-    care = Care(
-        world.kube, book=world.book, loop=world.loop, config=world.config, occupied=occupied, namespace="here", look_s=0.01, **options
+    occupied = NodeOccupancy(world.kube, book=world.book, loop=world.loop, namespace="here", poll_interval_s=0.01)
+    care = Remediation(
+        world.kube, book=world.book, loop=world.loop, config=world.config, occupied=occupied, namespace="here", poll_interval_s=0.01, **options
     )  # fmt: skip
     tasks = [asyncio.create_task(each.run()) for each in (care, occupied)]
     try:
@@ -407,7 +406,7 @@ def test_health_s10_one_hook_in_the_whole_cluster_also_when_another_controller_t
         async with running(api=api, config=file) as world:
             await world.until(lambda: world.book.complete)
             looks = []
-            care_of = Care._node
+            care_of = Remediation._node
 
             async def told() -> None:
                 await world.until(lambda: looks.count("n1") > 5)
@@ -417,12 +416,12 @@ def test_health_s10_one_hook_in_the_whole_cluster_also_when_another_controller_t
                 await world.until(lambda: state(world, "n2") == "validating")
                 await world.until(lambda: said.exists() and said.read_text() == "n1\n")
 
-            async def seen(self: Care, name: str) -> None:
+            async def seen(self: Remediation, name: str) -> None:
                 looks.append(name)
                 await care_of(self, name)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Care, "_node", seen)
+                patch.setattr(Remediation, "_node", seen)
                 await caring(world, told())
 
     run_story(story())

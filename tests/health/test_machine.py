@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from health.cluster import SECOND, Cluster
-from rankfall.health.config import parse_config
-from rankfall.health.nodes import CheckRound, Clear, Remedy, condition
-from rankfall.health.policy import Budget, Policy, Taint
+from rankfall.nodes.config import parse_config
+from rankfall.nodes.rules.node_state import CheckRound, Clear, Remedy, condition
+from rankfall.nodes.rules.policy import Budget, Policy, Taint
 
 pytestmark = pytest.mark.steady
 

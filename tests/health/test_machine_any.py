@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from health.cluster import SECOND, Cluster
-from rankfall.health.machine import Input
-from rankfall.health.nodes import CheckRound, Clear, Remedy
-from rankfall.health.policy import Budget, Policy, Safety
+from rankfall.nodes.rules.node_state import CheckRound, Clear, Remedy
+from rankfall.nodes.rules.planner import Input
+from rankfall.nodes.rules.policy import Budget, Policy, Safety
 
 pytestmark = pytest.mark.steady
 

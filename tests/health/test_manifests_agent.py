@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rankfall.health.manifests.agent import NAME, agent_admission, agent_objects
+from rankfall.nodes.manifests.agent import NAME, agent_admission, agent_objects
 
 
 def test_the_agent_may_write_a_nodes_status_and_events_and_nothing_else():

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from rankfall.cli.manifests import manifests
-from rankfall.health.manifests import controller as made
-from rankfall.health.manifests.cluster import cluster_objects
-from rankfall.health.policy import Policy
+from rankfall.cli.commands.controller import manifests
 from rankfall.model.errors import RankfallError
+from rankfall.nodes.manifests import controller as made
+from rankfall.nodes.manifests.cluster import cluster_objects
+from rankfall.nodes.rules.policy import Policy
 
 IMAGE = "registry.example/rankfall@sha256:" + "a" * 64
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from health.node_server import NodeServer, node_server
-from rankfall.cli.guard import run
-from rankfall.model.health import ANNOTATION, NodeHealth, OpenCause, decode_health, encode_health
+from rankfall.cli.app import run
+from rankfall.model.node_health.records import ANNOTATION, NodeHealth, OpenCause, decode_health, encode_health
 
 OURS = {"key": "rankfall.dev/faulty", "value": "true", "effect": "NoSchedule"}
 SEEDS = {"key": "trainy.konduktor.ai/faulty", "value": "true", "effect": "NoSchedule"}

@@ -9,14 +9,14 @@ import pytest
 
 from kube.apiserver import answer, refuse, serving
 from patience import scaled
-from rankfall.health import by_hand
-from rankfall.health.node_objects import OPT_OUT, read_node
-from rankfall.health.node_writes import write_condition, write_node
-from rankfall.health.policy import Policy, Taint
-from rankfall.health.rules import packaged
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict
-from rankfall.model.health import ANNOTATION, NodeHealth, encode_health
+from rankfall.model.node_health.records import ANNOTATION, NodeHealth, encode_health
+from rankfall.nodes.node_writes import write_condition, write_node
+from rankfall.nodes.rules import manual_actions
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.nodes.rules.node_objects import OPT_OUT, read_node
+from rankfall.nodes.rules.policy import Policy, Taint
 
 POLICY = Policy()
 
@@ -70,7 +70,7 @@ def test_health_s18_record_and_taint_go_in_one_request_at_the_version_that_was_r
             found = answer(200, {"metadata": {}})
             server.plays(found, refuse(409, "Conflict"), found, found)
             node = read_node({"metadata": {"name": "n1", "resourceVersion": "7"}}, policy=POLICY)
-            done = by_hand.taint(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
+            done = manual_actions.taint(node.view, reason="r", by="ann", rules=packaged(), policy=POLICY, now=10**18)
             assert done.patch is not None
             await write_node(kube, done.patch, node=node, policy=POLICY)
             with pytest.raises(Conflict):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankfall.health.controller.nodebook import NodeBook
-from rankfall.health.policy import Policy
-from rankfall.kube.watch_run import Event
+from rankfall.kube.watch.watcher import Event
+from rankfall.nodes.controller.node_cache import NodeCache
+from rankfall.nodes.rules.policy import Policy
 
 POLICY = Policy()
 
@@ -21,13 +21,13 @@ def node(version: int | str, *, ready: bool = True) -> dict[str, Any]:
     }
 
 
-def book(version: int | str = 1) -> NodeBook:
-    found = NodeBook()
+def book(version: int | str = 1) -> NodeCache:
+    found = NodeCache()
     found.take(Event(type="added", object=node(version)), policy=POLICY)
     return found
 
 
-def seen(found: NodeBook, version: int | str, *, ready: bool = True) -> bool:
+def seen(found: NodeCache, version: int | str, *, ready: bool = True) -> bool:
     """Whether the watch brought something that decisions rest on."""
     return found.take(Event(type="modified", object=node(version, ready=ready)), policy=POLICY).relevant
 
@@ -66,6 +66,6 @@ def test_versions_that_are_no_numbers_make_nothing_wait():
 
 
 def test_a_node_that_is_not_known_is_not_made_by_an_answer():
-    found = NodeBook()
+    found = NodeCache()
     found.written(node(5), policy=POLICY)
     assert found.nodes == {}

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.lines import HARMLESS, LINES
-from rankfall.health.faults import of_condition, of_line, of_record
-from rankfall.health.recognise import Recogniser
-from rankfall.health.rules import packaged
-from rankfall.model.health import NodeFault
-from rankfall.observe.kmsg import KmsgRecord
+from rankfall.kernellog.record import KmsgRecord
+from rankfall.model.node_health.records import NodeFault
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.nodes.rules.faults import of_condition, of_line, of_record
+from rankfall.nodes.rules.kernel_lines import Recogniser
 
 pytestmark = pytest.mark.steady
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.health.config import ConfigFile, load_config, parse_config
-from rankfall.health.rules import packaged
 from rankfall.model.errors import SpecError
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.nodes.config import ConfigFile, load_config, parse_config
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 RULES = packaged()
 # Taint at once (node-health facts, 2.1); 154 only by its new value, 94 by its second job.

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from backends.cluster.launch_server import Refusal
 from health.api_world import HealthApi, running, tried
 from health.cluster import SECOND, Cluster
-from rankfall.health.faults import of_verdict
-from rankfall.health.policy import Budget, Policy
-from rankfall.health.rules import packaged
 from rankfall.model import Cause, EvidenceLost, Verdict
-from rankfall.model.health_verdict import (
+from rankfall.model.node_health.run_verdicts import (
     MAX_VERDICTS,
     VERDICTS_ANNOTATION,
     RunVerdict,
@@ -26,6 +23,9 @@ from rankfall.model.health_verdict import (
     encode_verdicts,
 )
 from rankfall.model.verdict import Decisive, Time
+from rankfall.nodes.rules.fault_rules import packaged
+from rankfall.nodes.rules.faults import of_verdict
+from rankfall.nodes.rules.policy import Budget, Policy
 
 PROVEN = Verdict(
     run="train-1a2b3c",

@@ -32,21 +32,21 @@ def _interleaved(size: int) -> Iterator[bytes]:
 
 def _chained_cut(size: int) -> Iterator[bytes]:
     """Chained tracebacks, each cut anywhere."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     whole = (HEAD + FILE * 3 + b"KeyError: 'x'\n" + CHAINED + HEAD + FILE + b"ValueError: y\n" + CAUSED) * 3
     made = 0
     while made < size:
-        piece = whole[: dice.randrange(1, len(whole))]
+        piece = whole[: rng.randrange(1, len(whole))]
         made += len(piece)
         yield piece
 
 
-def _dice(choose: Callable[[random.Random], bytes]) -> Callable[[int], Iterator[bytes]]:
+def _rng(choose: Callable[[random.Random], bytes]) -> Callable[[int], Iterator[bytes]]:
     def make(size: int) -> Iterator[bytes]:
-        dice = random.Random(18)
+        rng = random.Random(18)
         made = 0
         while made < size:
-            block = b"".join(choose(dice) for _ in range(64))
+            block = b"".join(choose(rng) for _ in range(64))
             made += len(block)
             yield block
 
@@ -77,9 +77,9 @@ def _letters(number: int) -> bytes:
     return bytes(ord("g") + int(digit, 16) for digit in f"{number * 2654435761 % (1 << 32):08x}")
 
 
-def _shuffled_prefix(dice: random.Random) -> bytes:
+def _shuffled_prefix(rng: random.Random) -> bytes:
     kinds = (b"[rank%d]: ", b"[default%d]: ", b"[1,%d]<stderr>: ", b"%d: ", b"[slot %d] ", b"node-%d | ")
-    return b"".join(dice.choice(kinds) % dice.randrange(9999) for _ in range(dice.randrange(7))) + dice.choice(
+    return b"".join(rng.choice(kinds) % rng.randrange(9999) for _ in range(rng.randrange(7))) + rng.choice(
         (HEAD, FILE, b"ValueError: x\n", b"\n")
     )
 
@@ -186,12 +186,12 @@ _MADE: tuple[tuple[str, str, Callable[[int], Iterable[bytes]]], ...] = (
     ("traceback-endless-frames", "a message without an end", _head_then(b"frame #1: f + 0x1 (0x2 in x.so)\n", HEAD + FILE + b"RuntimeError: x\n")),
     ("traceback-giant-message", "one message on one line", one_line(HEAD + FILE + b"ValueError: ", b"x y ")),
     ("traceback-giant-file", "one frame on one line", one_line(HEAD + b'  File "', b"a/", b'", line 1\nValueError: x\n')),
-    ("traceback-prefix-dice", "lines of speakers, mixed", _dice(_shuffled_prefix)),
-    ("traceback-half-heads", "heads, each cut anywhere", _dice(lambda dice: HEAD[dice.randrange(len(HEAD)) :])),
+    ("traceback-prefix-dice", "lines of speakers, mixed", _rng(_shuffled_prefix)),
+    ("traceback-half-heads", "heads, each cut anywhere", _rng(lambda rng: HEAD[rng.randrange(len(HEAD)) :])),
     ("line-giant-error", "an error at the end of one giant line", one_line(b"", b"x", b" RuntimeError: CUDA error: x\n")),
     ("line-giant-rank", "one giant line of a rank", one_line(b"[rank0]: RuntimeError: ", b"NCCL WARN ")),
-    ("bytes-random", "random bytes", _dice(lambda dice: dice.randbytes(512))),
-    ("bytes-random-lines", "random bytes in lines with an error", _dice(lambda dice: b"Error: " + dice.randbytes(64) + b"\n")),
+    ("bytes-random", "random bytes", _rng(lambda rng: rng.randbytes(512))),
+    ("bytes-random-lines", "random bytes in lines with an error", _rng(lambda rng: b"Error: " + rng.randbytes(64) + b"\n")),
     ("different-errors", "error lines that all differ", numbered(lambda n: b"RuntimeError: CUDA error: code %d in %s\n" % (n, b"abcdefghij"[n % 10 :]))),
     ("different-words", "error lines whose words differ", numbered(lambda n: b"ValueError: bad thing %s\n" % _letters(n))),
     ("different-exceptions", "tracebacks that all differ", numbered(lambda n: HEAD + b'  File "/app/f%d.py", line 1, in g%d\nMyError%d: x\n' % (n, n, n))),

@@ -16,7 +16,7 @@ import pytest
 
 from helpers import wait_until
 from patience import scaled
-from rankfall.backends.bundle import unpack
+from rankfall.backends.payload import unpack
 from rankfall.model import Record
 from rankfall_inside import procfs
 

@@ -14,7 +14,8 @@ import pytest
 from helpers import wait_until
 from patience import scaled
 from rankfall.model.exit_codes import CAUSE_CODES
-from rankfall_inside import before, launch, procfs
+from rankfall_inside import procfs
+from rankfall_inside.wrapper import preflight, startup
 
 from .conftest import channel, text_lines
 
@@ -95,7 +96,7 @@ def test_a_resolver_child_that_is_killed_begins_again(pod) -> None:
 
 def test_many_names_are_counted_and_each_is_said_once() -> None:
     said: list[str] = []
-    names = before.Names([f"n{number}.invalid" for number in range(8)] * 2, say=said.append)
+    names = preflight.Names([f"n{number}.invalid" for number in range(8)] * 2, say=said.append)
     names._due = 0.0
     names.step()
     names.step()
@@ -190,19 +191,19 @@ def test_the_question_goes_to_the_python_that_stands_behind_the_words(tmp_path: 
     script = tmp_path / "bin" / "torchrun"
     script.write_text(f"#!{python}\nimport torch\n")
     script.chmod(0o755)
-    assert launch.question(["python3", "-m", "x"], environ)[0] == str(python)
-    assert launch.question(["torchrun"], environ)[:1] == [str(python)]
+    assert startup.question(["python3", "-m", "x"], environ)[0] == str(python)
+    assert startup.question(["torchrun"], environ)[:1] == [str(python)]
     script.write_text("#!/usr/bin/env python3\n")
-    assert launch.question(["torchrun"], environ)[:2] == ["/usr/bin/env", "python3"]
+    assert startup.question(["torchrun"], environ)[:2] == ["/usr/bin/env", "python3"]
     script.write_text("#!/bin/sh\n")
-    assert launch.question(["torchrun"], environ) is None
-    assert launch.question(["absent"], environ) is None
+    assert startup.question(["torchrun"], environ) is None
+    assert startup.question(["absent"], environ) is None
 
 
 def test_the_same_interpreter_is_not_started_to_be_asked() -> None:
-    assert launch.known([sys.executable, "-m", "torch.distributed.run"]) is True
-    assert launch.known(["sh"]) is None
-    assert launch.known(["absent"]) is None
+    assert startup.launch_known([sys.executable, "-m", "torch.distributed.run"]) is True
+    assert startup.launch_known(["sh"]) is None
+    assert startup.launch_known(["absent"]) is None
 
 
 @pytest.mark.torch

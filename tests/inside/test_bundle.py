@@ -5,26 +5,29 @@ import sys
 import zipfile
 from pathlib import Path
 
-from rankfall.backends import bundle
+from rankfall.backends import payload
 
 
 def test_zip_is_small_repeatable_and_hides_no_installed_package() -> None:
-    data = bundle.build_zip()
-    assert data == bundle.build_zip()
+    data = payload.build_zip()
+    assert data == payload.build_zip()
     assert len(data) < 128 * 1024
     names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    assert {"__main__.py", "sitecustomize.py", "rankfall_inside/__init__.py", "rankfall_inside/wrapper.py"} <= set(
-        names
-    )
+    assert {
+        "__main__.py",
+        "sitecustomize.py",
+        "rankfall_inside/__init__.py",
+        "rankfall_inside/wrapper/wrapper.py",
+    } <= set(names)
     assert not [name for name in names if name.split("/")[0] == "rankfall" or name == "rankfall.py"]
     assert all(name.endswith(".py") for name in names)
 
 
 def test_unpack_makes_one_directory_and_uses_it_again(tmp_path: Path) -> None:
-    first = bundle.unpack(tmp_path)
+    first = payload.unpack(tmp_path)
     mark = first / "mark"
     mark.touch()
-    assert bundle.unpack(tmp_path) == first
+    assert payload.unpack(tmp_path) == first
     assert mark.exists()
     assert first.parent == tmp_path / "inside"
     assert len(first.name) == 12
@@ -33,7 +36,7 @@ def test_unpack_makes_one_directory_and_uses_it_again(tmp_path: Path) -> None:
 
 def test_the_zip_itself_is_runnable_and_unpacked_once_for_the_hook(slot) -> None:
     archive = slot.base / "inside.pyz"
-    archive.write_bytes(bundle.build_zip())
+    archive.write_bytes(payload.build_zip())
     slot.home = archive
     assert slot.rank("raise ValueError('x')").returncode == 1
     assert slot.one("error").error.types == ("ValueError",)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from carry_world import across, channel_to, picture, pod, send_to_pod
 from patience import scaled
-from rankfall_inside import carry, carry_frames
-from rankfall_inside.carry_frames import CarryError, Channel, CutError, frame
-from rankfall_inside.carry_pack import digest_of, pack, unpack
-from rankfall_inside.carry_receive import Receiver
-from rankfall_inside.carry_send import send
-from rankfall_inside.carry_tree import FILE, FOLDER, LINK, Entry, Tree, check, merged, scan
+from rankfall_inside.transfer import frames, stdio
+from rankfall_inside.transfer.frames import Channel, TransferError, TransferInterruptedError, frame
+from rankfall_inside.transfer.pack import digest_of, pack, unpack
+from rankfall_inside.transfer.receive import Receiver
+from rankfall_inside.transfer.send import send
+from rankfall_inside.transfer.tree import FILE, FOLDER, LINK, Entry, Tree, check, merged, scan
 
 NAMES = st.binary(min_size=1, max_size=12).filter(lambda name: name not in {b".", b".."} and not {0, 47} & set(name))
 
@@ -104,7 +104,7 @@ def test_later_folders_lie_on_top(tmp_path: Path) -> None:
         b"a/y": b"2",
     }
     (tmp_path / "three" / "same").mkdir(parents=True)
-    with pytest.raises(CarryError, match="one is a folder"):
+    with pytest.raises(TransferError, match="one is a folder"):
         merged([*trees, scan(os.fsencode(tmp_path / "three"))])
 
 
@@ -121,17 +121,17 @@ def test_links_that_point_outside_are_refused_before_anything_is_sent(target: st
         # A link over a link: a/up leads above the root only because a's own links are followed.
         entries[4] = Entry(b"x", LINK, target=b"a/up/..")
         entries.append(Entry(b"a/up", LINK, target=b".."))
-    with pytest.raises(CarryError, match="points out of"):
+    with pytest.raises(TransferError, match="points out of"):
         check(entries)
 
 
 def test_pipes_and_missing_things_are_refused_by_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CarryError, match=r"pipe: a device, socket or pipe"):
+    with pytest.raises(TransferError, match=r"pipe: a device, socket or pipe"):
         scan(os.fsencode(tmp_path))
-    with pytest.raises(CarryError, match="neither a file nor a folder"):
+    with pytest.raises(TransferError, match="neither a file nor a folder"):
         scan(os.fsencode(tmp_path / "pipe"))
-    with pytest.raises(CarryError, match="No such file"):
+    with pytest.raises(TransferError, match="No such file"):
         scan(os.fsencode(tmp_path / "nothing"))
 
 
@@ -146,9 +146,9 @@ def test_hostile_names_never_lead_out_of_the_destination(path: bytes, tmp_path: 
         Entry(b"file", FILE),
         Entry(path, FILE, size=1),
     ]
-    stream = b"".join(frame(carry_frames.ENTRY, entry.encode()) for entry in entries)
-    with pytest.raises(CarryError):
-        _feed(stream + frame(carry_frames.MANIFEST, b"x"), tmp_path / "dest")
+    stream = b"".join(frame(frames.ENTRY, entry.encode()) for entry in entries)
+    with pytest.raises(TransferError):
+        _feed(stream + frame(frames.MANIFEST, b"x"), tmp_path / "dest")
     assert not (tmp_path / "x").exists()
     assert not (tmp_path / "dest").exists()
 
@@ -165,11 +165,11 @@ def _feed(stream: bytes, dest: Path) -> None:
 
 
 def _list_of(*entries: Entry) -> bytes:
-    listed = b"".join(frame(carry_frames.ENTRY, entry.encode()) for entry in (Entry(b"", FOLDER), *entries))
-    return listed + frame(carry_frames.MANIFEST, b"root")
+    listed = b"".join(frame(frames.ENTRY, entry.encode()) for entry in (Entry(b"", FOLDER), *entries))
+    return listed + frame(frames.MANIFEST, b"root")
 
 
-_START = carry_frames.FILE
+_START = frames.FILE
 _X = Entry(b"x", FILE, size=2)
 _GOOD = hashlib.sha256(b"ab").digest()
 _NO_LANGUAGE = "does not speak"
@@ -179,40 +179,40 @@ _NO_LANGUAGE = "does not speak"
     ("stream", "words"),
     [
         (b"HTTP/1.1 400 Bad Request", _NO_LANGUAGE),
-        (frame(carry_frames.ERROR, b"no space left"), "no space left"),
-        (frame(carry_frames.ENTRY, b"short") + frame(carry_frames.MANIFEST), "damaged"),
-        (frame(carry_frames.ENTRY, Entry(b"abc", FILE).encode()[:-1]), "damaged"),
-        (frame(carry_frames.MANIFEST), "no root"),
-        (frame(carry_frames.ALL), _NO_LANGUAGE),
+        (frame(frames.ERROR, b"no space left"), "no space left"),
+        (frame(frames.ENTRY, b"short") + frame(frames.MANIFEST), "damaged"),
+        (frame(frames.ENTRY, Entry(b"abc", FILE).encode()[:-1]), "damaged"),
+        (frame(frames.MANIFEST), "no root"),
+        (frame(frames.ALL), _NO_LANGUAGE),
         (_list_of(_X, _X), "damaged"),
-        (_list_of(_X) + frame(carry_frames.ALL), "not sent all"),
-        (_list_of(_X) + frame(carry_frames.READY), _NO_LANGUAGE),
+        (_list_of(_X) + frame(frames.ALL), "not sent all"),
+        (_list_of(_X) + frame(frames.READY), _NO_LANGUAGE),
         (_list_of(_X) + frame(_START, bytes(11) + b"\0"), "not announced"),
-        (_list_of(_X) + frame(carry_frames.SAME, b"\0\0\0\1\0"), "leaves out"),
+        (_list_of(_X) + frame(frames.SAME, b"\0\0\0\1\0"), "leaves out"),
         (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(7) + b"\1"), "where nothing ends"),
-        (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(8)) + frame(carry_frames.DATA, b"abc"), "more than"),
-        (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(8)) + frame(carry_frames.SUM, _GOOD), "checksum"),
+        (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(8)) + frame(frames.DATA, b"abc"), "more than"),
+        (_list_of(_X) + frame(_START, b"\0\0\0\1" + bytes(8)) + frame(frames.SUM, _GOOD), "checksum"),
     ],
 )
 def test_a_sender_that_lies_is_refused(stream: bytes, words: str, tmp_path: Path) -> None:
-    with pytest.raises(CarryError, match=words):
+    with pytest.raises(TransferError, match=words):
         _feed(stream, tmp_path / "dest")
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name == "x"]
 
 
 def test_a_name_for_a_file_that_goes_into_a_folder_is_looked_at(tmp_path: Path) -> None:
-    stream = frame(carry_frames.ENTRY, Entry(b"", FILE).encode()) + frame(carry_frames.MANIFEST, b"../x")
-    with pytest.raises(CarryError, match="no name of a file"):
+    stream = frame(frames.ENTRY, Entry(b"", FILE).encode()) + frame(frames.MANIFEST, b"../x")
+    with pytest.raises(TransferError, match="no name of a file"):
         _feed(stream, tmp_path)
 
 
 def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
     source = odd_tree(tmp_path / "source")
     (tmp_path / "dest" / "run.sh").mkdir(parents=True)
-    with pytest.raises(CarryError, match=r"run.sh: a folder is in the way"):
+    with pytest.raises(TransferError, match=r"run.sh: a folder is in the way"):
         across(scan(os.fsencode(source)), tmp_path / "dest")
     (tmp_path / "file").touch()
-    with pytest.raises(CarryError, match="cannot replace a file"):
+    with pytest.raises(TransferError, match="cannot replace a file"):
         across(scan(os.fsencode(source)), tmp_path / "file")
 
 
@@ -221,7 +221,7 @@ def test_a_link_that_lies_in_the_way_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "dest").mkdir()
     (tmp_path / "dest" / "a b").symlink_to(tmp_path / "outside")
-    with pytest.raises(CarryError, match="in the way of a folder"):
+    with pytest.raises(TransferError, match="in the way of a folder"):
         across(scan(os.fsencode(source)), tmp_path / "dest")
     assert not list((tmp_path / "outside").iterdir())
     # A file's own name may be a link: it is replaced, and what it pointed to stays.
@@ -238,20 +238,20 @@ def test_a_file_that_changes_while_it_is_read_is_refused(size: int, tmp_path: Pa
     (tmp_path / "x").write_bytes(b"12345")
     tree = scan(os.fsencode(tmp_path / "x"))
     (tmp_path / "x").write_bytes(b"1" * size)
-    with pytest.raises(CarryError, match="changed while"):
+    with pytest.raises(TransferError, match="changed while"):
         send(tree, Channel(lambda _: b"", lambda _: None), ask=False)
     (tmp_path / "x").unlink()
-    with pytest.raises(CarryError, match="No such file"):
+    with pytest.raises(TransferError, match="No such file"):
         send(tree, Channel(lambda _: b"", lambda _: None), ask=False)
 
 
 def test_a_cut_anywhere_is_gone_on_with_and_no_half_file_ever_bears_its_name(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
-    dice = random.Random(7)
+    rng = random.Random(7)
     contents = {"a": 5, "big": 300_000, "sub/c": 40_000, "sub/empty": 0}
     for name, size in contents.items():
-        (source / name).write_bytes(dice.randbytes(size))
+        (source / name).write_bytes(rng.randbytes(size))
     base = tmp_path / "volume"
     base.mkdir()
     tries = 0
@@ -292,7 +292,7 @@ def test_a_whole_half_only_needs_its_name(tmp_path: Path) -> None:
     base.mkdir()
     (source / "big").write_bytes(b"1" * 300_000)
     (source / "big").chmod(0o755)
-    listed = len(frame(carry_frames.ENTRY, Entry(b"big", FILE).encode())) * 2
+    listed = len(frame(frames.ENTRY, Entry(b"big", FILE).encode())) * 2
     assert send_to_pod(source, base, "code", cut=lambda written: written >= 300_000 + listed) is None
     counts = send_to_pod(source, base, "code", cut=_after(10**9))
     assert counts is not None
@@ -345,7 +345,7 @@ def test_from_a_pod_and_it_beats_while_something_moves(tmp_path: Path) -> None:
     beat = tmp_path / "beat"
     with pod("send", base, "out", beat=str(beat)) as process:
         channel = channel_to(process)
-        channel.put(carry_frames.PING)
+        channel.put(frames.PING)
         Receiver(channel, os.fsencode(tmp_path / "dest"), owner="t1").run()
     assert process.returncode == 0
     assert beat.exists()
@@ -357,13 +357,13 @@ def test_the_side_in_the_pod_never_leaves_its_volume(below: str, tmp_path: Path)
     base = tmp_path / "volume"
     base.mkdir()
     (base / "out").symlink_to("/etc")
-    with pod("send", base, below) as process, pytest.raises(CarryError, match=r"no path below|leads out of"):
+    with pod("send", base, below) as process, pytest.raises(TransferError, match=r"no path below|leads out of"):
         Receiver(channel_to(process), os.fsencode(tmp_path / "dest"), owner="t1").run()
     assert process.returncode == 1
 
 
 def test_words_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert carry.main(["give", "x"]) == 2
+    assert stdio.main(["give", "x"]) == 2
     assert "carry: send|receive" in capsys.readouterr().err
 
 
@@ -392,11 +392,11 @@ def test_a_pack_is_whole_or_nothing(tmp_path: Path) -> None:
     unpack(str(tmp_path / "pack"), digest=digest_of(packed), to=str(tmp_path / "to"))
     assert picture(tmp_path / "to") == picture(source)
     (tmp_path / "pack").write_bytes(packed[:-3])
-    with pytest.raises(CarryError, match="checksum is wrong"):
+    with pytest.raises(TransferError, match="checksum is wrong"):
         unpack(str(tmp_path / "pack"), digest=digest_of(packed), to=str(tmp_path / "other"))
-    with pytest.raises(CarryError):
+    with pytest.raises(TransferError):
         unpack(str(tmp_path / "pack"), digest=digest_of(packed[:-3]), to=str(tmp_path / "other"))
-    with pytest.raises(CarryError):
+    with pytest.raises(TransferError):
         unpack(str(tmp_path / "none"), digest="", to=str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
 
@@ -420,7 +420,7 @@ def test_any_tree_survives_its_encoding_and_none_leads_out(paths: list[list[byte
     assert [(e.path, e.kind, e.size, e.target) for e in again] == [(e.path, e.kind, e.size, e.target) for e in entries]
     try:
         check(again)
-    except CarryError:
+    except TransferError:
         return
     for entry in again:
         if entry.kind == LINK:
@@ -437,35 +437,35 @@ def test_any_bytes_are_refused_or_cut_and_nothing_is_written(noise: bytes) -> No
     with one, two, two.makefile("rb") as file:
         one.sendall(noise)
         one.shutdown(socket.SHUT_WR)
-        with pytest.raises((CarryError, CutError)):
+        with pytest.raises((TransferError, TransferInterruptedError)):
             Receiver(Channel(file.read, lambda _: None), b"/nonexistent/never", owner="t1").run()
 
 
 def test_a_sender_hears_of_a_receiver_that_makes_no_sense(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     tree = Tree(b"x", [Entry(b"", FILE, size=1)], [os.fsencode(tmp_path / "x")])
-    answers = frame(carry_frames.DATA)
-    with pytest.raises(CarryError, match=_NO_LANGUAGE):
+    answers = frame(frames.DATA)
+    with pytest.raises(TransferError, match=_NO_LANGUAGE):
         send(tree, Channel(lambda size: answers[:size], lambda _: None))
-    stream = [frame(carry_frames.READY) + frame(carry_frames.DONE, bytes(24))]
+    stream = [frame(frames.READY) + frame(frames.DONE, bytes(24))]
 
     def read(size: int) -> bytes:
         data, stream[0] = stream[0][:size], stream[0][size:]
         return data
 
-    with pytest.raises(CarryError, match="not got all"):
+    with pytest.raises(TransferError, match="not got all"):
         send(tree, Channel(read, lambda _: None))
 
 
 def test_the_last_frame_counts_also_when_nothing_can_come_any_more() -> None:
     def gone() -> None:
         if not stream[0]:
-            raise CutError("gone")
+            raise TransferInterruptedError("gone")
 
-    stream = [frame(carry_frames.DONE, b"x")]
+    stream = [frame(frames.DONE, b"x")]
 
     def read(size: int) -> bytes:
         data, stream[0] = stream[0][:size], stream[0][size:]
         return data
 
-    assert Channel(read, lambda _: None, tick=gone).get() == (carry_frames.DONE, b"x")
+    assert Channel(read, lambda _: None, tick=gone).get() == (frames.DONE, b"x")

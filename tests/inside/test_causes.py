@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from helpers import wait_until
 from patience import scaled
 from rankfall.model.exit_codes import CAUSE_CODES
-from rankfall_inside import causes, procfs
-from rankfall_inside.falls import Falls
+from rankfall_inside import exit_codes, procfs
+from rankfall_inside.wrapper.outcome import RankFailures
 
 CAUSE = ("--exit-code", "cause")
 
 
 def test_the_table_is_that_of_the_model() -> None:
-    assert dict(CAUSE_CODES) == causes.CODES
+    assert dict(CAUSE_CODES) == exit_codes.CODES
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_the_table_is_that_of_the_model() -> None:
     ],
 )
 def test_only_errors_whose_cause_is_sure_have_one(error, group) -> None:
-    assert causes.of_error(error) == group
+    assert exit_codes.of_error(error) == group
 
 
 def test_errors_s38_a_bus_error_of_a_data_worker_is_memory() -> None:
     text = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."
     error = {"types": ["RuntimeError", "RuntimeError"], "message": "DataLoader worker exited", "chain": ["x", text]}
-    assert causes.of_error(error) == "memory"
+    assert exit_codes.of_error(error) == "memory"
 
 
 JSON = st.recursive(
@@ -67,20 +67,20 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["types", "chain", "message", "mark", "exit_code", "raised_ns"]), JSON), JSON)
 def test_whatever_a_job_records_is_no_obstacle(error, ordinal) -> None:
-    falls = Falls()
+    falls = RankFailures()
     falls.error({"error": error, "ordinal": ordinal, "at_ns": ordinal})
     falls.ended(0, code=1, signum=None, oom_kills=None, ours=False)
-    assert falls.code() in {None, *causes.CODES.values()}
+    assert falls.code() in {None, *exit_codes.CODES.values()}
     falls.first_error()
 
 
-def fall(falls: Falls, ordinal: int, kind: str, at: int, code: int = 1, *, ours: bool = False) -> None:
+def fall(falls: RankFailures, ordinal: int, kind: str, at: int, code: int = 1, *, ours: bool = False) -> None:
     falls.error({"error": {"types": [kind], "raised_ns": at}, "ordinal": ordinal})
     falls.ended(ordinal, code=code, signum=None, oom_kills=None, ours=ours)
 
 
 def test_the_earliest_fall_decides_and_an_unsure_one_hides_what_follows() -> None:
-    falls = Falls()
+    falls = RankFailures()
     fall(falls, 0, "RuntimeError", 20)
     fall(falls, 1, "ImportError", 10)
     assert falls.code() == 201
@@ -90,26 +90,26 @@ def test_the_earliest_fall_decides_and_an_unsure_one_hides_what_follows() -> Non
 
 
 def test_an_error_that_its_rank_survived_is_none() -> None:
-    falls = Falls()
+    falls = RankFailures()
     fall(falls, 0, "ValueError", 1, code=0)
     assert falls.first_error() is None
     fall(falls, 1, "ImportError", 2)
     assert falls.code() == 201
-    falls = Falls()
+    falls = RankFailures()
     falls.error({"error": {"types": ["ValueError"], "exit_code": 3}, "ordinal": 0})
     falls.ended(0, code=4, signum=None, oom_kills=None, ours=False)
     assert falls.first_error() is None
 
 
 def test_a_crash_after_an_error_of_the_same_rank_is_its_teardown() -> None:
-    falls = Falls()
+    falls = RankFailures()
     falls.error({"error": {"types": ["RuntimeError"], "raised_ns": 1}, "ordinal": 0})
     falls.ended(0, code=None, signum=signal.SIGSEGV, oom_kills=None, ours=False)
     assert falls.code() is None
 
 
 def test_the_oom_counter_is_proof_whatever_the_rank_said() -> None:
-    falls = Falls()
+    falls = RankFailures()
     falls.error({"error": {"types": ["RuntimeError"], "raised_ns": 1}, "ordinal": 0})
     falls.ended(0, code=1, signum=None, oom_kills=1, ours=False)
     assert falls.code() == 204

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall_inside import console
-from rankfall_inside.console import CUT_MARK, HIGH_WATER, MAX_LINE, Console
-from rankfall_inside.loop import Loop
+from rankfall_inside.delivery import console
+from rankfall_inside.delivery.console import CUT_MARK, HIGH_WATER, MAX_LINE, Console
+from rankfall_inside.event_loop import Loop
 
 PIECES = st.lists(
     st.sampled_from([b"\n", b"[rank 3] x", b"\x1erankfall/1 t x", b"word", b"\r", b"[rank ", b"SECRET"]), max_size=40

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from object_store import s3_server
-from rankfall.observe.record_store import RecordStore
-from rankfall.observe.records import RecordFolder
+from rankfall.collect.stores.record_store import RecordStore
+from rankfall.rundir.records import RecordFolder
 
 from .conftest import Slot, channel
 

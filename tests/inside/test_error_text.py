@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import rankfall.inside
 from rankfall.model import Record
-from rankfall_inside import errors, records, redact
+from rankfall_inside import records, redact
+from rankfall_inside.hook import error_record
 
 
 class OwnError(ValueError):
@@ -31,7 +32,7 @@ def caught(function) -> BaseException:
 
 
 def describe(error: BaseException, **more) -> tuple[Record, dict]:
-    info, flags = errors.describe(error, **({"thread": None, "exit_code": None, "handled": False} | more))
+    info, flags = error_record.describe(error, **({"thread": None, "exit_code": None, "handled": False} | more))
     return msgspec.json.decode(
         records.encode(records.new("error", writer="hook", fields={"error": info, **flags})), type=Record
     ), info
@@ -59,7 +60,7 @@ def test_the_chain_is_kept_from_the_raised_one_to_the_first() -> None:
 def test_a_ring_of_causes_ends() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
-    assert len(errors.walk(first)) == 2
+    assert len(error_record.walk(first)) == 2
 
 
 def test_members_of_a_group_belong_to_the_chain_and_their_mark_counts() -> None:
@@ -97,7 +98,7 @@ def test_errors_s12_an_exception_may_carry_its_own_time() -> None:
 def test_errors_s13_a_time_that_is_none_is_not_taken(value) -> None:
     error = ValueError("x")
     error.timestamp = value
-    assert errors.raised_ns([error]) is None
+    assert error_record.raised_ns([error]) is None
 
 
 def test_marks_are_found_through_wrappers_and_by_listed_names(monkeypatch: pytest.MonkeyPatch) -> None:

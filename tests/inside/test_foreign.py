@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall_inside import foreign
-from rankfall_inside.printed import Printed
+from rankfall_inside import untrusted
+from rankfall_inside.delivery.console import Printed
 
 DAMAGED = [
     "",
@@ -36,7 +36,7 @@ DAMAGED = [
 @pytest.mark.parametrize("data", DAMAGED, ids=range(len(DAMAGED)))
 def test_i18_p2_all_damage_is_a_value_error(data):
     with pytest.raises(ValueError, match=r".+"):
-        foreign.loads(data)
+        untrusted.loads(data)
 
 
 PLAIN = st.recursive(
@@ -52,32 +52,32 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_what_is_json_is_read(value):
-    assert foreign.loads(json.dumps(value)) == value
-    assert foreign.loads("[" * 40 + json.dumps(value) + "]" * 40)
+    assert untrusted.loads(json.dumps(value)) == value
+    assert untrusted.loads("[" * 40 + json.dumps(value) + "]" * 40)
 
 
 @given(st.binary() | st.text())
 def test_i18_p2_no_text_raises_anything_else(data):
     with contextlib.suppress(ValueError):
-        foreign.loads(data)
-    number = foreign.whole(data)
+        untrusted.loads(data)
+    number = untrusted.whole(data)
     assert number is None or 0 <= number < 10**19
-    real = foreign.real(data)
+    real = untrusted.real(data)
     assert real is None or math.isfinite(real)
 
 
 def test_i18_p1_a_number_is_few_ascii_digits():
-    assert foreign.whole("0012") == foreign.whole(b"12") == 12
-    assert foreign.whole("12", 1) is None
-    assert foreign.signed("-12") == foreign.signed(b"-12") == -12
-    assert foreign.signed(b"3") == 3
-    assert foreign.signed("--1") is foreign.signed("-") is foreign.signed(None) is None
+    assert untrusted.whole("0012") == untrusted.whole(b"12") == 12
+    assert untrusted.whole("12", 1) is None
+    assert untrusted.signed("-12") == untrusted.signed(b"-12") == -12
+    assert untrusted.signed(b"3") == 3
+    assert untrusted.signed("--1") is untrusted.signed("-") is untrusted.signed(None) is None
     for text in (None, "", "-1", "+1", " 1", "1_0", "\u0661", "²", "9" * 5_000):
-        assert foreign.whole(text) is None
-    assert foreign.real("1.5e3") == 1500.0
-    assert foreign.real(b"-2") == -2.0
+        assert untrusted.whole(text) is None
+    assert untrusted.real("1.5e3") == 1500.0
+    assert untrusted.real(b"-2") == -2.0
     for text in (None, "", "nan", "inf", "1e999", ".", "1" * 41, "0x1"):
-        assert foreign.real(text) is None
+        assert untrusted.real(text) is None
 
 
 @pytest.mark.parametrize("text", [b"\r", b"\r\r\nx", b"a\rb"])

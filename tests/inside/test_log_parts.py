@@ -15,11 +15,11 @@ from helpers import wait_until
 from inside.conftest import channel, text_lines
 from object_store import s3_server
 from patience import scaled
-from rankfall.observe.log_parts import PartsCopy
-from rankfall.observe.record_store import open_bucket
-from rankfall_inside import store_parts
-from rankfall_inside.bucket import Bucket, RefusedError
-from rankfall_inside.store import LogStore
+from rankfall.collect.stores.log_bucket import PartsCopy
+from rankfall.collect.stores.record_store import open_bucket
+from rankfall_inside.delivery import log_store_backends
+from rankfall_inside.delivery.bucket import Bucket, RefusedError
+from rankfall_inside.delivery.log_store import LogStore
 
 # Loading moto takes seconds, on a busy machine many.
 pytestmark = pytest.mark.timeout(150)
@@ -53,7 +53,7 @@ def memory(monkeypatch):
     made = Memory()
     monkeypatch.setattr(Bucket, "__init__", lambda *_: None)
     monkeypatch.setattr(Bucket, "put", lambda _, key, data: made.put(key, data))
-    monkeypatch.setattr(store_parts, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(log_store_backends, "_FIRST_PAUSE_S", 0.001)
     return made
 
 
@@ -64,7 +64,7 @@ def store() -> LogStore:
 
 
 def test_a_part_says_whose_bytes_it_holds_and_its_name_how_many_came_before(memory, monkeypatch):
-    monkeypatch.setattr(store_parts, "PART", 10)
+    monkeypatch.setattr(log_store_backends, "PART", 10)
     made = store()
     for stream, data in (("0.out", b"first line\n"), ("1.err", b"x"), ("0.out", b"second")):
         made.sink(stream).write(data)
@@ -92,7 +92,7 @@ def test_ranks_that_print_nothing_have_an_end_too(memory, tmp_path):
 
 
 def test_a_part_that_is_not_taken_or_whose_answer_is_lost_is_put_again_and_never_another_one(memory, monkeypatch):
-    monkeypatch.setattr(store_parts, "PART", 1)
+    monkeypatch.setattr(log_store_backends, "PART", 1)
     memory.failing = [OSError("cut"), RefusedError("it answered 403"), OSError("no answer")]
     made = store()
     sink = made.sink("0.out")
@@ -120,8 +120,8 @@ def test_what_waits_at_the_end_is_counted_and_said_and_no_end_is_written(memory)
 
 def test_a_bucket_that_hangs_costs_whole_lines_past_the_limit_and_no_time(memory, monkeypatch):
     """launch-logs S44, for a bucket."""
-    monkeypatch.setattr("rankfall_inside.store.MAX_WAITING", 100)
-    monkeypatch.setattr(store_parts, "PART", 1)
+    monkeypatch.setattr("rankfall_inside.delivery.log_store.MAX_WAITING", 100)
+    monkeypatch.setattr(log_store_backends, "PART", 1)
     made = store()
     memory.open.clear()
     sink = made.sink("0.out")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from helpers import wait_until
 from inside.conftest import channel, text_lines
 from patience import scaled
-from rankfall_inside import store, store_folder
-from rankfall_inside.store import LogStore, folder_name
+from rankfall_inside.delivery import log_store, log_store_backends
+from rankfall_inside.delivery.log_store import LogStore, folder_name
 
 ENVIRON = {"RANKFALL_RUN": "r-1", "RANKFALL_ROLE": "worker", "RANKFALL_SLOT": "2", "RANKFALL_POD_UID": "u-1"}
 
@@ -33,8 +33,8 @@ def stored(folder: Path, stream: str) -> bytes:
     st.lists(st.tuples(st.sampled_from(["0.out", "1.out", "1.err"]), st.binary(min_size=1, max_size=40)), max_size=30)
 )
 def test_all_bytes_come_in_files_of_a_bounded_size_with_their_number_at_the_end(tmp_path_factory, chunks):
-    given_segment = store_folder.SEGMENT
-    store_folder.SEGMENT = 50
+    given_segment = log_store_backends.SEGMENT
+    log_store_backends.SEGMENT = 50
     try:
         made = LogStore(str(tmp_path_factory.mktemp("store")), "a/b/c/d")
         sinks = {name: made.sink(name) for name in ("0.out", "1.out", "1.err")}
@@ -42,7 +42,7 @@ def test_all_bytes_come_in_files_of_a_bounded_size_with_their_number_at_the_end(
             sinks[name].write(data)
         assert made.finish(20.0) == []
     finally:
-        store_folder.SEGMENT = given_segment
+        log_store_backends.SEGMENT = given_segment
     want = {name: b"".join(data for one, data in chunks if one == name) for name in sinks}
     folder = Path(made.path)
     assert json.loads((folder / "end.json").read_bytes())["sizes"] == {n: len(d) for n, d in want.items() if d}
@@ -53,14 +53,14 @@ def test_all_bytes_come_in_files_of_a_bounded_size_with_their_number_at_the_end(
 def test_what_a_slow_store_cannot_take_is_lost_in_whole_lines_counted_and_said(tmp_path, monkeypatch):
     """launch-logs S44, for a store: the writer's side never waits."""
     gate = threading.Event()
-    write = store_folder.Files.write
+    write = log_store_backends.Files.write
 
     def slow(self, data, stamp):
         gate.wait(scaled(20))
         write(self, data, stamp)
 
-    monkeypatch.setattr(store_folder.Files, "write", slow)
-    monkeypatch.setattr(store, "MAX_WAITING", 100)
+    monkeypatch.setattr(log_store_backends.Files, "write", slow)
+    monkeypatch.setattr(log_store, "MAX_WAITING", 100)
     made = LogStore(str(tmp_path), "a/b/c/d")
     sink = made.sink("0.out")
     sink.write(b"first and a half li")
@@ -81,7 +81,7 @@ def test_what_a_slow_store_cannot_take_is_lost_in_whole_lines_counted_and_said(t
 
 def test_a_store_that_never_answers_is_given_up_at_the_end(tmp_path, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(store_folder.Files, "write", lambda *_: gate.wait(scaled(20)))
+    monkeypatch.setattr(log_store_backends.Files, "write", lambda *_: gate.wait(scaled(20)))
     made = LogStore(str(tmp_path), "a/b/c/d")
     made.sink("0.out").write(b"x\n")
     try:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from rankfall_inside import identity, options, place, plain
+from rankfall_inside import identity
+from rankfall_inside.wrapper import commands, options, startup
 
 ROLE = {
     "RANKFALL_INDEX": "1",
@@ -25,37 +26,37 @@ def given(*command: str) -> options.Options:
 
 def test_slot_and_node_are_the_roles_first_ones_and_the_index() -> None:
     environ = dict(ROLE)
-    place.settle(given("train"), environ)
+    startup.settle(given("train"), environ)
     assert (environ["RANKFALL_SLOT"], environ["RANKFALL_PLAIN_NODE_RANK"]) == ("4", "3")
 
 
 def test_only_a_word_that_is_the_reference_itself_becomes_the_node() -> None:
-    words = given("torchrun", "--node-rank", place.NODE_REFERENCE, f"say {place.NODE_REFERENCE}")
-    environ = {**ROLE, "RANKFALL_TORCHRUN": json.dumps(["torchrun", "--node-rank", place.NODE_REFERENCE, 'a"b'])}
-    place.settle(words, environ)
-    place.settle(words, environ)
-    assert words.command == ["torchrun", "--node-rank", "3", f"say {place.NODE_REFERENCE}"]
+    words = given("torchrun", "--node-rank", startup.NODE_REFERENCE, f"say {startup.NODE_REFERENCE}")
+    environ = {**ROLE, "RANKFALL_TORCHRUN": json.dumps(["torchrun", "--node-rank", startup.NODE_REFERENCE, 'a"b'])}
+    startup.settle(words, environ)
+    startup.settle(words, environ)
+    assert words.command == ["torchrun", "--node-rank", "3", f"say {startup.NODE_REFERENCE}"]
     assert json.loads(environ["RANKFALL_TORCHRUN"]) == ["torchrun", "--node-rank", "3", 'a"b']
 
 
 @pytest.mark.parametrize("environ", [{}, {"RANKFALL_INDEX": ""}, {"RANKFALL_INDEX": "x", "RANKFALL_SLOT_BASE": "2"}])
 def test_a_job_of_one_role_is_left_as_it_is(environ: dict[str, str]) -> None:
-    words, after = given("train", place.NODE_REFERENCE), dict(environ)
-    place.settle(words, after)
-    assert (words.command, after) == (["train", place.NODE_REFERENCE], environ)
+    words, after = given("train", startup.NODE_REFERENCE), dict(environ)
+    startup.settle(words, after)
+    assert (words.command, after) == (["train", startup.NODE_REFERENCE], environ)
 
 
 def test_a_role_outside_the_world_has_a_slot_and_no_node() -> None:
     environ = {"RANKFALL_INDEX": "1", "RANKFALL_SLOT_BASE": "3", "RANKFALL_OUTSIDE": "1"}
-    place.settle(given("serve"), environ)
+    startup.settle(given("serve"), environ)
     assert environ["RANKFALL_SLOT"] == "4"
     assert "RANKFALL_PLAIN_NODE_RANK" not in environ
 
 
 def test_ranks_go_on_where_the_roles_before_ended() -> None:
     environ = dict(ROLE)
-    place.settle(given("train"), environ)
-    own = [plain.worker_environ(environ, local=local, nproc=2) for local in (0, 1)]
+    startup.settle(given("train"), environ)
+    own = [commands.worker_environ(environ, local=local, nproc=2) for local in (0, 1)]
     assert [(one["RANK"], one["ROLE_RANK"], one["GROUP_RANK"]) for one in own] == [("10", "2", "3"), ("11", "3", "3")]
     assert {(one["WORLD_SIZE"], one["ROLE_WORLD_SIZE"], one["GROUP_WORLD_SIZE"]) for one in own} == {("12", "4", "4")}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfall_inside import private, redact
+from rankfall_inside import private_files, redact
 
 
 @pytest.mark.parametrize(("pod", "folder", "file"), [(None, 0o700, 0o600), ("train-0", 0o777, 0o644)])
@@ -20,9 +20,9 @@ def test_i18_p9_modes_of_a_slot(
         monkeypatch.setenv("RANKFALL_POD", pod)
     before = os.umask(0)
     try:
-        private.make_folders(str(tmp_path / "a" / "b"))
-        private.make_folders(str(tmp_path / "a" / "b"))
-        os.close(private.open_file(str(tmp_path / "a" / "x"), os.O_WRONLY | os.O_CREAT))
+        private_files.make_folders(str(tmp_path / "a" / "b"))
+        private_files.make_folders(str(tmp_path / "a" / "b"))
+        os.close(private_files.open_file(str(tmp_path / "a" / "x"), os.O_WRONLY | os.O_CREAT))
     finally:
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b", "a/x")]
@@ -32,9 +32,9 @@ def test_i18_p9_modes_of_a_slot(
 def test_i18_p9_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     with pytest.raises(OSError, match="File exists"):
-        private.make_folders(str(tmp_path / "a"))
+        private_files.make_folders(str(tmp_path / "a"))
     with pytest.raises(OSError, match=r"exists|ot a directory"):
-        private.make_folders(str(tmp_path / "a" / "b"))
+        private_files.make_folders(str(tmp_path / "a" / "b"))
 
 
 @pytest.mark.parametrize(

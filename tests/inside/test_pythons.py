@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rankfall.backends.bundle import build_zip
+from rankfall.backends.payload import build_zip
 
 from .conftest import channel
 

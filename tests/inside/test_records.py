@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import Record
-from rankfall_inside import records, tinyjson
+from rankfall_inside import records
+from rankfall_inside import records as tinyjson
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

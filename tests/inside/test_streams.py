@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall_inside import streams
+from rankfall_inside.delivery import stream_files
 
 HARD = (
     b"plain\n\n   indented\n",
@@ -49,15 +49,15 @@ def check_index(rows: list[tuple[int, ...]], data: bytes) -> None:
 )
 def test_the_index_names_the_first_line_that_begins_in_each_chunk(tmp_path_factory, chunks: list[bytes]) -> None:
     base = tmp_path_factory.mktemp("sink") / "0.out"
-    sink = streams.Sink(str(base))
+    sink = stream_files.Sink(str(base))
     for chunk in chunks:
         sink.write(chunk)
     sink.close()
     data = (base.parent / "0.out.log").read_bytes()
     assert data == b"".join(chunks)
     index = (base.parent / "0.out.idx").read_bytes()
-    assert index.startswith(streams.INDEX_MAGIC)
-    rows = list(streams.INDEX_ROW.iter_unpack(index[8:]))
+    assert index.startswith(stream_files.INDEX_MAGIC)
+    rows = list(stream_files.INDEX_ROW.iter_unpack(index[8:]))
     check_index(rows, data)
     assert len(rows) == len(chunks)
 
@@ -88,7 +88,7 @@ def test_a_full_disk_neither_blocks_nor_ends_the_job_and_the_gap_is_recorded(slo
 
 
 def test_storing_goes_on_when_writing_works_again(tmp_path) -> None:
-    sink = streams.Sink(str(tmp_path / "0.out"))
+    sink = stream_files.Sink(str(tmp_path / "0.out"))
     sink.write(b"one\n")
     kept = os.dup(sink._log)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -139,7 +139,7 @@ def test_restarts_in_a_slot_get_streams_of_their_own(slot, seed: int) -> None:
     assert [slot.stream(f"{n}.out") for n in range(count)] == [b"start %d\n" % n for n in range(count)]
 
 
-class Flaky(streams.Sink):
+class Flaky(stream_files.Sink):
     """A sink whose disk takes so many bytes of each write."""
 
     def __init__(self, base: str, room: list[int]) -> None:

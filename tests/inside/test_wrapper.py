@@ -14,7 +14,8 @@ import pytest
 
 from helpers import wait_until
 from patience import scaled
-from rankfall_inside import cgroup, procfs
+from rankfall_inside import procfs
+from rankfall_inside.wrapper import cgroup
 
 FOREVER = "import signal, sys, time\nprint('ready', flush=True)\nwhile True: signal.pause()"
 
@@ -297,7 +298,7 @@ def test_a_rank_without_handler_is_not_killed_by_the_question_for_stacks(slot) -
 
 
 def test_the_oom_counter_is_read_where_the_kernel_shows_it() -> None:
-    path = cgroup.counter_path()
+    path = cgroup.oom_counter_path()
     assert cgroup.read(path) is None or path is not None
     assert cgroup.read("/nonexistent/memory.events") is None
     assert cgroup.read(None) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rankfall.kube.access import Access, Endpoint, Login
+from rankfall.kube.auth.access import Access, Endpoint, Login
 from testbed.pki import Authority, Pair
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import answer, serving, status
-from rankfall.kube import answers
-from rankfall.kube.answers import Refusal, refused
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Forbidden, ObjectNotFound, ServerError, TooManyRequests, error_class
+from rankfall.kube.http import responses
+from rankfall.kube.http.responses import Refusal, refused
+from rankfall.kube.request import Retry
 from rankfall.kube.resources import PODS, Resource
-from rankfall.kube.retry import Retry
 
 PAGE = b"<!doctype html><html><head><TITLE lang=en>504 Gateway\x1b[31m Time-out</title></head><body>" + b"x" * 100_000
 
@@ -113,7 +113,7 @@ def test_any_answer_becomes_one_of_our_errors(code, body, header, date):
 
 def test_errors_of_every_kind_are_worded():
     for error in (RuntimeError("x"), OSError("x"), TimeoutError(), ConnectionResetError(104, "reset")):
-        lost = answers.lost(error, what="get pod here/p", server="https://a", repeatable=False)
+        lost = responses.lost(error, what="get pod here/p", server="https://a", repeatable=False)
         assert lost.maybe_done
         assert lost.message.startswith("cannot get pod here/p: no answer from https://a: ")
 

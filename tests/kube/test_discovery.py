@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from kube.apiserver import Server, serving, status
 from patience import scaled
-from rankfall.kube import discovery_cache
+from rankfall.kube import discovery
 from rankfall.kube.client import Kube
-from rankfall.kube.discovery import Served, discover
-from rankfall.kube.discovery_cache import Cache
-from rankfall.kube.discovery_schema import Node, Schemas, ServedResource
+from rankfall.kube.discovery import Cache, Served, discover
 from rankfall.kube.errors import Forbidden, KubeError
+from rankfall.kube.openapi import Node, Schemas, ServedResource
 from rankfall.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, TRAINJOBS, Resource
 from testbed.proxy.old import Answers, Merge
 from testbed.proxy.old_answers import make
@@ -342,7 +341,7 @@ def test_schemas_survive_the_disk(components):
 
 
 def test_the_cache_does_not_grow_without_end_and_needs_no_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(discovery_cache, "_MOST", 3)
+    monkeypatch.setattr(discovery, "_MOST", 3)
     schemas = Schemas(components={}, kinds={}, resources={})
     cache = Cache(tmp_path / "c")
     for number in range(6):

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.kube.discovery_schema import Node, Schemas, reduce
+from rankfall.kube.openapi import Node, Schemas, reduce
 from testbed import builds
 from testbed.components import choose
 from testbed.proxy.old_answers import make

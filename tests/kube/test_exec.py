@@ -14,12 +14,11 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from kube.apiserver import Handler, Server, refuse, serving
 from patience import scaled
-from rankfall.kube import exec_session
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
-from rankfall.kube.exec import execute, open_exec
-from rankfall.kube.exec_errors import ExecFailed, ExecLost, ExecTimeout, ExecTooMuch, ExecUnsupported
-from rankfall.kube.exec_frames import V4, V5
+from rankfall.kube.exec import session as exec_session
+from rankfall.kube.exec.protocol import V4, V5, ExecFailed, ExecLost, ExecTimeout, ExecTooMuch, ExecUnsupported
+from rankfall.kube.exec.session import execute, open_exec
 
 Program = Callable[[web.WebSocketResponse], Awaitable[None]]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.kube.exec_frames import (
+from rankfall.kube.exec.protocol import (
     CLOSE,
     STATUS,
     STDERR,

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from rankfall.kube import files
+from rankfall.kube.auth import key_material
+from rankfall.kube.auth.key_material import WatchedFile
 from rankfall.kube.errors import CredentialsError
-from rankfall.kube.files import WatchedFile
 
 OLD_NS = 1_000_000_000_000_000_000
 
@@ -67,9 +67,9 @@ def test_the_link_swap_of_a_mounted_secret(tmp_path):
 
 def test_what_was_stable_is_not_read_again_before_its_time(old, monkeypatch):
     ages_ago = old.stat().st_ctime_ns + 3600 * 10**9
-    monkeypatch.setattr(files.time, "time_ns", lambda: ages_ago)
+    monkeypatch.setattr(key_material.time, "time_ns", lambda: ages_ago)
     now = [100.0]
-    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(key_material.time, "monotonic", lambda: now[0])
     file = watched(old)
     reads = []
     content = file._content

@@ -17,16 +17,15 @@ from multidict import CIMultiDict
 
 from kube.apiserver import answer, body, pair, refuse, serving
 from patience import scaled
-from rankfall.kube import flow, link
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Unreachable
-from rankfall.kube.flow import Beat, message, place
-from rankfall.kube.http_body import MAX_HEAD, Body, Head, split_head
-from rankfall.kube.link import Buffers, Link
-from rankfall.kube.podlogs import open_log
-from rankfall.kube.retry import Retry
+from rankfall.kube.http import body_stream, connection
+from rankfall.kube.http.body_stream import Beat, message, place
+from rankfall.kube.http.connection import MAX_HEAD, Body, Buffers, Head, Link, split_head
+from rankfall.kube.http.sessions import Limits
+from rankfall.kube.pod_logs import open_log
+from rankfall.kube.request import Retry
 from rankfall.kube.secret import Secret
-from rankfall.kube.sessions import Limits
 
 WAYS = ["plain", "tls", "proxied"]
 PIECES = [b"line %d\n" % number for number in range(40)]
@@ -61,7 +60,7 @@ async def drops(request: web.Request) -> web.StreamResponse:
     for piece in PIECES:
         await response.write(piece)
         await asyncio.sleep(0.005)
-    await response.write(b"x" * flow.LARGE)
+    await response.write(b"x" * body_stream.LARGE)
     await response.write_eof()
     return response
 
@@ -75,8 +74,8 @@ def test_what_comes_in_drops_is_read_as_few_pieces(way, tmp_path):
             async with open_log(kube, "p", container="main", follow=True, gather_s=0.1) as chunks:
                 found = [chunk async for chunk in chunks]
             took = time.monotonic() - begin
-        assert b"".join(found) == b"".join(PIECES) + b"x" * flow.LARGE
-        assert len([one for one in found if len(one) < flow.LARGE]) <= took / 0.1 + 3
+        assert b"".join(found) == b"".join(PIECES) + b"x" * body_stream.LARGE
+        assert len([one for one in found if len(one) < body_stream.LARGE]) <= took / 0.1 + 3
 
     story(told())
 
@@ -340,9 +339,9 @@ def test_a_link_that_is_closed_says_so_and_one_that_is_over_waits_for_nothing():
 
 
 def test_what_waits_is_taken_in_bounded_parts(monkeypatch):
-    monkeypatch.setattr(link, "_RAW", 1 << 10)
-    monkeypatch.setattr(link, "_RECORD", 0)
-    monkeypatch.setattr(link, "_PLAIN", 3 << 10)
+    monkeypatch.setattr(connection, "_RAW", 1 << 10)
+    monkeypatch.setattr(connection, "_RECORD", 0)
+    monkeypatch.setattr(connection, "_PLAIN", 3 << 10)
 
     async def told():
         here, there = socket.socketpair()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.kube import incluster
+from rankfall.kube.auth import in_cluster
+from rankfall.kube.auth.kubeconfig import IN_CLUSTER, load_access, reread
 from rankfall.kube.errors import KubeConfigError
-from rankfall.kube.kubeconfig import IN_CLUSTER, load_access, reread
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -17,7 +17,7 @@ def account(tmp_path, monkeypatch):
     folder.mkdir()
     for name, text in (("token", "t"), ("ca.crt", "c"), ("namespace", "team\n")):
         (folder / name).write_text(text)
-    monkeypatch.setattr(incluster, "FOLDER", str(folder))
+    monkeypatch.setattr(in_cluster, "FOLDER", str(folder))
     return folder
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rankfall.kube.auth.kubeconfig import load_access, reread
 from rankfall.kube.errors import KubeConfigError
-from rankfall.kube.kubeconfig import load_access, reread
 
 PEM = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 B64 = base64.b64encode(PEM).decode()

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from backends.cluster.launch_server import Api, Refusal, serving
 from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
-from rankfall.kube.lease import LeaseLock, LeaseLost, boot_clock
-from rankfall.kube.lease_record import LeaseRecord, Silence, stamp
+from rankfall.kube.lease import LeaseLock, LeaseLost, LeaseRecord, Silence, boot_clock, stamp
 
 LABELS = {"run": "job-1"}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kube.apiserver import serving
 from rankfall.kube.client import Kube
-from rankfall.kube.limiter import Limiter
+from rankfall.kube.http.transport import Limiter
 from rankfall.kube.resources import PODS
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from helpers import wait_until
-from rankfall.kube import plugin_pipes
-from rankfall.kube.access import Access, Endpoint, ExecPlugin
+from rankfall.kube.auth import exec_plugin
+from rankfall.kube.auth.access import Access, Endpoint, ExecPlugin
+from rankfall.kube.auth.exec_plugin import Plugin
 from rankfall.kube.errors import CredentialsError
-from rankfall.kube.plugin import Plugin
 from rankfall.kube.secret import Secret
 
 V1 = "client.authentication.k8s.io/v1"
@@ -331,7 +331,7 @@ def test_at_a_terminal_it_may_ask_and_its_words_are_shown_as_they_come(tmp_path,
 
 
 def test_its_words_go_to_our_stderr_by_default(capsys):
-    plugin_pipes.to_stderr("hello")
+    exec_plugin.to_stderr("hello")
     assert capsys.readouterr().err == "hello\n"
 
 

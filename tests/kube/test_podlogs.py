@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kube.apiserver import Server, answer, body, refuse, serving, status
 from patience import scaled
-from rankfall.kube import podlogs
+from rankfall.kube import pod_logs
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
-from rankfall.kube.podlogs import complaint, not_started, open_log
+from rankfall.kube.pod_logs import complaint, not_started, open_log
 from rankfall.kube.resources import PODS
 
 
@@ -73,7 +73,7 @@ zones = st.sampled_from([UTC, timezone(timedelta(hours=-9)), timezone(timedelta(
 
 @given(moment=st.datetimes(timezones=zones).filter(lambda moment: 1 < moment.year < 9999))
 def test_a_beginning_is_rounded_down_never_up(moment):
-    text = podlogs._rfc3339(moment, None)
+    text = pod_logs._rfc3339(moment, None)
     back = datetime.fromisoformat(text)
     assert timedelta(0) <= moment - back < timedelta(seconds=1)
 

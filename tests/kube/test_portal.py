@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import pytest
 
-from rankfall.kube import portal
-from rankfall.kube.portal import Abandoned, Portal
+from rankfall.kube import loop_thread
+from rankfall.kube.loop_thread import Abandoned, EventLoopThread
 
 
 class NoKube:
@@ -27,7 +27,7 @@ class NoKube:
 
 @pytest.mark.parametrize(("undo_s", "expected"), [(0.2, ["undone", "closed"]), (60.0, ["closed"])])
 def test_what_a_call_that_was_given_up_undoes_comes_before_the_end(undo_s, expected, monkeypatch):
-    monkeypatch.setattr(portal, "_LAST_S", 1.0)
+    monkeypatch.setattr(loop_thread, "_LAST_S", 1.0)
     story: list[str] = []
     begun = threading.Event()
 
@@ -39,7 +39,7 @@ def test_what_a_call_that_was_given_up_undoes_comes_before_the_end(undo_s, expec
             await asyncio.sleep(undo_s)
             story.append("undone")
 
-    made = Portal(lambda: NoKube(story))  # type: ignore[arg-type,return-value]
+    made = EventLoopThread(lambda: NoKube(story))  # type: ignore[arg-type,return-value]
     with pytest.raises(Abandoned):
         made.call(work, meanwhile=begun.is_set)
     made.close()

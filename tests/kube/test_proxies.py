@@ -9,12 +9,12 @@ import contextlib
 import pytest
 
 from kube.apiserver import serving
-from rankfall.kube.access import Endpoint
+from rankfall.kube.auth.access import Endpoint
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError, Unreachable
-from rankfall.kube.proxies import proxy_for
+from rankfall.kube.http.sessions import proxy_for
+from rankfall.kube.request import Retry
 from rankfall.kube.resources import PODS
-from rankfall.kube.retry import Retry
 from rankfall.kube.secret import Secret
 
 PROXY = {"HTTPS_PROXY": "http://proxy:3128"}

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import answer, cut, refuse, serving, silence
-from rankfall.kube import retry
-from rankfall.kube.access import Access, Endpoint
+from rankfall.kube import request as retry
+from rankfall.kube.auth.access import Access, Endpoint
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, KubeError, ServerError, TooManyRequests, Unreachable
+from rankfall.kube.http.sessions import Limits
+from rankfall.kube.request import Retry, Risk, repeats
 from rankfall.kube.resources import PODS
-from rankfall.kube.retry import Retry, Risk, repeats
-from rankfall.kube.sessions import Limits
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUICK = Retry(attempts=4, first_s=0.001, cap_s=0.01, total_s=5)
@@ -70,7 +70,7 @@ def test_no_header_breaks_the_reading(header):
 @given(attempt=st.integers(1, 10_000), asked=st.none() | st.floats(0, 1e6), seed=st.integers())
 def test_a_pause_is_bounded_and_never_undercuts_what_the_server_asked_for(attempt, asked, seed):
     policy = Retry()
-    pause = policy.pause(attempt, retry_after=asked, dice=random.Random(seed))
+    pause = policy.pause(attempt, retry_after=asked, rng=random.Random(seed))
     if asked is None:
         assert 0 < pause <= policy.cap_s
     else:
@@ -78,8 +78,8 @@ def test_a_pause_is_bounded_and_never_undercuts_what_the_server_asked_for(attemp
 
 
 def test_pauses_grow_and_differ():
-    dice = random.Random(1)
-    pauses = [[Retry().pause(attempt, retry_after=None, dice=dice) for _ in range(50)] for attempt in range(1, 7)]
+    rng = random.Random(1)
+    pauses = [[Retry().pause(attempt, retry_after=None, rng=rng) for _ in range(50)] for attempt in range(1, 7)]
     assert all(len(set(each)) > 40 for each in pauses)
     assert [max(each) for each in pauses] == sorted(max(each) for each in pauses)
 

@@ -14,10 +14,10 @@ import yaml
 from aiohttp import web
 
 from kube.apiserver import answer, refuse, serving
-from rankfall.kube.access import ExecPlugin, Login
+from rankfall.kube.auth.access import ExecPlugin, Login
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, Unauthorized, Unreachable
-from rankfall.kube.kubeconfig import load_access
 from rankfall.kube.resources import JOBS, PODS
 from rankfall.kube.secret import Secret
 

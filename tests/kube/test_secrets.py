@@ -23,14 +23,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kube.apiserver import cut, serving, silence
+from rankfall.kube.auth.exec_plugin import ExecCredential
+from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import CredentialsError, KubeConfigError, KubeError
-from rankfall.kube.kubeconfig import load_access
-from rankfall.kube.plugin_protocol import Given
+from rankfall.kube.http.sessions import Limits
+from rankfall.kube.request import Retry
 from rankfall.kube.resources import PODS
-from rankfall.kube.retry import Retry
 from rankfall.kube.secret import Secret, excerpt, masked
-from rankfall.kube.sessions import Limits
 
 MARK = "mArK"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~+/="
@@ -192,7 +192,7 @@ def test_nothing_that_holds_a_credential_shows_or_copies_it(secret):
             shown = [access, access.login, access.login.plugin, access.endpoint, *msgspec.structs.astuple(access.login)]
             kube = Kube(access)
             shown += [kube, vars(kube), vars(kube._transport), vars(kube._transport._credentials)]
-            shown.append(Given(token=Secret(secret), key=Secret(secret)))
+            shown.append(ExecCredential(token=Secret(secret), key=Secret(secret)))
             with contextlib.suppress(CredentialsError):
                 shown.append(await kube._transport._credentials.current())
             for each in shown:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from rankfall.kube.sockets import Sockets
+from rankfall.kube.http.sessions import Sockets
 
 
 def test_a_connection_that_no_session_knows_of_is_closed_and_others_are_left_alone():

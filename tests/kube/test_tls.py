@@ -9,12 +9,12 @@ import tempfile
 import pytest
 
 from kube.apiserver import answer, serving
-from rankfall.kube import tls
-from rankfall.kube.access import Login
+from rankfall.kube.auth import key_material
+from rankfall.kube.auth.access import Login
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import CredentialsError, KubeConfigError, Unreachable
+from rankfall.kube.request import Retry
 from rankfall.kube.resources import PODS
-from rankfall.kube.retry import Retry
 from rankfall.kube.secret import Secret
 from testbed.pki import Authority
 
@@ -29,8 +29,8 @@ def test_the_read_buffer_of_a_real_connection_is_one_record(tmp_path):
             async with kube.stream("/big", read_timeout=10) as response:
                 transport = response.connection.transport
                 protocol = transport._ssl_protocol
-                assert len(protocol._ssl_buffer) == tls.READ_BUFFER == 16 * 1024
-                assert protocol.max_size == tls.READ_BUFFER
+                assert len(protocol._ssl_buffer) == key_material.READ_BUFFER == 16 * 1024
+                assert protocol.max_size == key_material.READ_BUFFER
                 assert await response.read() == large
 
     asyncio.run(story())
@@ -104,9 +104,9 @@ def test_a_key_leaves_no_file_behind(tmp_path, monkeypatch, memory):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     if not memory:
-        monkeypatch.delattr(tls.os, "memfd_create", raising=False)
+        monkeypatch.delattr(key_material.os, "memfd_create", raising=False)
     mine = Authority(tmp_path, "a").issue("bob", user="bob")
-    made = tls.context(
+    made = key_material.context(
         authorities=None, insecure=False, certificate=mine.cert.read_bytes(), key=mine.key.read_bytes(), what="x"
     )
     assert made.verify_mode is ssl.CERT_REQUIRED
@@ -114,7 +114,9 @@ def test_a_key_leaves_no_file_behind(tmp_path, monkeypatch, memory):
 
 
 def context(certificate, key, authorities=None):
-    return tls.context(authorities=authorities, insecure=False, certificate=certificate, key=key, what="user 'bob'")
+    return key_material.context(
+        authorities=authorities, insecure=False, certificate=certificate, key=key, what="user 'bob'"
+    )
 
 
 def test_certificates_that_cannot_be_used(tmp_path):

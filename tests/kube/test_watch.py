@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from kube.apiserver import Handler, Server, answer, body, cut, pair, refuse, serving, silence, status
 from patience import scaled
-from rankfall.kube import watch_run as module
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, KubeError, ObjectNotFound, Unreachable
+from rankfall.kube.request import Retry
 from rankfall.kube.resources import NODES, PODS
-from rankfall.kube.retry import Retry
-from rankfall.kube.watch import Event, watch
-from rankfall.kube.watch_known import Book, Head, head_of
-from rankfall.kube.watch_wait import Pace
+from rankfall.kube.watch import watcher as module
+from rankfall.kube.watch.known_objects import Book, Head, head_of
+from rankfall.kube.watch.pace import Pace
+from rankfall.kube.watch.watcher import Event, watch
 from testbed.pki import Authority
 
 FAST = Pace(idle=5.0, first=0.01, cap=0.05)
@@ -47,7 +47,7 @@ def bookmark(version: int) -> bytes:
     return line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(version)}})
 
 
-class Look:
+class Snapshot:
     """A watch that runs, and what it told."""
 
     def __init__(self, server: Server, **options: Any) -> None:
@@ -65,7 +65,7 @@ class Look:
     def watches(self) -> list[dict[str, str]]:
         return [dict(seen.query) for seen in self.server.seen if dict(seen.query).get("watch")]
 
-    async def until(self, done: Callable[[Look], bool], resource: Any = PODS) -> Look:
+    async def until(self, done: Callable[[Snapshot], bool], resource: Any = PODS) -> Snapshot:
         retry = Retry(attempts=1)
         async with Kube(self.server.access(), retry=retry, rate=1000) as kube, asyncio.timeout(scaled(20)):
             events = watch(kube, resource, stop=self.stop, trouble=self.troubles.append, **self.options)
@@ -106,7 +106,7 @@ def test_a_list_then_changes_and_what_is_asked_for(run):
                 line("MODIFIED", pod("a", 11)), line("ADDED", pod("c", 12)), line("DELETED", pod("b", 13)), bookmark(20)
             ),
         )
-        return await Look(server, labels="x=y", fields="spec.nodeName=n").until(
+        return await Snapshot(server, labels="x=y", fields="spec.nodeName=n").until(
             lambda seen: len(seen.watches) == 1 and len(seen.events) == 7
         )
 
@@ -139,7 +139,7 @@ def test_a_list_then_changes_and_what_is_asked_for(run):
 def test_where_it_looks(run, options, resource, path):
     async def story(server):
         server.plays(listing(1), body(bookmark(2)))
-        return await Look(server, **options).until(lambda seen: len(seen.events) == 2, resource)
+        return await Snapshot(server, **options).until(lambda seen: len(seen.events) == 2, resource)
 
     assert {seen.path for seen in run(story).server.seen} == {path}
 
@@ -154,7 +154,7 @@ def test_launch_s23_a_connection_that_ends_is_resumed_from_the_last_version_seen
             body(line("ADDED", pod("b", 41)), end=end),
             body(line("ADDED", pod("c", 42)), end="never"),
         )
-        return await Look(server).until(lambda seen: seen.told[-1] == "added c")
+        return await Snapshot(server).until(lambda seen: seen.told[-1] == "added c")
 
     look = run(story)
     assert look.told == ["listed a", "bookmark", "modified a", "bookmark", "added b", "added c"]
@@ -173,7 +173,7 @@ def test_a_body_cut_inside_an_object_loses_nothing(run, at):
             body(line("MODIFIED", pod("a", 11)), half[:at], end="cut"),
             body(half, end="never"),
         )
-        return await Look(server).until(lambda seen: seen.events[-1].object["metadata"]["resourceVersion"] == "12")
+        return await Snapshot(server).until(lambda seen: seen.events[-1].object["metadata"]["resourceVersion"] == "12")
 
     look = run(story)
     assert look.told == ["listed a", "bookmark", "modified a", "modified a"]
@@ -205,9 +205,9 @@ def test_a_gap_in_the_history_is_closed_by_a_list(run, gap):
             listing(90, pod("same", 1), pod("new", 88), pod("other", 89, uid="two"), pod("fresh", 90)),
             body(line("ADDED", pod("last", 91)), end="never"),
         )
-        return await Look(server, keep=lambda item: {"metadata": item["metadata"], "phase": item.get("phase")}).until(
-            lambda seen: seen.told[-1] == "added last"
-        )
+        return await Snapshot(
+            server, keep=lambda item: {"metadata": item["metadata"], "phase": item.get("phase")}
+        ).until(lambda seen: seen.told[-1] == "added last")
 
     look = run(story)
     assert look.told[6:] == [
@@ -231,7 +231,7 @@ def test_an_object_that_comes_back_under_its_name_is_another_one(run):
     async def story(server):
         again = body(line("ADDED", pod("a", 11, uid="two")), line("DELETED", pod("a", 12, uid="one")), bookmark(13))
         server.plays(listing(10, pod("a", 3, uid="one")), again)
-        return await Look(server).until(lambda seen: len(seen.events) == 5)
+        return await Snapshot(server).until(lambda seen: len(seen.events) == 5)
 
     look = run(story)
     assert look.told == ["listed a", "bookmark", "deleted a", "added a", "bookmark"]
@@ -243,7 +243,7 @@ def test_what_is_known_is_not_told_twice(run):
     async def story(server):
         repeats = [line("ADDED", pod("a", 3)), line("MODIFIED", pod("a", 3)), line("DELETED", pod("never-seen", 4))]
         server.plays(listing(10, pod("a", 3)), body(*repeats, bookmark(11)))
-        return await Look(server).until(lambda seen: len(seen.events) == 3)
+        return await Snapshot(server).until(lambda seen: len(seen.events) == 3)
 
     assert run(story).told == ["listed a", "bookmark", "bookmark"]
 
@@ -256,7 +256,7 @@ def test_failing_servers_are_ridden_out_and_told_of(run):
             body(line("ERROR", "odd")), body(b"<html>\n"), body(b'{"type": "ADDED", "object": {"metadata": {}}}\n')
         )
         server.plays(body(line("NEW", {}), b"\n", line("ADDED", pod("a", 12)), end="never"))
-        return await Look(server).until(lambda seen: seen.told[-1] == "added a")
+        return await Snapshot(server).until(lambda seen: seen.told[-1] == "added a")
 
     look = run(story)
     assert look.told == ["bookmark", "bookmark", "added a"]
@@ -273,7 +273,7 @@ def test_a_server_that_starts_and_does_not_know_its_roles_yet_is_ridden_out(run)
     async def story(server):
         denied = [refuse(403, "Forbidden"), *[refuse(401, "Unauthorized")] * 2, refuse(403, "Forbidden")]
         server.plays(listing(1), body(bookmark(2)), *denied, body(line("ADDED", pod("a", 3)), end="never"))
-        return await Look(server).until(lambda seen: seen.told[-1] == "added a")
+        return await Snapshot(server).until(lambda seen: seen.told[-1] == "added a")
 
     look = run(story)
     assert look.told == ["bookmark", "bookmark", "added a"]
@@ -300,7 +300,7 @@ def test_what_waiting_does_not_heal_is_raised(run, script, error):
         server.plays(*script)
         # The first denial begins the doubt; the pause after it is longer than the doubt.
         with pytest.raises(error):
-            await Look(server, pace=Pace(first=0.2, denied=0.001)).until(lambda _: False)
+            await Snapshot(server, pace=Pace(first=0.2, denied=0.001)).until(lambda _: False)
         return len(server.seen)
 
     assert run(story) == len(script)
@@ -310,7 +310,7 @@ def test_a_list_that_expires_is_asked_for_anew(run):
     async def story(server):
         # The client itself begins a paged list anew; when that does not help either, it is the watch's turn.
         server.plays(*[refuse(410, "Expired")] * 3, listing(10, pod("a", 3)))
-        return await Look(server).until(lambda seen: len(seen.events) == 2)
+        return await Snapshot(server).until(lambda seen: len(seen.events) == 2)
 
     look = run(story)
     assert look.told == ["listed a", "bookmark"]
@@ -320,7 +320,7 @@ def test_a_list_that_expires_is_asked_for_anew(run):
 def test_a_list_with_an_object_that_is_none_is_asked_for_anew(run):
     async def story(server):
         server.plays(listing(10, {"metadata": {}}), listing(10, pod("a", 3)))
-        return await Look(server).until(lambda seen: len(seen.events) == 2)
+        return await Snapshot(server).until(lambda seen: len(seen.events) == 2)
 
     look = run(story)
     assert look.told == ["listed a", "bookmark"]
@@ -332,7 +332,7 @@ def test_a_certificate_that_is_refused_is_an_error_at_first_and_ridden_out_later
         async with serving(tmp_path) as server:
             server.default = body(end="never")
             other = Authority(tmp_path / "other", "other")
-            look = Look(server)
+            look = Snapshot(server)
             retry = Retry(attempts=1)
             async with Kube(server.access(ca_data=other.cert.read_bytes()), retry=retry) as kube:
                 with pytest.raises(Unreachable, match="certificate"):
@@ -363,7 +363,7 @@ def test_an_event_above_the_bound_is_refused(run, monkeypatch):
     async def story(server):
         server.plays(listing(1), body(b"x" * 600, b"x" * 600, end="never"))
         with pytest.raises(KubeError, match="more than 1000 bytes"):
-            await Look(server).until(lambda _: False)
+            await Snapshot(server).until(lambda _: False)
 
     run(story)
 
@@ -371,7 +371,9 @@ def test_an_event_above_the_bound_is_refused(run, monkeypatch):
 def test_a_silent_connection_is_replaced(run):
     async def story(server):
         server.plays(listing(10), body(bookmark(11), end="never"), silence, body(bookmark(12), end="never"))
-        return await Look(server, pace=Pace(idle=0.2, head=0.2, first=0.01)).until(lambda seen: len(seen.events) == 3)
+        return await Snapshot(server, pace=Pace(idle=0.2, head=0.2, first=0.01)).until(
+            lambda seen: len(seen.events) == 3
+        )
 
     look = run(story)
     assert [asked["resourceVersion"] for asked in look.watches] == ["10", "11", "11"]
@@ -383,7 +385,7 @@ def test_a_silent_connection_is_replaced(run):
 def test_it_stops_at_once_whatever_it_waits_for(run, script):
     async def story(server):
         server.plays(*script)
-        look = Look(server, pace=Pace())
+        look = Snapshot(server, pace=Pace())
         task = asyncio.create_task(look.until(lambda _: False))
         # The scripted answers, and after a list the watch that the server holds open.
         await true(lambda: len(server.seen) >= len(script) + (len(script) == 1 and bool(look.events)))
@@ -397,7 +399,7 @@ def test_it_stops_at_once_whatever_it_waits_for(run, script):
 def test_what_was_read_before_the_stop_is_not_told_after_it(run):
     async def story(server):
         server.plays(listing(1), body(b"".join(bookmark(version) for version in range(2, 100)), end="never"))
-        return await Look(server).until(lambda seen: len(seen.events) == 3)
+        return await Snapshot(server).until(lambda seen: len(seen.events) == 3)
 
     assert len(run(story).events) == 3
 
@@ -506,7 +508,7 @@ def test_of_a_list_one_object_at_a_time_is_more_than_bytes(run):
 
     async def story(server):
         server.plays(listing(5000, *pods))
-        look = Look(server, keep=lambda item: item["metadata"]["name"])
+        look = Snapshot(server, keep=lambda item: item["metadata"]["name"])
         names = []
         retry = Retry(attempts=1)
         async with Kube(server.access(), retry=retry, rate=1000) as kube, asyncio.timeout(scaled(40)):
@@ -534,7 +536,7 @@ def test_an_object_of_a_list_that_is_none_is_said_and_the_list_asked_for_again(r
         good = answer(200, {"metadata": {"resourceVersion": "5"}, "items": [pod("a", 3)]})
         bad = body(b'{"metadata": {"resourceVersion": "4"}, "items": [' + item.encode() + b"]}", end="close")
         server.plays(bad, good)
-        return await Look(server).until(lambda seen: any(one.type == "bookmark" for one in seen.events))
+        return await Snapshot(server).until(lambda seen: any(one.type == "bookmark" for one in seen.events))
 
     look = run(story)
     assert look.told[0] == "listed a"
@@ -542,10 +544,10 @@ def test_an_object_of_a_list_that_is_none_is_said_and_the_list_asked_for_again(r
 
 @given(tries=st.integers(0, 10_000), retry_after=st.none() | st.floats(0, 1e6), seed=st.integers())
 def test_pauses_grow_to_a_cap_and_never_undercut_the_server(tries, retry_after, seed):
-    pace, dice = Pace(), random.Random(seed)
-    pause = pace.pause(tries, retry_after=retry_after, dice=dice)
+    pace, rng = Pace(), random.Random(seed)
+    pause = pace.pause(tries, retry_after=retry_after, rng=rng)
     asked = min(retry_after or 0.0, pace.patience)
     assert asked <= pause <= asked + pace.cap
     if tries:
         assert pause - asked >= min(pace.cap, pace.first * 2.0 ** min(tries, 16)) / 2 - 1e-6
-    assert pace.shortest <= pace.life(dice) <= pace.longest
+    assert pace.shortest <= pace.life(rng) <= pace.longest

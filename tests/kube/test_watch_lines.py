@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.kube.watch_lines import Lines, LineTooLong
+from rankfall.kube.watch.watcher import Lines, LineTooLong
 
 
 @given(body=st.lists(st.sampled_from([b"\n", b"a", b'{"x": "\r"}', b"\xff\x00"])).map(b"".join), data=st.data())

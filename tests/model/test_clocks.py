@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.model.clocks import EXACT, Bound, Moment, first_of, order, preceded
+from rankfall.model.timestamps import EXACT, Bound, Moment, first_of, order, preceded
 
 NS = 1_000_000_000
 offsets = st.integers(-200 * NS, 200 * NS)

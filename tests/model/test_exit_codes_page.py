@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from rankfall.cli.app import command
 from rankfall.model import spec_from
-from rankfall.model.exit_codes import CODE_TABLE
-from rankfall.model.exit_codes_page import page
+from rankfall.model.exit_codes import CODE_TABLE, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
 

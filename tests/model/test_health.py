@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model.errors import EvidenceLost
-from rankfall.model.health import (
+from rankfall.model.node_health.records import (
     MAX_ANNOTATION,
     MAX_CAUSES,
     MAX_SEEN,

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.health.faults import of_agent_line, of_report
 from rankfall.model import EvidenceLost
-from rankfall.model.health import MAX_SEEN, MAX_TEXT, NodeFault, shown
-from rankfall.model.health_report import (
+from rankfall.model.node_health.kernel_reports import (
     MAX_ENTRIES,
     MAX_REPORT,
     KernelEntry,
@@ -21,6 +19,8 @@ from rankfall.model.health_report import (
     decode_report,
     encode_report,
 )
+from rankfall.model.node_health.records import MAX_SEEN, MAX_TEXT, NodeFault, shown
+from rankfall.nodes.rules.faults import of_agent_line, of_report
 
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankfall.model import JobSpec, SpecError, check_spec
-from rankfall.model.kubernetes_spec import Kubernetes, Workspace
-from rankfall.model.log_store import log_store_place
+from rankfall.model.jobspec.kubernetes import Kubernetes, Workspace, log_store_place
 
 MOUNT = {"name": "v", "mountPath": "/data/"}
 VOLUME = {"name": "v", "persistentVolumeClaim": {"claimName": "team"}}

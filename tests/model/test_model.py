@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import case, left, piece
-from rankfall.diagnose import diagnose
 from rankfall.model import (
     JobSpec,
     Record,
@@ -23,7 +22,8 @@ from rankfall.model import (
     spec_from,
 )
 from rankfall.model.exit_codes import CAUSE_CODES, CODE_TABLE, exit_class, shell_code
-from rankfall.model.times import rfc3339
+from rankfall.model.timestamps import rfc3339
+from rankfall.verdict.diagnose import diagnose
 
 FOLDER = Path(schemas.__file__).parent
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import JobSpec, Kubernetes, Role, SpecError, check_spec, spec_from
-from rankfall.model.roles import RoleKubernetes
-from rankfall.model.secrets import (
+from rankfall.model.jobspec.job import RoleKubernetes
+from rankfall.model.jobspec.secrets import (
     MASK,
     concealed,
     is_masked,

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import JobSpec, Refused, SpecError, StoreError, spec_from
-from rankfall.model.sizes import SizeChange, check_size, first_sizes, sized
-from rankfall.store.resizes import (
+from rankfall.model.jobspec.sizes import SizeChange, check_size, first_sizes, sized
+from rankfall.rundir.requests import (
     RESIZE_NAME,
     ResizeRequest,
     append_resize,
     left_slots,
     planned_sizes,
     read_resizes,
-    wished_sizes,
+    requested_sizes,
 )
 
 NODES = st.integers(1, 40)
@@ -71,7 +71,7 @@ def test_of_several_wishes_the_newest_holds_and_damage_costs_only_itself(asked: 
             append_resize(folder, ResizeRequest(role=role, nodes=nodes, at=at))
         newest = dict(asked)
         assert {role: one.nodes for role, one in read_resizes(folder).items()} == newest
-        assert wished_sizes(folder, spec(nnodes=7)) == {"worker": newest.get("worker", 7)}
+        assert requested_sizes(folder, spec(nnodes=7)) == {"worker": newest.get("worker", 7)}
 
 
 def test_a_plan_of_an_earlier_version_has_the_sizes_of_the_spec(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from flyte_errors import document
-from rankfall.diagnose import diagnose
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.readers.kernel_log import read_kernel
 from rankfall.model import JobSpec
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.kernel import read_kernel
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store import RunDir
-from rankfall.store.content import lock_is_free
+from rankfall.rundir import RunDir
+from rankfall.rundir.streams.content import lock_is_free
+from rankfall.verdict.diagnose import diagnose
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 NOW = time.time_ns()
 ROW = struct.Struct("<QQqQB7x")

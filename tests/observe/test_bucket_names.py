@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from object_store import KEYS, put_many, s3_server
-from rankfall.observe.bucket_names import _page, names_in
-from rankfall_inside.bucket import Bucket, RefusedError
+from rankfall.collect.stores.record_store import _page, names_in
+from rankfall_inside.delivery.bucket import Bucket, RefusedError
 
 Answer = tuple[int, bytes]
 
@@ -103,7 +103,7 @@ def test_a_question_has_the_signature_of_aws_own_library(query):
 
 def test_names_of_any_bytes_come_page_by_page_and_deeper_ones_do_not(keys, monkeypatch):
     strange = ["a b", "a+b", "%41", "\x1b[2J", "\x00", "é", "\u202e", "<Key>", "&amp;", "..", "'\"", "\U0001f600"]
-    monkeypatch.setattr("rankfall.observe.bucket_names.PAGE", 10)
+    monkeypatch.setattr("rankfall.collect.stores.record_store.PAGE", 10)
     with s3_server("names") as environ:
         monkeypatch.setenv("AWS_ENDPOINT_URL", environ["AWS_ENDPOINT_URL"])
         many = [f"{number:05d}" for number in range(25)]
@@ -173,7 +173,7 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_is_not(keys, monkeypa
         assert headers["x-amz-security-token"] == "session"
         return (503, b"") if len(asked) < 3 else (200, listing(["team%2Frun/errors/a"], encoding="url"))
 
-    monkeypatch.setattr("rankfall.observe.bucket_names._PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("rankfall.collect.stores.record_store._PAUSES", (0.01, 0.01))
     with answering(busy) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         assert names() == ["a"]

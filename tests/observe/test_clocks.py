@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rankfall.evidence.node_clocks import NodeClocks
 from rankfall.model import RankFacts, SlotFacts
-from rankfall.model.clocks import EXACT, Bound
 from rankfall.model.evidence import SlotClock
-from rankfall.observe.clocks import NodeClocks
+from rankfall.model.timestamps import EXACT, Bound
 
 NS = 1_000_000_000
 

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from cases import died
-from rankfall.observe import confirm, kernel
-from rankfall.observe.confirm import dump_evidence, kernel_evidence
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.evidence.attempt import evidence_set
+from rankfall.evidence.attempt.evidence_set import dump_evidence, kernel_evidence
+from rankfall.evidence.readers import kernel_log
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 
 def entries(*calls, members="[0, 1]"):
@@ -58,9 +59,9 @@ def kmsg(tmp_path, monkeypatch):
     )
 
     def read(catalogue, *, since):
-        return kernel.read_kernel(catalogue, since=since, path=path)
+        return kernel_log.read_kernel(catalogue, since=since, path=path)
 
-    monkeypatch.setattr(confirm, "read_kernel", read)
+    monkeypatch.setattr(evidence_set, "read_kernel", read)
 
 
 @pytest.mark.usefixtures("kmsg")

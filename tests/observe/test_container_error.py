@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from cases import T0
 from flyte_errors import document
+from rankfall.evidence.readers import flyte_errors
+from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error, read_container_error
 from rankfall.explain import explain_files
 from rankfall.model import Evidence
-from rankfall.observe import wire
-from rankfall.observe.container_error import container_error_evidence, is_container_error, read_container_error
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 FLYTEKIT = """Traceback (most recent call last):
 
@@ -58,7 +58,7 @@ ERRORS = st.fixed_dictionaries(
 def test_what_the_protobuf_library_writes_is_read_as_it_was_meant(error):
     written = document(**error)
     if not error["code"] and not error["message"]:
-        with pytest.raises(wire.Malformed):
+        with pytest.raises(flyte_errors.Malformed):
             read_container_error(written)
         return
     found = read_container_error(written)
@@ -77,7 +77,7 @@ def test_errors_s14_a_file_that_is_cut_anywhere_is_named_or_still_whole_in_what_
     whole = document("ValueError: bad thing", at=T0, worker="w-3")
     try:
         found = read_container_error(whole[:length])
-    except wire.Malformed:
+    except flyte_errors.Malformed:
         assert length < len(whole)
     else:
         assert found.message == "ValueError: bad thing"
@@ -130,12 +130,12 @@ def test_errors_s1_many_files_give_the_first_fault_and_its_worker(tmp_path: Path
 
 
 def test_errors_s16_equal_times_and_shuffled_names_give_one_answer(tmp_path: Path):
-    dice = random.Random(7)
+    rng = random.Random(7)
     answers = set()
     for trial in range(10):
         folder = tmp_path / str(trial)
         folder.mkdir()
-        names = [f"error-{dice.getrandbits(128):032x}.pb" for _ in range(3)]
+        names = [f"error-{rng.getrandbits(128):032x}.pb" for _ in range(3)]
         for number, name in enumerate(names):
             text = ("ValueError: a", "KeyError: b", PEER)[number]
             (folder / name).write_bytes(document(text, at=T0, worker=f"w-{number}"))
@@ -177,7 +177,7 @@ def test_errors_s14_s15_damaged_and_huge_ones_are_named_and_the_rest_is_used(tmp
     ],
 )
 def test_what_is_no_document_is_refused(data):
-    with pytest.raises(wire.Malformed):
+    with pytest.raises(flyte_errors.Malformed):
         read_container_error(data)
 
 

@@ -7,11 +7,11 @@ import tracemalloc
 
 import pytest
 
-from rankfall.observe import flight, plain_pickle
-from rankfall.observe.confirm import dump_evidence
-from rankfall.observe.files import case_of_files
-from rankfall.observe.flight import read_dump
-from rankfall.observe.plain_pickle import NotPlain, load
+from rankfall.evidence.attempt.evidence_set import dump_evidence
+from rankfall.evidence.files.log_files import case_of_files
+from rankfall.evidence.readers import flight_recorder, plain_pickle
+from rankfall.evidence.readers.flight_recorder import read_dump
+from rankfall.evidence.readers.plain_pickle import NotPlain, load
 
 
 def call(number, **more):
@@ -66,10 +66,10 @@ def test_i18_p5_a_group_of_many_and_many_groups_are_refused(monkeypatch):
     ranks = [list(range(n, n + 30_000)) for n in range(4)]
     many = document(call(1), pg_config={str(n): {"ranks": row} for n, row in enumerate(ranks)})
     assert "more than 100000 members" in read_dump(many, rank=0, name="d")
-    monkeypatch.setattr(flight, "_MAX_GROUPS", 5)
+    monkeypatch.setattr(flight_recorder, "_MAX_GROUPS", 5)
     groups = document(*(call(n, process_group=(f"g{n}", "")) for n in range(6)))
     assert "more than 5 groups" in read_dump(groups, rank=0, name="d")
-    monkeypatch.setattr(flight, "_MAX_KEPT_TEXT", 500)
+    monkeypatch.setattr(flight_recorder, "_MAX_KEPT_TEXT", 500)
     kinds = document(*(call(n, profiling_name=f"op {n}") for n in range(100)))
     assert "differ too much" in read_dump(kinds, rank=0, name="d")
 
@@ -120,7 +120,7 @@ def dumps_of(folder, count, size=3000):
 
 
 def test_i18_p5_the_sum_of_all_dumps_is_bounded_and_what_was_left_out_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(flight, "MAX_BYTES", 8000)
+    monkeypatch.setattr(flight_recorder, "MAX_BYTES", 8000)
     found, problems = dump_evidence([dumps_of(tmp_path, 4)], relative_to=tmp_path, attempt=1)
     # The dumps of ranks 2 and 3 are there: it would be wrong to say that they left none.
     assert found == []
@@ -132,9 +132,9 @@ def test_i18_p5_the_sum_of_all_dumps_is_bounded_and_what_was_left_out_is_named(m
 
 def test_i18_p5_the_number_and_the_content_of_all_dumps_are_bounded(monkeypatch, tmp_path):
     folder = dumps_of(tmp_path, 5)
-    monkeypatch.setattr(flight, "MAX_DUMPS", 3)
+    monkeypatch.setattr(flight_recorder, "MAX_DUMPS", 3)
     assert dump_evidence([folder], relative_to=tmp_path, attempt=1)[1][0].startswith("2 flight-recorder dumps")
-    monkeypatch.setattr(flight, "MAX_KEPT", 1)
+    monkeypatch.setattr(flight_recorder, "MAX_KEPT", 1)
     assert dump_evidence([folder], relative_to=tmp_path, attempt=1)[1][0].startswith("4 flight-recorder dumps")
 
 
@@ -146,5 +146,5 @@ def test_i18_p5_damaged_dumps_are_named_up_to_a_bound(tmp_path):
 
 def test_a_rank_that_left_a_dump_which_was_not_read_is_not_said_to_have_left_none():
     waiting = [read_dump(document(call(1)), rank=rank, name=f"d{rank}") for rank in (0, 1, 3)]
-    assert [one.rank for one in flight.flight_evidence(waiting)] == [2]
-    assert flight.flight_evidence(waiting, unread={2}) == []
+    assert [one.rank for one in flight_recorder.flight_evidence(waiting)] == [2]
+    assert flight_recorder.flight_evidence(waiting, unread={2}) == []

@@ -11,17 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankfall.collect.pods.instance_folders import write_progress
+from rankfall.evidence.attempt.activity import BUSY_LIMIT_S
+from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.model import JobSpec, Record
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.cluster.clocks import clock_path
-from rankfall.observe.cluster.instances import write_progress
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.observe.cluster.stops import Stop, mark_stop
-from rankfall.observe.life import BUSY_LIMIT_S
-from rankfall.store import RunDir, StreamAppender
-from rankfall.store.names import find_streams
-from rankfall.store.salvage import streams as salvaged
+from rankfall.rundir import RunDir, StreamAppender
+from rankfall.rundir.cluster.clock_bounds import clock_path
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.marks import Stop, mark_stop
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
+from rankfall.rundir.salvage import streams as salvaged
+from rankfall.rundir.streams.files import find_streams
 
 NS = 1_000_000_000
 NOW = time.time_ns()

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from patience import scaled
-from rankfall.observe.endable import Endable
+from rankfall.collect.background import CancellableWork
 
 
 def test_ends_from_another_thread_while_it_goes_on() -> None:
-    endable, begun, cleaned = Endable(), threading.Event(), threading.Event()
+    endable, begun, cleaned = CancellableWork(), threading.Event(), threading.Event()
 
     async def work() -> None:
         try:
@@ -32,7 +32,7 @@ def test_ends_from_another_thread_while_it_goes_on() -> None:
 
 
 def test_ended_before_it_begins_it_does_nothing() -> None:
-    endable, did = Endable(), []
+    endable, did = CancellableWork(), []
 
     async def work() -> None:
         did.append(1)
@@ -43,7 +43,7 @@ def test_ended_before_it_begins_it_does_nothing() -> None:
 
 
 def test_done_by_itself_it_can_still_be_ended() -> None:
-    endable, did = Endable(), []
+    endable, did = CancellableWork(), []
 
     async def work() -> None:
         did.append(1)
@@ -58,4 +58,4 @@ def test_what_it_raises_is_raised() -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        asyncio.run(Endable().run(work()))
+        asyncio.run(CancellableWork().run(work()))

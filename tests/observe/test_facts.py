@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rankfall.evidence.cluster.pod_evidence import PodView
+from rankfall.evidence.facts import Facts
 from rankfall.model import ExitInfo, Record, SlotFacts
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.observe.cluster.pods import PodView
-from rankfall.observe.cluster.stops import Stop, abandon, mark_stop
-from rankfall.observe.facts import Facts
-from rankfall.observe.records import Found
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.marks import Stop, abandon, mark_stop
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
+from rankfall.rundir.records import Found
 
 NS = 1_000_000_000
 

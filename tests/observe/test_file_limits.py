@@ -10,12 +10,12 @@ import pytest
 
 from hostile_inputs import INPUTS
 from hostile_inputs.trees import HONEST, zeros
+from rankfall.evidence.files import bounded_read, file_source, log_files
+from rankfall.evidence.files.bounded_read import Limits
+from rankfall.evidence.files.log_files import case_of_files, case_of_stream
+from rankfall.evidence.readers.scan import ChunkScanner
+from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.model import UsageError
-from rankfall.observe import file_parts, file_source, files
-from rankfall.observe.file_parts import Limits
-from rankfall.observe.files import case_of_files, case_of_stream
-from rankfall.observe.scan import ChunkScanner
-from rankfall.observe.stack_text import NewestDump
 
 
 def ranks_of(case) -> set[int | None]:
@@ -41,8 +41,8 @@ def test_i18_when_the_time_is_over_the_rest_is_counted(tmp_path):
 
 
 def test_i18_of_giants_the_end_is_read_and_small_files_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_parts, "CHUNK", 1 << 10)
-    monkeypatch.setattr(file_parts, "TAIL", 1 << 10)
+    monkeypatch.setattr(bounded_read, "CHUNK", 1 << 10)
+    monkeypatch.setattr(bounded_read, "TAIL", 1 << 10)
     for number in range(8):
         (tmp_path / f"rank-{number}.log").write_bytes(
             b"step 1\n" * 10_000 + HONEST.replace(b"[rank5]", b"[rank%d]" % number)
@@ -72,7 +72,7 @@ def test_the_order_of_reading_changes_no_answer(tmp_path):
 
 @pytest.mark.parametrize("part", [ChunkScanner, NewestDump])
 def test_i18_a_reader_that_fails_costs_the_bytes_that_it_failed_on(part, tmp_path, monkeypatch):
-    monkeypatch.setattr(file_parts, "CHUNK", 1 << 10)
+    monkeypatch.setattr(bounded_read, "CHUNK", 1 << 10)
     feed = part.feed
 
     def poisoned(self, data, **more):
@@ -91,7 +91,7 @@ def test_i18_a_reader_that_fails_costs_the_bytes_that_it_failed_on(part, tmp_pat
 
 
 def test_i18_a_reader_that_fails_always_is_not_asked_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_parts, "CHUNK", 1 << 10)
+    monkeypatch.setattr(bounded_read, "CHUNK", 1 << 10)
     asked = []
 
     def broken(_self, data, *, final):
@@ -108,7 +108,7 @@ def test_i18_an_exception_in_one_file_costs_no_other(tmp_path, monkeypatch):
     def broken(*_: object, **__: object) -> str:
         raise RecursionError("deep")
 
-    monkeypatch.setattr(files.elastic, "error_file_evidence", broken)
+    monkeypatch.setattr(log_files.elastic, "error_file_evidence", broken)
     (tmp_path / "error.json").write_text("{}")
     (tmp_path / "rank-5.log").write_bytes(HONEST)
     case = case_of_files([tmp_path])
@@ -161,8 +161,8 @@ def test_i18_what_a_damaged_file_says_before_its_end_counts(tmp_path):
 
 
 def test_i18_a_pipe_has_the_same_limits_and_its_end_counts(monkeypatch):
-    monkeypatch.setattr(file_parts, "CHUNK", 1 << 10)
-    monkeypatch.setattr(file_parts, "TAIL", 4 << 10)
+    monkeypatch.setattr(bounded_read, "CHUNK", 1 << 10)
+    monkeypatch.setattr(bounded_read, "TAIL", 4 << 10)
     data = b"step 1\n" * 10_000 + HONEST
     case = case_of_stream(io.BytesIO(data), name="-", limits=Limits(size=80_000))
     assert ranks_of(case) == {5}

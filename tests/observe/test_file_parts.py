@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe import file_parts
-from rankfall.observe.file_parts import (
+from rankfall.evidence.files import bounded_read
+from rankfall.evidence.files.bounded_read import (
     Allowance,
     Limits,
     Share,
@@ -55,8 +55,8 @@ def test_i18_every_byte_is_read_once_or_counted_and_never_more_than_allowed(
     path.write_bytes(data)
     given_share = share(most, head_until=6.0, until=12.0, clock=clock_of(*seconds))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_parts, "CHUNK", chunk)
-        patch.setattr(file_parts, "TAIL", tail)
+        patch.setattr(bounded_read, "CHUNK", chunk)
+        patch.setattr(bounded_read, "TAIL", tail)
         parts = whole(path, given_share)
     assert all(data[start : start + len(read)] == read for start, read in parts)
     ends = [0, *(start + len(read) for start, read in parts)]
@@ -76,7 +76,7 @@ def test_i18_of_a_stream_the_beginning_and_the_end_are_given(sizes, head, tail, 
     data = b"".join(chunks)
     given_share = share(most)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_parts, "TAIL", tail)
+        patch.setattr(bounded_read, "TAIL", tail)
         parts = list(parts_of_stream(chunks, given_share, head=head))
     assert all(data[part.start : part.start + len(part.data)] == part.data for part in parts)
     assert sum(len(part.data) for part in parts) + given_share.unread == given_share.taken
@@ -87,8 +87,8 @@ def test_i18_of_a_stream_the_beginning_and_the_end_are_given(sizes, head, tail, 
 
 
 def test_i18_the_end_of_a_slow_log_is_read_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_parts, "CHUNK", 10)
-    monkeypatch.setattr(file_parts, "TAIL", 20)
+    monkeypatch.setattr(bounded_read, "CHUNK", 10)
+    monkeypatch.setattr(bounded_read, "TAIL", 20)
     (tmp_path / "a").write_bytes(b"x" * 80 + b"the end of this log!")
     given_share = share(1000, head_until=2.0, until=100.0, clock=clock_of(0, 1, 3))
     parts = whole(tmp_path / "a", given_share)

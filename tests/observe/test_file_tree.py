@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hostile_inputs import INPUTS
-from rankfall.diagnose.shown import MAX_MISSING
+from rankfall.evidence.files import folder_listing
+from rankfall.evidence.files.folder_listing import LeftOut, amount, list_files, opened, shown
 from rankfall.model import NotFound
-from rankfall.observe import file_tree
-from rankfall.observe.file_tree import LeftOut, amount, list_files, opened, shown
+from rankfall.verdict.diagnose.document import MAX_MISSING
 
 
 def listed(path: Path, left: LeftOut | None = None) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ def test_i18_folders_inside_of_folders_have_an_end(tmp_path):
     with INPUTS["nested-1500"].laid(tmp_path / "x") as folder:
         left = LeftOut()
         assert len(listed(folder, left)) == 2
-    assert any(f"more than {file_tree.MAX_DEPTH} levels below" in text for text in left.texts())
+    assert any(f"more than {folder_listing.MAX_DEPTH} levels below" in text for text in left.texts())
 
 
 def test_i18_a_folder_that_becomes_a_link_leads_nowhere(tmp_path):
@@ -86,7 +86,7 @@ def test_i18_a_file_that_becomes_a_pipe_or_a_link_is_not_read(tmp_path):
 
 
 def test_i18_entries_of_folders_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_tree, "MAX_LISTED", 10)
+    monkeypatch.setattr(folder_listing, "MAX_LISTED", 10)
     for number in range(25):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "a.log").write_text("x")
@@ -96,7 +96,7 @@ def test_i18_entries_of_folders_are_bounded(tmp_path, monkeypatch):
 
 
 def test_links_are_resolved_up_to_a_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_tree, "MAX_LINKS", 2)
+    monkeypatch.setattr(folder_listing, "MAX_LINKS", 2)
     (tmp_path / "a.log").write_text("x")
     for number in range(5):
         (tmp_path / f"{number}").symlink_to("a.log")

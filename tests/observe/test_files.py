@@ -9,13 +9,13 @@ import random
 
 import pytest
 
-from rankfall.diagnose import diagnose
+from rankfall.evidence.files.log_files import case_of_files
+from rankfall.evidence.readers.torchrun import error_file_evidence
 from rankfall.explain import explain_files, explain_stream
 from rankfall.model import NotFound
-from rankfall.observe.elastic import error_file_evidence
-from rankfall.observe.files import case_of_files
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store.compress import compress
+from rankfall.rundir.streams.writer import compress
+from rankfall.verdict.diagnose import diagnose
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 VALUE_ERROR = """[rank{r}]: Traceback (most recent call last):
 [rank{r}]:   File "/app/train.py", line 8, in <module>
@@ -71,13 +71,13 @@ def test_one_mixed_stream(pile):
 
 
 def test_names_and_order_of_files_do_not_matter(pile):
-    dice = random.Random(3)
+    rng = random.Random(3)
     names = ["zz", "rank", "node-9", "0"]
     for trial in range(5):
         folder = pile / f"trial{trial}"
         folder.mkdir()
         for file in ("a.log", "b.log"):
-            (folder / f"{dice.choice(names)}-{file}.txt").write_bytes((pile / file).read_bytes())
+            (folder / f"{rng.choice(names)}-{file}.txt").write_bytes((pile / file).read_bytes())
         assert explain_files([folder]).verdict.rank == 3
 
 

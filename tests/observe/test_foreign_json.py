@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.health.agent.state import FILE, StateFile
-from rankfall.kube.access import ExecPlugin
-from rankfall.kube.answers import Refusal, refused
-from rankfall.kube.exec_frames import BadFrame, read_status
-from rankfall.kube.plugin_protocol import Misspoken, understood
+from rankfall.collect.pods.instance_folders import RecordIntake
+from rankfall.collect.pods.rank_discovery import END, read_ranks
+from rankfall.collect.stores.log_bucket import decode_end
+from rankfall.evidence.attempt.activity import read_steps
+from rankfall.evidence.readers.torchrun import error_file_evidence
+from rankfall.kube.auth.access import ExecPlugin
+from rankfall.kube.auth.exec_plugin import InvalidExecCredential, parse_exec_credential
+from rankfall.kube.exec.protocol import BadFrame, read_status
+from rankfall.kube.http.responses import Refusal, refused
+from rankfall.loki.client import page
 from rankfall.model import RankfallError
-from rankfall.model.health_report import decode_line
-from rankfall.observe.cluster import clocks, log_owner, stops, told
-from rankfall.observe.cluster.channel import RecordIntake
-from rankfall.observe.cluster.environ import END, read_ranks
-from rankfall.observe.elastic import error_file_evidence
-from rankfall.observe.log_end import decode_end
-from rankfall.observe.loki.answers import page
-from rankfall.observe.progress import read_steps
-from rankfall.observe.records import RecordFolder, read_end
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store.lease import holder
-from rankfall.store.place import RunPlace
-from rankfall.supervise.events import EVENTS_NAME, read_events
+from rankfall.model.node_health.kernel_reports import decode_line
+from rankfall.nodes.agent.state_file import FILE, StateFile
+from rankfall.rundir.cluster import clock_bounds, marks
+from rankfall.rundir.layout import RunPaths
+from rankfall.rundir.lease import holder
+from rankfall.rundir.records import RecordFolder, read_end
+from rankfall.supervisor.run_events import EVENTS_NAME, read_events
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 DAMAGED = {
     "deep": b'{"x":' + b"[" * 4_000,
@@ -78,7 +78,7 @@ def message(data: bytes, folder: Path) -> object:
 
 def plugin(data: bytes, folder: Path) -> object:
     known = ExecPlugin(command="aws", version="client.authentication.k8s.io/v1", interactive="Never")
-    return understood(data, known, secrets=())
+    return parse_exec_credential(data, known, secrets=())
 
 
 READERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[type[Exception], ...]]] = {
@@ -91,24 +91,26 @@ READERS: dict[str, tuple[Callable[[bytes, Path], object], tuple[type[Exception],
         lambda data, at: error_file_evidence(data, name="e", stream="s", catalogue=default_catalogue()),
         (),
     ),
-    "ranks of a pod": (lambda data, at: told.read_told(of_file(at / told.NAME, data).parent), ()),
+    "ranks of a pod": (lambda data, at: marks.read_rank_map(of_file(at / marks.NAME, data).parent), ()),
     "answer of a pod": (lambda data, at: read_ranks(f"{data.decode('utf-8', 'replace')}\n{END}"), ()),
-    "clocks": (lambda data, at: clocks.read_clocks(of_file(clocks.clock_path(at, 1), data) and at, 1), ()),
+    "clocks": (lambda data, at: clock_bounds.read_clocks(of_file(clock_bounds.clock_path(at, 1), data) and at, 1), ()),
     "proofs of clocks": (
-        lambda data, at: clocks.ProofView(of_file(clocks.proofs_path(at, 1), data) and at, attempt=1).poll(),
+        lambda data, at: clock_bounds.ProofView(
+            of_file(clock_bounds.proofs_path(at, 1), data) and at, attempt=1
+        ).poll(),
         (),
     ),
-    "stop": (lambda data, at: stops.read_stop(of_file(stops.stop_path(at, 1), data) and at, 1), ()),
-    "owner of a log": (lambda data, at: log_owner.identity_of(of_file(at / log_owner.OWNER_NAME, data).parent), ()),
+    "stop": (lambda data, at: marks.read_stop(of_file(marks.stop_path(at, 1), data) and at, 1), ()),
+    "owner of a log": (lambda data, at: marks.identity_of(of_file(at / marks.OWNER_NAME, data).parent), ()),
     "end of a stored log": (lambda data, at: decode_end(data), ()),
-    "spec of a run": (lambda data, at: RunPlace(of_file(at / "spec.json", data).parent).spec, (RankfallError,)),
-    "followed object": (lambda data, at: RunPlace(of_file(at / "foreign.json", data).parent).foreign, (RankfallError,)),
-    "meta of a run": (lambda data, at: RunPlace(of_file(at / "meta.json", data).parent).created, ()),
+    "spec of a run": (lambda data, at: RunPaths(of_file(at / "spec.json", data).parent).spec, (RankfallError,)),
+    "followed object": (lambda data, at: RunPaths(of_file(at / "foreign.json", data).parent).foreign, (RankfallError,)),
+    "meta of a run": (lambda data, at: RunPaths(of_file(at / "meta.json", data).parent).created, ()),
     "lease of a run": (lambda data, at: holder(of_file(at / "lease", data)), ()),
     "events of a run": (lambda data, at: read_events(of_file(at / EVENTS_NAME, data + b"\n").parent), ()),
     "Loki": (lambda data, at: page(data, keys=("pod",), start=0, end=9), (RankfallError,)),
     "API server": (lambda data, at: str(refused(Refusal(400, {}, data), what="get it")), ()),
-    "plug-in of credentials": (plugin, (Misspoken,)),
+    "plug-in of credentials": (plugin, (InvalidExecCredential,)),
     "status of exec": (lambda data, at: read_status(data), (BadFrame,)),
     "agent of a node": (lambda data, at: decode_line(data.decode("utf-8", "replace")), ()),
     "state of an agent": (

@@ -7,9 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.evidence.attempt.case import present_case
+from rankfall.evidence.facts import Seat, rounds_of
 from rankfall.model import Case, Evidence, RankFacts, SlotFacts
-from rankfall.observe.gang import present_case
-from rankfall.observe.rounds import Seat, rounds_of
 
 
 def seats_of(worlds: list[list[int]], *, nproc: int) -> dict[tuple[int, int, int], Seat]:
@@ -32,11 +32,11 @@ def seats_of(worlds: list[list[int]], *, nproc: int) -> dict[tuple[int, int, int
     st.randoms(),
 )
 def test_each_process_gets_the_round_that_it_was_started_in(
-    worlds: list[list[int]], nproc: int, dice: random.Random
+    worlds: list[list[int]], nproc: int, rng: random.Random
 ) -> None:
     # Two rounds of one size with other slots and no rank in common do not exist: every round has a rank 0.
     seats = list(seats_of(worlds, nproc=nproc).items())
-    dice.shuffle(seats)
+    rng.shuffle(seats)
     for key, number in rounds_of(dict(seats)).items():
         assert number == key[0]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.observe.classify import exception_meaning
-from rankfall.observe.gpu_shares import mostly_its_own
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.evidence.readers.classify import exception_meaning, own_process_holds_most
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 FULL = "CUDA out of memory. Tried to allocate 52.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 39.62 MiB is free. "
 OTHERS = "Process {} has {} memory in use. "
@@ -36,6 +35,6 @@ def test_the_greater_part_of_the_memory_decides_whose_it_is(text, slug):
 
 
 def test_what_others_print_is_bounded():
-    assert not mostly_its_own("this process has 9 GiB memory in use"[:20])
-    assert not mostly_its_own("this process has " + "9" * 40 + " GiB memory in use")
-    assert not mostly_its_own(" " * 5000 + OWN.format("9.00 GiB"))
+    assert not own_process_holds_most("this process has 9 GiB memory in use"[:20])
+    assert not own_process_holds_most("this process has " + "9" * 40 + " GiB memory in use")
+    assert not own_process_holds_most(" " * 5000 + OWN.format("9.00 GiB"))

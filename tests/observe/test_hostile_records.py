@@ -16,17 +16,16 @@ import pytest
 from cases import T0, S
 from object_store import put_many, s3_server
 from patience import scaled
-from rankfall.diagnose import diagnose
+from rankfall.collect.pods.instance_folders import MAX_LINE, MAX_RECORDS, RecordIntake
+from rankfall.collect.stores import record_store
+from rankfall.collect.stores.record_store import FOLDER, RecordStore
+from rankfall.evidence.attempt.activity import read_steps
+from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.model import JobSpec, Verdict
-from rankfall.observe import record_store
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.cluster.channel import MAX_LINE, MAX_RECORDS, RecordIntake
-from rankfall.observe.left_file import read_left
-from rankfall.observe.progress import read_steps
-from rankfall.observe.record_store import FOLDER, RecordStore
-from rankfall.observe.records import MAX_RECORD
-from rankfall.report.terminal import render_verdict
-from rankfall.store import RunDir
+from rankfall.render.verdict import render_verdict
+from rankfall.rundir import RunDir
+from rankfall.rundir.records import MAX_RECORD, read_untrusted_file
+from rankfall.verdict.diagnose import diagnose
 
 HUGE = 200 << 20
 # More than a line of it is kept nowhere: what the reader may take for a record, and as much for what it makes of it.
@@ -137,10 +136,10 @@ def right(verdict: Verdict, *words: str) -> None:
 LOOK = """
 import json, re, sys, tracemalloc
 from pathlib import Path
-from rankfall.diagnose import diagnose
-from rankfall.observe import record_store
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.store import RunDir
+from rankfall.verdict.diagnose import diagnose
+from rankfall.collect.stores import record_store
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.rundir import RunDir
 
 def most():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
@@ -319,10 +318,10 @@ def test_numbers_out_of_range_stop_nothing(folder: Folder) -> None:
 def test_a_plain_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)
-    assert read_left(path, limit=1000)[0] == b"x" * 100
-    assert read_left(path, limit=10)[0] == b"x" * 10
+    assert read_untrusted_file(path, limit=1000)[0] == b"x" * 100
+    assert read_untrusted_file(path, limit=10)[0] == b"x" * 10
     with pytest.raises(FileNotFoundError):
-        read_left(tmp_path / "none", limit=1)
+        read_untrusted_file(tmp_path / "none", limit=1)
 
 
 def test_a_pipe_among_the_signs_of_life_is_waited_for_by_nobody(tmp_path: Path) -> None:

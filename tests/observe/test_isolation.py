@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankfall.model import StoreError
-from rankfall.observe import isolation
-from rankfall.observe.isolation import ReaderGuard
+from rankfall.rundir import reader_guard
+from rankfall.rundir.reader_guard import ReaderGuard
 
 
 def fail(error: Exception) -> None:
@@ -29,7 +29,7 @@ def test_what_a_reader_gives_is_given() -> None:
 
 def test_an_exception_becomes_a_problem_with_a_copy_of_the_bytes(tmp_path: Path) -> None:
     guard = ReaderGuard(tmp_path)
-    data = b"x" * (isolation.MAX_COPY + 10)
+    data = b"x" * (reader_guard.MAX_COPY + 10)
     found = guard.read(
         lambda: fail(ValueError("too long")), otherwise=None, what="stream", where="logs/a.log", data=data
     )
@@ -45,7 +45,7 @@ def test_an_exception_becomes_a_problem_with_a_copy_of_the_bytes(tmp_path: Path)
     assert (saved["what"], saved["where"], saved["error"]) == ("stream", "logs/a.log", "ValueError: too long")
     assert "in fail" in saved["trace"]
     copy = entry.with_suffix(".bytes")
-    assert copy.read_bytes() == data[: isolation.MAX_COPY]
+    assert copy.read_bytes() == data[: reader_guard.MAX_COPY]
     assert f"problems/{copy.name}" in text
     assert {stat.S_IMODE(path.stat().st_mode) for path in (entry, copy)} == {0o600}
     assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
@@ -63,10 +63,10 @@ def test_a_stack_without_end_is_a_problem_with_a_short_trace(tmp_path: Path) -> 
 
 def test_the_same_failure_is_kept_once_and_all_are_bounded(tmp_path: Path) -> None:
     guard = ReaderGuard(tmp_path)
-    for number in [0, 0, *range(isolation.MAX_PROBLEMS + 20)]:
+    for number in [0, 0, *range(reader_guard.MAX_PROBLEMS + 20)]:
         guard.read(lambda: fail(ValueError()), otherwise=None, what="stream", where=f"{number}.log", data=b"x")
-    assert len(guard.problems) == len(guard.take_new()) == isolation.MAX_PROBLEMS
-    assert len(list((tmp_path / "problems").glob("*.bytes"))) == isolation.MAX_SAVED
+    assert len(guard.problems) == len(guard.take_new()) == reader_guard.MAX_PROBLEMS
+    assert len(list((tmp_path / "problems").glob("*.bytes"))) == reader_guard.MAX_SAVED
 
 
 def test_errors_of_our_own_pass_through() -> None:

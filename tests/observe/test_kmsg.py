@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.kmsg import MAX_RECORD, KmsgRecord, parse_record, unescape
-from rankfall.observe.kmsg_ring import Cursor, Gap, Ring, Unreadable
+from rankfall.kernellog.reader import Cursor, Gap, Ring, Unreadable
+from rankfall.kernellog.record import MAX_RECORD, KmsgRecord, parse_record, unescape
 
 XID = b"NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankfall.observe.kmsg_clock import SECOND, KernelClock
+from rankfall.kernellog.reader import SECOND, KernelClock
 
 
 class Times:

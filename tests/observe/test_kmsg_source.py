@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from patience import scaled
+from rankfall.kernellog.reader import open_device, open_socket, this_boot
 from rankfall.model import EvidenceLost
-from rankfall.observe.kmsg_source import open_device, open_socket, this_boot
 
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 

@@ -11,9 +11,9 @@ import pytest
 
 from cases import T0, S, piece, rank
 from flyte_errors import document
+from rankfall.evidence.readers.flyte_errors import FlyteErrorFiles
 from rankfall.model import Evidence, RankFacts, SlotFacts
-from rankfall.observe.left_errors import LeftErrors
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 
 class Place:
@@ -25,7 +25,7 @@ class Place:
             n: (SlotFacts(slot=n, pod=f"job-{n}", node=f"n{n}", started_at=T0, **fields), folder / f"worker-{n}")
             for n in range(2)
         }
-        self.left = LeftErrors(self.shared, catalogue=default_catalogue(), attempt=2)
+        self.left = FlyteErrorFiles(self.shared, catalogue=default_catalogue(), attempt=2)
 
     def write(self, data: bytes, *, slot: int | None = None, name: str = "error-1.pb", at: int = T0 + 9 * S) -> None:
         folder = (self.shared if slot is None else self.slots[slot][1]) / "errors"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
 from object_store import put_many, s3_server
-from rankfall.observe import log_parts
-from rankfall.observe.log_parts import PartsCopy
-from rankfall.observe.log_store import Bucket, StoreCopies
-from rankfall.store.stream import IndexReader
-from rankfall_inside.bucket import Bucket as Put
-from rankfall_inside.store_parts import Parts
+from rankfall.collect.stores import log_bucket
+from rankfall.collect.stores.log_bucket import PartsCopy
+from rankfall.collect.stores.log_store import Bucket, StoreCopies
+from rankfall.rundir.streams.files import IndexReader
+from rankfall_inside.delivery.bucket import Bucket as Put
+from rankfall_inside.delivery.log_store_backends import Parts
 
 NAME = "run-1/attempt-1/worker-0/uid-1-a"
 STAMP = 10**18
@@ -142,12 +142,12 @@ def test_a_part_of_200_mb_is_named_and_costs_no_memory(written, tmp_path):
     put(written, "000000000000000.part", bytes(200 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(OSError, match=f"has {200 << 20} bytes, more than {log_parts.MAX_PART}"):
+        with pytest.raises(OSError, match=f"has {200 << 20} bytes, more than {log_bucket.MAX_PART}"):
             written.copy(tmp_path).poll()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < log_parts.MAX_PART
+    assert peak < log_bucket.MAX_PART
 
 
 def test_what_others_put_beside_the_parts_and_into_other_folders_is_never_looked_at(written, tmp_path):
@@ -176,7 +176,7 @@ def test_an_end_that_is_damaged_is_none(written, tmp_path, end):
 
 
 def test_too_many_streams_are_not_made(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(log_parts, "MAX_STREAMS", 2)
+    monkeypatch.setattr(log_bucket, "MAX_STREAMS", 2)
     put(written, "000000000000000.part", part([[f"{n}.out", 0, 1, 1] for n in range(3)], b"xyz"))
     with pytest.raises(OSError, match="more than 2 streams"):
         written.copy(tmp_path).poll()

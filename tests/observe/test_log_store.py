@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.log_store import MARK, StoreCopies, StoreCopy, Volume, good_name
-from rankfall.store.stream import IndexReader
-from rankfall_inside import store_folder
+from rankfall.collect.stores.log_store import MARK, StoreCopies, StoreCopy, Volume, is_store_folder_name
+from rankfall.rundir.streams.files import IndexReader
+from rankfall_inside.delivery import log_store_backends
 
 NAME = "run-1/attempt-1/worker-0/uid-1-a"
 
@@ -24,12 +24,12 @@ class Written:
         self.root = root
         self.folder = root / NAME
         self.folder.mkdir(parents=True)
-        self.files: dict[str, store_folder.Files] = {}
+        self.files: dict[str, log_store_backends.Files] = {}
         self.want: dict[str, bytes] = {}
         self.stamp = 1000
 
     def write(self, stream: str, data: bytes) -> None:
-        files = self.files.setdefault(stream, store_folder.Files(str(self.folder / stream)))
+        files = self.files.setdefault(stream, log_store_backends.Files(str(self.folder / stream)))
         self.stamp += 10
         files.write(data, self.stamp)
         self.want[stream] = self.want.get(stream, b"") + data
@@ -61,8 +61,8 @@ STEPS = st.lists(
 @given(STEPS)
 def test_a_copy_has_every_byte_once_whenever_it_is_made_and_killed(tmp_path_factory, steps):
     base = tmp_path_factory.mktemp("store")
-    given_segment = store_folder.SEGMENT
-    store_folder.SEGMENT = 70
+    given_segment = log_store_backends.SEGMENT
+    log_store_backends.SEGMENT = 70
     written = Written(base / "root")
     target = base / "target"
     target.mkdir()
@@ -80,7 +80,7 @@ def test_a_copy_has_every_byte_once_whenever_it_is_made_and_killed(tmp_path_fact
         written.end()
         copy.poll()
     finally:
-        store_folder.SEGMENT = given_segment
+        log_store_backends.SEGMENT = given_segment
         written.close()
     assert held(target) == written.want
     assert copy.complete
@@ -104,7 +104,7 @@ def test_lines_keep_the_times_at_which_they_came(tmp_path):
 
 
 def test_a_file_that_is_missing_between_is_waited_for_and_never_jumped_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_folder, "SEGMENT", 10)
+    monkeypatch.setattr(log_store_backends, "SEGMENT", 10)
     written = Written(tmp_path / "root")
     for _ in range(3):
         written.write("0.out", b"0123456789ab")
@@ -125,7 +125,7 @@ def test_a_file_that_is_missing_between_is_waited_for_and_never_jumped_over(tmp_
     "name", ["../x/y/z", "/etc/a/b/c", "a/b/c", "a/b/c/d/e", "a/../c/d", "a/b//d", "a/b/c/.d", "a b/c/d/e", "a/" * 300]
 )
 def test_a_name_that_no_wrapper_gives_is_refused(tmp_path, name):
-    assert not good_name(name)
+    assert not is_store_folder_name(name)
     copies = StoreCopies(tmp_path, Volume(tmp_path))
     copies.add(tmp_path, name)
     assert copies.open == []

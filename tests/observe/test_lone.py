@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rankfall.evidence.attempt import record_sources
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.attempt.record_sources import SingleRankSlot, stands_alone
 from rankfall.model import JobSpec
-from rankfall.observe import lone
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.lone import LoneSlot, stands_alone
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 ME = f"{os.getpid()}"
 TICKS = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
@@ -43,9 +43,9 @@ class Scene:
         record = {"id": "f00", "kind": "slot_end", "writer": "wrapper", "at_ns": time.time_ns(), "exit": info} | place
         (self.dir / "end.json").write_text(json.dumps(record))
 
-    def slot(self, *, hook: bool = True) -> LoneSlot:
+    def slot(self, *, hook: bool = True) -> SingleRankSlot:
         place: dict[str, object] = {"run": "job-abc123", "attempt": 1, "role": "worker", "slot": 0, "node": "node0"}
-        return LoneSlot(self.dir, place=place, hook=hook, patience=2.0)
+        return SingleRankSlot(self.dir, place=place, hook=hook, patience=2.0)
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def kinds(slot: LoneSlot) -> list[str]:
+def kinds(slot: SingleRankSlot) -> list[str]:
     return [item.record.kind for item in slot.poll()]
 
 
-def over(slot: LoneSlot) -> list[str]:
+def over(slot: SingleRankSlot) -> list[str]:
     """What is told with the word that the records must be read; nothing is after it."""
     found = kinds(slot)
     assert slot.over
@@ -157,7 +157,7 @@ def test_a_rank_that_is_gone_for_long_while_its_slot_goes_on_is_read(
     slot = scene.slot()
     assert kinds(slot) == ["slot_start", "start"]
     later = time.monotonic() + 60
-    monkeypatch.setattr(lone.time, "monotonic", lambda: later)
+    monkeypatch.setattr(record_sources.time, "monotonic", lambda: later)
     assert over(slot) == []
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe import plain_pickle
-from rankfall.observe.plain_pickle import NotPlain, load
+from rankfall.evidence.readers import plain_pickle
+from rankfall.evidence.readers.plain_pickle import NotPlain, load
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 90), 1 << 90) | st.floats(allow_nan=False) | st.text() | st.binary(),

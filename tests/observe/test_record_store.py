@@ -11,12 +11,13 @@ import obstore
 import pytest
 
 from object_store import KEYS, put_many, s3_server
+from rankfall.collect.stores import record_store
+from rankfall.collect.stores.record_store import RecordStore, open_bucket, require_reader
 from rankfall.model import JobSpec, SpecError
-from rankfall.model.check_spec import check_spec
-from rankfall.observe import record_store
-from rankfall.observe.record_store import RecordStore, open_bucket, require_reader
-from rankfall.observe.records import RecordFolder
-from rankfall_inside import deliver, records
+from rankfall.model.jobspec.check import check_spec
+from rankfall.rundir.records import RecordFolder
+from rankfall_inside import records
+from rankfall_inside.delivery import record_store as deliver
 
 PLACE = {"run": "train-000001", "attempt": 1, "role": "worker", "slot": 0}
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe import scan as scanning
-from rankfall.observe import streams, torchrun, tracebacks
-from rankfall.observe.files import case_of_files
-from rankfall.observe.scan import KEEP_FIRST, ChunkScanner, scan
-from rankfall.observe.streams import StreamTail
-from rankfall.observe.text import repeats
-from rankfall.observe.tracebacks import MAX_CHAIN, MAX_MESSAGE, TracebackReader, find_tracebacks
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.signatures.matcher import Matcher
-from rankfall.store.error_lines import ErrorLines
+from rankfall.evidence.files.log_files import case_of_files
+from rankfall.evidence.readers import scan as scanning
+from rankfall.evidence.readers import stream_reader, torchrun, tracebacks
+from rankfall.evidence.readers.scan import KEEP_FIRST, ChunkScanner, scan
+from rankfall.evidence.readers.stream_reader import StreamTail
+from rankfall.evidence.readers.text import repeats
+from rankfall.evidence.readers.tracebacks import MAX_CHAIN, MAX_MESSAGE, TracebackReader, find_tracebacks
+from rankfall.rundir.lines.query import ErrorLines
+from rankfall.verdict.signatures.catalogue import default_catalogue
+from rankfall.verdict.signatures.matcher import Matcher
 
 HEAD = b"Traceback (most recent call last):\n"
 FRAME = b'  File "/app/train.py", line 7, in step\n    loss.backward()\n'
@@ -140,10 +140,10 @@ def test_i18_p6_the_place_of_a_finding_is_not_counted_from_the_beginning_for_eac
 def test_i18_p6_the_index_of_a_stream_is_read_once_a_chunk(monkeypatch, tmp_path):
     path = tmp_path / "0.out.log"
     path.write_bytes(b"".join(b"[rank%d]: " % n + OOM for n in range(500)))
-    rows = b"".join(streams._ROW.pack(n * 80, n, 1_000 + n, 0, 0) for n in range(400))
-    path.with_suffix("").with_suffix(".out.idx").write_bytes(streams._HEAD + rows)
-    counted = Count(streams.Index._new_rows)
-    monkeypatch.setattr(streams.Index, "_new_rows", counted)
+    rows = b"".join(stream_reader._ROW.pack(n * 80, n, 1_000 + n, 0, 0) for n in range(400))
+    path.with_suffix("").with_suffix(".out.idx").write_bytes(stream_reader._HEAD + rows)
+    counted = Count(stream_reader.Index._new_rows)
+    monkeypatch.setattr(stream_reader.Index, "_new_rows", counted)
     tail = StreamTail(path, default_catalogue())
     found, _, _ = tail.poll(final=True)
     assert len(found) == 500

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cases import T0, piece, rank
+from rankfall.evidence.readers.torchrun import single_file_evidence
 from rankfall.model import Evidence, RankFacts, SlotFacts
-from rankfall.observe.single import single_file_evidence
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 SECONDS = T0 // 1_000_000_000
 

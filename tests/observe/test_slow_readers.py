@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
+from rankfall.evidence.attempt import slot_streams
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.readers import stream_reader, tracebacks
+from rankfall.evidence.readers.stream_reader import StreamTail
 from rankfall.model import JobSpec
-from rankfall.observe import isolation, records, slot_streams, streams, tracebacks, watchdog
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.isolation import ReaderGuard
-from rankfall.observe.records import RecordFolder
-from rankfall.observe.streams import StreamTail
-from rankfall.observe.watchdog import LIVE, Budget, ReadingTime
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir, reader_guard, reading_time, records
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.reading_time import LIVE, Budget, ReadingTime
+from rankfall.rundir.records import RecordFolder
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 ERROR = b"RuntimeError: CUDA error: an illegal memory access was encountered\n"
 PLAIN = b"step 1 loss 2.5\n"
@@ -76,7 +77,7 @@ def test_i18_a_reader_that_fails_loses_only_the_lines_around(tmp_path: Path) -> 
     assert "the reader of this stream failed" in problem
     (kept,) = (tmp_path / "problems").glob("*.bytes")
     assert POISON in kept.read_bytes()
-    assert len(kept.read_bytes()) < isolation.MAX_COPY
+    assert len(kept.read_bytes()) < reader_guard.MAX_COPY
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -99,7 +100,7 @@ def test_i18_a_stream_that_ends_in_what_a_reader_fails_on_is_finished(tmp_path: 
 
 
 def test_i18_a_reader_over_its_budget_is_set_aside_and_its_end_is_read(tmp_path: Path) -> None:
-    middle = ERROR * (watchdog.TAIL // len(ERROR) * 3)
+    middle = ERROR * (reading_time.TAIL // len(ERROR) * 3)
     guard = ReaderGuard(tmp_path)
     tail = tail_of(tmp_path, middle + b"KeyError: 'x'\n" + ERROR, guard=guard)
     tail.time.used = 1e9
@@ -110,18 +111,18 @@ def test_i18_a_reader_over_its_budget_is_set_aside_and_its_end_is_read(tmp_path:
             break
     size = tail.path.stat().st_size
     assert found[-1] == (size - len(ERROR), middle.count(b"\n") + 2)
-    assert found[0][0] >= size - watchdog.TAIL
+    assert found[0][0] >= size - reading_time.TAIL
     # No part of a line counts as a line.
     assert found[0][0] % len(ERROR) == 0
     (problem,) = guard.problems
-    assert f"0.out.log: bytes 0 to {size - watchdog.TAIL} were stored and not classified" in problem
+    assert f"0.out.log: bytes 0 to {size - reading_time.TAIL} were stored and not classified" in problem
     (entry,) = (tmp_path / "problems").iterdir()
     saved = json.loads(entry.read_bytes())
-    assert (saved["from_byte"], saved["to_byte"]) == (0, size - watchdog.TAIL)
+    assert (saved["from_byte"], saved["to_byte"]) == (0, size - reading_time.TAIL)
 
 
 def test_i18_a_reader_comes_back_when_it_has_time_again(tmp_path: Path) -> None:
-    block = PLAIN * (2 * watchdog.TAIL // len(PLAIN))
+    block = PLAIN * (2 * reading_time.TAIL // len(PLAIN))
     guard = ReaderGuard(tmp_path)
     tail = tail_of(tmp_path, block, guard=guard)
     tail.time.used = 1e9
@@ -139,7 +140,7 @@ def test_i18_a_reader_comes_back_when_it_has_time_again(tmp_path: Path) -> None:
 
 
 def test_i18_what_is_passed_over_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_PASSED", 1 << 20)
+    monkeypatch.setattr(stream_reader, "MAX_PASSED", 1 << 20)
     tail = tail_of(tmp_path, b"x" * (4 << 20))
     steps = 0
     while True:
@@ -174,10 +175,10 @@ def test_i18_an_explanation_reads_whole_what_a_supervisor_sets_aside(
         yield
         self.used += 0.5
 
-    monkeypatch.setattr(streams, "CHUNK", watchdog.TAIL)
+    monkeypatch.setattr(stream_reader, "CHUNK", reading_time.TAIL)
     monkeypatch.setattr(ReadingTime, "measured", dear)
     attempt = Attempt(tmp_path, ranks=1)
-    attempt.write("0.out.log", PLAIN * (8 * watchdog.TAIL // len(PLAIN)))
+    attempt.write("0.out.log", PLAIN * (8 * reading_time.TAIL // len(PLAIN)))
     if explained:
         attempt.observer.take_time()
     for _ in attempt.polls():
@@ -232,8 +233,8 @@ def test_i18_one_poll_reads_a_bounded_part_of_all_streams_in_turns(
 ) -> None:
     chunk = 64 << 10
     monkeypatch.setattr(slot_streams, "CHUNK", chunk)
-    monkeypatch.setattr(streams, "CHUNK", chunk)
-    monkeypatch.setattr("rankfall.observe.attempt.POLL_BYTES", 2 * chunk)
+    monkeypatch.setattr(stream_reader, "CHUNK", chunk)
+    monkeypatch.setattr("rankfall.evidence.attempt.observer.POLL_BYTES", 2 * chunk)
     attempt = Attempt(tmp_path)
     for number in range(3):
         attempt.write(f"{number}.out.log", PLAIN * (4 * chunk // len(PLAIN)))
@@ -252,8 +253,8 @@ def test_i18_at_the_end_reading_has_a_bound_and_names_what_it_left(
     monkeypatch.setattr(slot_streams, "END_S", -1000.0)
     monkeypatch.setattr(slot_streams, "TAILS_S", 2000.0)
     attempt.observer.poll(time.time_ns())
-    attempt.write("0.out.log", PLAIN * (watchdog.TAIL // len(PLAIN)) * 8 + ERROR)
-    attempt.observer.hurry()
+    attempt.write("0.out.log", PLAIN * (reading_time.TAIL // len(PLAIN)) * 8 + ERROR)
+    attempt.observer.shorten_grace()
     seen = list(attempt.polls())
     assert any(where for _, where in seen)
     case = attempt.observer.case()
@@ -264,7 +265,7 @@ def test_i18_at_the_end_even_the_last_bytes_have_a_bound(tmp_path: Path, monkeyp
     attempt = Attempt(tmp_path)
     attempt.write("0.out.log", ERROR)
     monkeypatch.setattr(slot_streams, "END_S", -1000.0)
-    attempt.observer.hurry()
+    attempt.observer.shorten_grace()
     assert not any(where for _, where in attempt.polls())
     assert any(f"bytes 0 to {len(ERROR)} were stored" in text for text in attempt.observer.case().missing)
     assert len(attempt.observer.take_new_problems()) == 1
@@ -288,12 +289,12 @@ def test_i18_each_part_of_an_attempt_may_fail_alone(tmp_path: Path, monkeypatch:
         raise RecursionError("deep")
 
     for target in (
-        "rankfall.observe.life.Life.look",
-        "rankfall.observe.attempt.AttemptObserver._poll_slots",
-        "rankfall.observe.signals.Signals.weigh",
-        "rankfall.observe.late_looks.dump_evidence",
-        "rankfall.observe.late_looks.single_file_evidence",
-        "rankfall.observe.left_errors.LeftErrors.evidence",
+        "rankfall.evidence.attempt.activity.Life.look",
+        "rankfall.evidence.attempt.observer.AttemptObserver._poll_slots",
+        "rankfall.evidence.attempt.evidence_set.Signals.weigh",
+        "rankfall.evidence.attempt.evidence_set.dump_evidence",
+        "rankfall.evidence.attempt.evidence_set.single_file_evidence",
+        "rankfall.evidence.readers.flyte_errors.LeftErrors.evidence",
     ):
         monkeypatch.setattr(target, fails)
     assert any(where for _, where in attempt.polls())
@@ -332,7 +333,7 @@ def test_i18_a_record_whose_facts_cannot_be_taken_is_named(tmp_path: Path, monke
     def fails(*_: object) -> None:
         raise OverflowError("too large")
 
-    monkeypatch.setattr("rankfall.observe.facts.Facts.add", fails)
+    monkeypatch.setattr("rankfall.evidence.facts.Facts.add", fails)
     attempt.observer.poll(time.time_ns())
     assert any("records/start-a.json: the reader" in text for text in attempt.observer.case().missing)
 
@@ -377,6 +378,6 @@ def test_i18_a_stream_whose_name_is_no_utf8_is_named_and_not_read(tmp_path: Path
 def test_i18_ordinary_text_is_read_whole_also_when_it_comes_fast(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path)
     attempt.write("0.out.log", b"".join(b"step %07d loss 2.3451 lr 1e-4 gpu 71%%\n" % n for n in range(20_000)) * 20)
-    attempt.observer.hurry()
+    attempt.observer.shorten_grace()
     list(attempt.polls())
     assert attempt.observer.case().missing == ()

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.evidence.readers.stacks import NewestDump, kernel_state, main_frames, text_of_json
 from rankfall.explain import explain_files
-from rankfall.observe.stack_text import NewestDump, main_frames, text_of_json
-from rankfall.observe.stacks import kernel_stand
 
 # As py-spy 0.4 prints it.
 SPY = """Process {pid}: /usr/bin/python3 -u train.py
@@ -154,7 +153,7 @@ def test_errors_s15_hostile_stacks_cost_linear_time(text):
 )
 def test_i18_p4_one_endless_line_of_a_stack_costs_linear_time(text):
     main_frames(text)
-    kernel_stand(1, text)
+    kernel_state(1, text)
     newest(b"Process 1: most recent call first\n" + text.encode())
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from cases import rank
 from patience import scaled
+from rankfall.evidence.readers.flight_recorder import dump_rank, flight_evidence, read_dump
+from rankfall.evidence.readers.stacks import imports, stack_evidence, stand
 from rankfall.model import Record
-from rankfall.observe.flight import dump_rank, flight_evidence, read_dump
-from rankfall.observe.stacks import imports, stack_evidence, stand
 
 WAITING = """Thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait

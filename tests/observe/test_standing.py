@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from rankfall.observe.progress import Step, StepFolders, read_steps
-from rankfall.store import standing
-from rankfall.store.standing import Standing
+from rankfall.evidence.attempt.activity import Step, StepFolders, read_steps
+from rankfall.rundir.streams import files
+from rankfall.rundir.streams.files import Standing
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass when the test says so."""
     now = [100.0]
-    monkeypatch.setattr(standing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from observe.cluster.feeding import CHANNEL, record_line
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.cluster.pod_evidence import PodView
 from rankfall.model import JobSpec, Record
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.cluster.instances import Instances
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.log_owner import OWNER_NAME, Identity
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.observe.cluster.pods import PodView
-from rankfall.observe.starts import Starts
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.marks import OWNER_NAME, Identity
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
 
 WORKERS = {"command": ("work",), "nnodes": 2, "launcher": "exec", "restart_scope": "replica"}
 
@@ -67,7 +67,7 @@ def test_a_later_start_is_nothing_of_the_one_that_is_looked_at(run: RunDir) -> N
     observer.poll(time.time_ns())
     facts = observer.slots()[1]
     assert (facts.instance, facts.state, facts.exit_code) == (0, "ended", 3)
-    observer.look_at(1, 1)
+    observer.select_start(1, 1)
     assert (observer.slots()[1].state, observer.slots()[1].exit_code) == ("expected", None)
     assert len(observer.poll(time.time_ns()).records) == 1
     facts = observer.slots()[1]
@@ -102,7 +102,7 @@ def test_a_pod_that_replaced_another_waits_until_it_is_looked_at(in_pods: RunDir
     assert (facts.pod, facts.state, facts.exit_code) == ("job-1-a", "ended", 7)
     assert {piece.slot for piece in observer.case(only=1).evidence} <= {1}
     before = set(observer.evidence_of(1))
-    observer.look_at(1, 1)
+    observer.select_start(1, 1)
     observer.poll(time.time_ns())
     facts = observer.slots()[1]
     assert (facts.pod, facts.state, facts.instance) == ("job-1-b", "running", 1)
@@ -150,7 +150,7 @@ def test_pods_are_numbered_as_they_were_made_in_whatever_order_they_were_seen(
     run = RunDir.create(JobSpec(backend="job", **WORKERS), home=tmp_path_factory.mktemp("home"))
     write(run, *(pod(f"u{number}", second=number) for number in order))
     view = PodView(run.path, attempt=1)
-    view.look_at(1, looked_at)
+    view.select_start(1, looked_at)
     view.poll()
     assert [view.number_of(1, f"u{number}") for number in range(4)] == [0, 1, 2, 3]
     assert view.number_of(0, "u1") is None

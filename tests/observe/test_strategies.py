@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from cases import case, left, piece
-from rankfall import register_strategy
-from rankfall.diagnose import BUILT_IN, CAUSAL, diagnose
+from rankfall import register_strategy, strategy_registry
 from rankfall.model import SpecError, UsageError
-from rankfall.observe import strategies
-from rankfall.observe.strategies import diagnose_by, find_strategy, known_strategies
+from rankfall.strategy_registry import diagnose_by, find_strategy, known_strategies
+from rankfall.verdict.diagnose import BUILT_IN, CAUSAL, diagnose
 
 RULES = "def last(case): return None\nnumber = 3\n"
 
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
-    monkeypatch.setattr(strategies, "_registered", {})
+    monkeypatch.setattr(strategy_registry, "_registered", {})
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.prefixes import parse_prefix
-from rankfall.observe.scan import ChunkScanner, scan
-from rankfall.observe.text import decode, normalise
-from rankfall.observe.torchrun import read_reports
-from rankfall.observe.tracebacks import TracebackReader, find_tracebacks
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.evidence.readers.scan import ChunkScanner, scan
+from rankfall.evidence.readers.text import decode, normalise, parse_prefix
+from rankfall.evidence.readers.torchrun import read_reports
+from rankfall.evidence.readers.tracebacks import TracebackReader, find_tracebacks
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 
 def real_traceback(code: str) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankfall.report.escape import clean, clean_line, one_line, shorten
+from rankfall.render.escape import clean, clean_line, one_line, shorten
 
 ALLOWED = {"\n", "\t"}
 

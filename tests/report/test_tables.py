@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from rankfall.model import RankStatus, RunSummary, SlotStatus, StatusDocument
-from rankfall.report.tables import render_runs, render_status
+from rankfall.render.tables import render_runs, render_status
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 START = "2026-01-31T11:58:00.000000000Z"

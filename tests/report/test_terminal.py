@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import case, died, left, piece
-from rankfall.diagnose import diagnose
 from rankfall.model import Alternative, Cause, Consequence, Decision, Decisive, Proof, Time, Verdict, catalogue
-from rankfall.report.terminal import advice, done_text, headline, next_commands, render_brief, render_verdict
+from rankfall.render.verdict import advice, done_text, headline, next_commands, render_brief, render_verdict
+from rankfall.verdict.diagnose import diagnose
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 88, in <module>

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from rankfall.model.causes import catalogue as causes
-from rankfall.signatures.catalogue import FAMILIES, Catalogue, default_catalogue, source
-from rankfall.signatures.literals import required_words
-from rankfall.signatures.matcher import best
-from rankfall.signatures.table import Signature, load_user, parse
+from rankfall.verdict.signatures.catalogue import (
+    FAMILIES,
+    Catalogue,
+    Signature,
+    default_catalogue,
+    load_user,
+    parse,
+    source,
+)
+from rankfall.verdict.signatures.matcher import best
+from rankfall.verdict.signatures.patterns import required_words
 
 FULL = tuple(each for family in FAMILIES for each in parse(source(family), origin=family))
 CATALOGUE = Catalogue(FULL)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfall.signatures import engine
-from rankfall.signatures.catalogue import FAMILIES, Catalogue, default_catalogue, source
-from rankfall.signatures.literals import required_words
-from rankfall.signatures.matcher import MAX_GROUP, Hit, best, kinds
-from rankfall.signatures.table import parse
+from rankfall.verdict.signatures import patterns
+from rankfall.verdict.signatures.catalogue import FAMILIES, Catalogue, default_catalogue, parse, source
+from rankfall.verdict.signatures.matcher import MAX_GROUP, Hit, best, kinds
+from rankfall.verdict.signatures.patterns import required_words
 
 TEXTS = [
     each.text.encode() for family in FAMILIES for signature in parse(source(family), origin=family, check=False)
@@ -160,5 +159,5 @@ def test_a_very_long_line_is_one_line() -> None:
 
 
 def test_a_refused_pattern_says_why() -> None:
-    with pytest.raises(engine.PatternError, match="missing"):
-        engine.compile_one("a(b")
+    with pytest.raises(patterns.PatternError, match="missing"):
+        patterns.compile_one("a(b")

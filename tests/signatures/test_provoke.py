@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rankfall.model.causes import cause_info
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.signatures.matcher import best
-from rankfall.signatures.table import Where
+from rankfall.verdict.signatures.catalogue import Where, default_catalogue
+from rankfall.verdict.signatures.matcher import best
 
 FOLDER = Path(__file__).parent / "provoke"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankfall.model.errors import SpecError
-from rankfall.signatures.table import MAX_FILE, parse
+from rankfall.verdict.signatures.catalogue import MAX_FILE, parse
 
 GOOD = {
     "id": '"gpu_oom.mine"',
@@ -82,6 +82,6 @@ def test_an_example_of_two_lines_is_refused() -> None:
 
 
 def test_too_many_signatures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.signatures.table.MAX_SIGNATURES", 1)
+    monkeypatch.setattr("rankfall.verdict.signatures.catalogue.MAX_SIGNATURES", 1)
     with pytest.raises(SpecError, match="more than 1"):
         parse(text() + text(id='"gpu_oom.other"'), origin="mine.toml")

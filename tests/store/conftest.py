@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankfall.model import JobSpec
-from rankfall.store import RunDir, Writer
+from rankfall.rundir import RunDir, Writer
 
 
 @pytest.fixture

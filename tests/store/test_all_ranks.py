@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.model import JobSpec
-from rankfall.store import RunDir
-from rankfall.store.all_ranks import STATE, AllRanksFile
-from rankfall.store.derived import ALL_RANKS, write_derived
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines.derived_files import ALL_RANKS, STATE, AllRanksFile, write_derived
 from stream_files import FakeStream, row, stream
 
 NOW = 10**18

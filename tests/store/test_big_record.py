@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.store import RunDir, Writer
-from rankfall.store import packed as packed_module
-from rankfall.store.lines import LineQuery, read_lines
-from rankfall.store.packed import FRAME, pack
-from rankfall.store.stream import position
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.lines import LineQuery, read_lines
+from rankfall.rundir.streams import content as packed_module
+from rankfall.rundir.streams.content import FRAME, pack
+from rankfall.rundir.streams.files import position
 from stream_files import MAGIC, ROW, FakeStream, row, stream
 
 SIZE = 5 << 30

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.streams import StreamTail
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store import RunDir, StreamAppender, Writer, compress
-from rankfall.store.compress import MARK, SMALLEST, compress_run, left_halfway
-from rankfall.store.derived import write_derived
-from rankfall.store.lines import Follower, LineQuery, read_lines
-from rankfall.store.stream import position
+from rankfall.evidence.readers.stream_reader import StreamTail
+from rankfall.rundir import RunDir, StreamAppender, Writer
+from rankfall.rundir.lines import Follower, LineQuery, read_lines
+from rankfall.rundir.lines.derived_files import write_derived
+from rankfall.rundir.streams import writer as compress
+from rankfall.rundir.streams.files import position
+from rankfall.rundir.streams.writer import MARK, SMALLEST, compress_run, unfinished_compressions
+from rankfall.verdict.signatures.catalogue import default_catalogue
 from stream_files import FakeStream, row, stream
 
 _SECOND = 1_000_000_000
@@ -144,10 +145,10 @@ def test_a_full_disk_leaves_the_raw_streams_and_the_next_run_ends_it(
     assert files(run_dir) == ["0.out.idx", "0.out.log", "1.out.idx", "1.out.log"]
     home = run_dir.path.parent.parent
     other = RunDir(run_dir.path.with_name("other-000000"))
-    assert left_halfway(home, but=other) == [run_dir.path]
-    assert left_halfway(home, but=run_dir) == []
+    assert unfinished_compressions(home, but=other) == [run_dir.path]
+    assert unfinished_compressions(home, but=run_dir) == []
     assert compress_run(run_dir, smallest=1) == []
-    assert left_halfway(home, but=other) == []
+    assert unfinished_compressions(home, but=other) == []
     assert files(run_dir) == ["0.out.idx", "0.out.log.zst", "1.out.idx", "1.out.log.zst"]
 
 
@@ -169,7 +170,7 @@ def test_a_mark_without_anything_to_do_goes(run_dir: RunDir) -> None:
 
 
 def test_a_home_without_runs_has_none_left_halfway(tmp_path: Path) -> None:
-    assert left_halfway(tmp_path, but=RunDir(tmp_path / "x")) == []
+    assert unfinished_compressions(tmp_path, but=RunDir(tmp_path / "x")) == []
 
 
 def test_an_open_stream_is_told_and_left(run_dir: RunDir) -> None:

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import Cause, Decision, Diagnosis, RankFacts, SlotFacts, Verdict
-from rankfall.store import RunDir, Writer
-from rankfall.store.after_success import ENDED, STOPPED, TOLERATED
-from rankfall.store.counts import is_ready, standing, started
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.status import ENDED, STOPPED, TOLERATED, is_ready, ranks_started, standing
 
 STATES = st.sampled_from(["expected", "running", "ended", "lost", "unknown"])
 NOTES = st.sampled_from([None, STOPPED, ENDED, TOLERATED])
@@ -58,7 +57,7 @@ def test_a_rank_that_claimed_twice_is_counted_once():
         RankFacts(rank=1, slot=0),
         RankFacts(rank=2, slot=1),
     ]
-    assert started(sheets) == {0: 2, 1: 1}
+    assert ranks_started(sheets) == {0: 2, 1: 1}
 
 
 def test_jobapi_s08_status_counts_slots_and_restarts(run_dir: RunDir, writer: Writer):

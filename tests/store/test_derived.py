@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rankfall.model import JobSpec, StoreError
-from rankfall.store import RunDir, Writer
-from rankfall.store.derived import ALL_RANKS, rank_log, write_derived
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.lines.derived_files import ALL_RANKS, rank_log, write_derived
 from stream_files import row, stream
 
 

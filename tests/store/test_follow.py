@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from helpers import wait_until
 from rankfall.model import JobSpec
-from rankfall.store import RunDir, Writer
-from rankfall.store.follow import PATIENCE_S
-from rankfall.store.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir.lines.follow import PATIENCE_S
 from stream_files import FakeStream, row, stream
 
 S = 1_000_000_000
@@ -247,7 +247,7 @@ def texts(run_dir: RunDir) -> list[bytes]:
 WRITER = """
 import os, sys
 sys.path.insert(0, sys.argv[2])
-from rankfall_inside.streams import Sink
+from rankfall_inside.delivery.stream_files import Sink
 sink = Sink(sys.argv[1])
 for number in range(2000):
     sink.write(b"line %d\\nha" % number)

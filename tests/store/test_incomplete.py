@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rankfall.model import JobSpec, Record, Verdict
 from rankfall.model.record import Lost
 from rankfall.model.verdict import Cause
-from rankfall.store import RunDir, documents, incomplete
-from rankfall.store.incomplete import PREFIX, as_of_now, disk_trouble, lost_lines, lost_of_run, waiting
+from rankfall.rundir import RunDir, incomplete, status
+from rankfall.rundir.incomplete import PREFIX, as_of_now, disk_trouble, lost_lines, lost_of_run, waiting
 
 NS = 10**9
 T0 = 1_800_000_000 * NS
@@ -100,7 +100,7 @@ def test_i19_p4_status_and_a_stored_verdict_say_what_is_missing_now(run_dir: Run
     put(run_dir, "gap-a1-worker-1-x.json", b"{torn")
     put(run_dir, "gap-a2-worker-0-y.json", gap(0, Lost(after_ns=T0), attempt=2))
     with run_dir.lease() as writer:
-        found = documents.status(run_dir, writer, now=T0)
+        found = status.status(run_dir, writer, now=T0)
     assert [one.attempt for one in found.lost_lines] == [1, 2]
     assert found.incomplete[0].startswith("1 line of slot 0 between 2027-01-15T08:00:00.000000000Z and")
     verdict = Verdict(cause=Cause(slug="unknown", family="unknown", title="", confidence="unknown"), attempt=1)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.model import Cause, Diagnosis, JobSpec, RankFacts, UsageError, Verdict
-from rankfall.store import RunDir, Writer
-from rankfall.store import cursor as cursors
-from rankfall.store.cursor import Forward, lines_backward
-from rankfall.store.lines import CUT_MARK, MAX_LINE, LineQuery, read_lines
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.lines import CUT_MARK, MAX_LINE, LineQuery, read_lines
+from rankfall.rundir.lines import reader as cursors
+from rankfall.rundir.lines.reader import Forward, lines_backward
 from stream_files import FakeStream, opened, row, stream
 
 pytestmark = pytest.mark.steady

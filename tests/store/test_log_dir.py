@@ -12,9 +12,9 @@ import pytest
 
 from rankfall.client import create_run
 from rankfall.model import JobSpec, UsageError
-from rankfall.store import RunDir, list_runs
-from rankfall.store.derived import ALL_RANKS, write_derived
-from rankfall.store.log_dir import MARK, LogDir, claimed
+from rankfall.rundir import RunDir, list_runs
+from rankfall.rundir.lines.derived_files import ALL_RANKS, write_derived
+from rankfall.rundir.lines.log_dir import MARK, LogDir, claimed
 from stream_files import stream
 
 SECOND = "another request"
@@ -120,7 +120,7 @@ def test_a_folder_that_is_full_when_the_run_is_made_is_refused(
     def full(folder: Path, owner: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rankfall.store.log_dir._write_mark", full)
+    monkeypatch.setattr("rankfall.rundir.lines.log_dir._write_mark", full)
     with pytest.raises(UsageError, match="No space left"):
         made(home, tmp_path / "logs")
 

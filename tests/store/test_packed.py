@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile_inputs import INPUTS
-from rankfall.store import packed as packed_module
-from rankfall.store.compress import compress, unpack
-from rankfall.store.content import content_size, open_content, packed_path, read_bytes
-from rankfall.store.packed import FRAME, Packed, pack, read_zstd
+from rankfall.rundir.streams import content as packed_module
+from rankfall.rundir.streams.content import (
+    FRAME,
+    Packed,
+    content_size,
+    open_content,
+    pack,
+    packed_path,
+    read_bytes,
+    read_zstd,
+)
+from rankfall.rundir.streams.writer import compress, unpack
 
 
 def packed(folder: Path, data: bytes, *, frame: int = FRAME) -> Path:
@@ -194,7 +202,7 @@ def test_a_stream_that_grows_meanwhile_stays_raw(tmp_path: Path, monkeypatch: py
             file.write(b"late\n")
         return size
 
-    monkeypatch.setattr("rankfall.store.compress.pack", slow)
+    monkeypatch.setattr("rankfall.rundir.streams.writer.pack", slow)
     assert compress(path) == "it grew meanwhile"
     assert [entry.name for entry in tmp_path.iterdir()] == ["0.out.log"]
     assert path.read_bytes().endswith(b"late\n")
@@ -216,7 +224,7 @@ def test_a_file_system_that_cannot_tell_leaves_the_stream(tmp_path: Path, monkey
     def refuse(fd: int, what: int, value: int) -> int:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("rankfall.store.compress.fcntl.fcntl", refuse)
+    monkeypatch.setattr("rankfall.rundir.streams.writer.fcntl.fcntl", refuse)
     assert compress(path) == "the file system does not tell whether it is being written (Invalid argument)"
     assert content_size(path) == 2
 

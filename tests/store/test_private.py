@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from patience import scaled
-from rankfall.cli.checks import disk
+from rankfall.cli.commands import doctor
 from rankfall.model import InfrastructureError, JobSpec, decoding
-from rankfall.store import RunDir, home
-from rankfall.store.fs import append_to, make_folder, private, write_file
-from rankfall.store.place import Secrets
+from rankfall.rundir import RunDir, home
+from rankfall.rundir.layout import Secrets
+from rankfall.rundir.lease import append_to, make_folder, private, write_file
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 JOB = """
@@ -120,9 +120,9 @@ def test_i18_p9_helpers_make_no_mode_wider_than_it_should_be(tmp_path: Path) -> 
 
 # What makes files elsewhere than in the home: for the user, for the machine that builds, or for a volume of a pod.
 _ELSEWHERE = {
-    "rankfall/store/fs.py", "rankfall/store/log_dir.py", "rankfall/model/schemas/__main__.py", "rankfall/backends/cluster/rights_page.py",
-    "rankfall/backends/cluster/mover.py", "rankfall/cli/checks/pythons.py", "rankfall/kube/discovery_cache.py", "rankfall/health/agent/state.py",
-    "rankfall/store/all_ranks.py",
+    "rankfall/rundir/lease.py", "rankfall/rundir/lines/log_dir.py", "rankfall/model/schemas/__main__.py", "rankfall/backends/kubernetes/rights.py",
+    "rankfall/backends/kubernetes/copy/transfer.py", "rankfall/cli/commands/doctor.py", "rankfall/kube/discovery.py", "rankfall/nodes/agent/state_file.py",
+    "rankfall/rundir/lines/derived_files.py",
 }  # fmt: skip
 _CALLS = {"write_bytes", "write_text", "mkdir", "makedirs", "touch", "mkfifo", "copyfile", "copy2", "copytree"}
 
@@ -199,10 +199,10 @@ def test_i18_p9_a_job_without_secrets_has_no_such_file(tmp_path: Path) -> None:
 
 def test_i18_p9_doctor_says_who_can_read_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKFALL_HOME", str(tmp_path))
-    assert disk.modes().state == "pass"
+    assert doctor.modes().state == "pass"
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs").chmod(0o755)
-    assert disk.modes().state == "warn"
-    assert "chmod -R go=" in (disk.modes().next or "")
+    assert doctor.modes().state == "warn"
+    assert "chmod -R go=" in (doctor.modes().next or "")
     home()
-    assert disk.modes().state == "pass"
+    assert doctor.modes().state == "pass"

@@ -17,9 +17,9 @@ import pytest
 from helpers import wait_until
 from patience import scaled
 from rankfall.model import JobSpec, LockHeld, NotFound, StoreError, UsageError
-from rankfall.store import Holder, RunDir, lease, list_runs
-from rankfall.store.fs import FileSystem, file_system
-from rankfall.store.home import default_home, home, prepare
+from rankfall.rundir import Holder, RunDir, lease, list_runs
+from rankfall.rundir.layout import default_home, home, prepare
+from rankfall.rundir.lease import FileSystem, file_system
 
 SPEC = JobSpec(name="train", command=("train.py",))
 REQUEST, OTHER = "request-1", "request-2"
@@ -162,7 +162,7 @@ def test_runs_are_listed_newest_first_and_damaged_ones_too(tmp_path: Path) -> No
 @pytest.fixture(params=["flock", "link"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "link":
-        for module in ("rankfall.store.lease", "rankfall.store.rundir"):
+        for module in ("rankfall.rundir.lease", "rankfall.rundir.directory"):
             monkeypatch.setattr(f"{module}.file_system", lambda _: FileSystem(name="nfs4", network=True))
     return str(request.param)
 
@@ -170,10 +170,10 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 HOLD = """
 import sys
 from pathlib import Path
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 if sys.argv[2] == "link":
-    import rankfall.store.lease as lease, rankfall.store.rundir as rundir
-    from rankfall.store.fs import FileSystem
+    import rankfall.rundir.lease as lease, rankfall.rundir.directory as rundir
+    from rankfall.rundir.lease import FileSystem
     lease.file_system = rundir.file_system = lambda _: FileSystem(name="nfs4", network=True)
 with RunDir(Path(sys.argv[1])).lease() as writer:
     writer.set_run("running", at=1)
@@ -264,7 +264,7 @@ def orphaned(run_dir: RunDir) -> Iterator[Path]:
     text = """
 import os, sys
 from pathlib import Path
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 with RunDir(Path(sys.argv[1])).lease():
     print("held", flush=True)
     os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[2], os.O_RDONLY, 0)])

@@ -13,13 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankfall.model import JobSpec, RankFacts, UsageError
-from rankfall.signatures.catalogue import default_catalogue
-from rankfall.store import RunDir, Writer
-from rankfall.store.all_ranks import AllRanksFile
-from rankfall.store.compress import compress_run
-from rankfall.store.derived import ALL_RANKS, write_derived
-from rankfall.store.error_lines import ErrorLines
-from rankfall.store.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir.lines.derived_files import ALL_RANKS, AllRanksFile, write_derived
+from rankfall.rundir.lines.query import ErrorLines
+from rankfall.rundir.streams.writer import compress_run
+from rankfall.verdict.signatures.catalogue import default_catalogue
 from stream_files import FakeStream, row, stream
 
 pytestmark = pytest.mark.steady

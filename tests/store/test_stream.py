@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import StoreError
-from rankfall.store import RunDir
-from rankfall.store.lines import LineQuery, read_lines
-from rankfall.store.stream import IndexReader, position, stamps_backward
-from rankfall_inside.streams import INDEX_MAGIC, INDEX_ROW, Sink
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import LineQuery, read_lines
+from rankfall.rundir.streams.files import IndexReader, position, stamps_backward
+from rankfall_inside.delivery.stream_files import INDEX_MAGIC, INDEX_ROW, Sink
 from stream_files import MAGIC, ROW, FakeStream, stream
 
 pytestmark = pytest.mark.steady

@@ -29,8 +29,8 @@ from rankfall.model import (
     StoreError,
     Verdict,
 )
-from rankfall.store import AttemptRow, RunDir, RunRow, StreamRow, Writer, list_runs
-from rankfall.store.writer import MAX_NOTES
+from rankfall.rundir import AttemptRow, RunDir, RunRow, StreamRow, Writer, list_runs
+from rankfall.rundir.database_writer import MAX_NOTES
 from stream_files import opened, row, stream
 
 
@@ -190,7 +190,7 @@ def test_16384_ranks_with_five_pieces_of_evidence_each_are_two_transactions(run_
 KILLED = """
 import sys
 from pathlib import Path
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 with RunDir(Path(sys.argv[1])).lease() as writer:
     for number in range(10**9):
         writer.begin_attempt(number, at=number, plan={})

@@ -13,12 +13,12 @@ import pytest
 
 from helpers import waits_for
 from patience import scaled
-from rankfall.backends.slots import members
+from rankfall.backends.local.processes import members
 from rankfall.model import JobSpec, Outcome, Policies
-from rankfall.store import RunDir
-from rankfall.supervise.control import Control
-from rankfall.supervise.events import Event
-from rankfall.supervise.loop import supervise
+from rankfall.rundir import RunDir
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import Event
+from rankfall.supervisor.supervise import supervise
 
 QUICK = Policies(backoff_s=0.05, grace_s=scaled(3.0), settle_quiet_s=scaled(0.5), settle_max_s=scaled(5.0))
 

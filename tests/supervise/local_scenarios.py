@@ -19,7 +19,7 @@ from faults.table import Fault, at, raising
 from patience import scaled
 from rankfall.explain import explain_files
 from rankfall.model import JobSpec, Outcome, Record, Verdict
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 from .conftest import Bench
 

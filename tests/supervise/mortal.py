@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankfall.backends import slots
-from rankfall.store import RunDir, Writer
-from rankfall.supervise.loop import supervise
+from rankfall.backends.local import processes
+from rankfall.rundir import RunDir, Writer
+from rankfall.supervisor.supervise import supervise
 
 WRITES = (
     "set_run",
@@ -54,8 +54,8 @@ def main() -> None:
 
     for name in WRITES:
         setattr(Writer, name, mortal(name, getattr(Writer, name)))
-    slots.start = mortal("start", slots.start)
-    slots.tell = mortal("tell", slots.tell)
+    processes.start = mortal("start", processes.start)
+    processes.tell = mortal("tell", processes.tell)
     outcome = supervise(RunDir(Path(run)))
     print(outcome.state, count, ",".join(names))
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from rankfall.backends.cluster.backend import ClusterBackend
+from rankfall.backends.kubernetes.backend import ClusterBackend
 from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.kube.errors import Unreachable
 from rankfall.model import JobSpec, Outcome
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.native_state import NativeState
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.store import RunDir
-from rankfall.supervise.control import Control
-from rankfall.supervise.events import Event
-from rankfall.supervise.loop import supervise
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
+from rankfall.rundir.cluster.workload_state import NativeState
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import Event
+from rankfall.supervisor.supervise import supervise
 
 CHANNEL = "t0k3n"
 AT = "2026-11-21T19:00:00Z"
@@ -30,13 +30,13 @@ DONE = NativeState(phase="succeeded", start="0/", reason="AllJobsCompleted", at=
 FELL = NativeState(phase="failed", start="0/", reason="FailedJobs", message="no more", at=AT)
 AWAY = Unreachable("no answer")
 
-Look = NativeState | Exception | Callable[[], NativeState | None] | None
+Snapshot = NativeState | Exception | Callable[[], NativeState | None] | None
 
 
 class Workload:
     """Answers in turn; the last answer stands."""
 
-    def __init__(self, *looks: Look) -> None:
+    def __init__(self, *looks: Snapshot) -> None:
         self.looks = list(looks)
         self.shown = "jobset train-a1"
         self.selector = "a=b"
@@ -129,7 +129,7 @@ class Cluster(ClusterBackend):
 class Bench:
     """Unattended runs in one home."""
 
-    def __init__(self, home: Path, *looks: Look, **fields: Any) -> None:
+    def __init__(self, home: Path, *looks: Snapshot, **fields: Any) -> None:
         spec = {"command": ("x",), "nnodes": 2, "backend": "jobset", "unattended": True, "launcher": "exec"} | fields
         self.run = RunDir.create(msgspec.convert(spec, JobSpec), home=home)
         self.workload = Workload(*looks)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankfall.model import JobSpec
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 from .conftest import Bench
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.model import Cause, Diagnosis, InfrastructureError, Verdict
-from rankfall.model.health_answer import NodeAnswer
-from rankfall.supervise.blame import Blame
+from rankfall.model.node_health.run_verdicts import NodeAnswer
+from rankfall.supervisor.platform_reports import NodeReporter
 
 VERDICT = Verdict(
     run="train-1a2b3c",
@@ -52,9 +52,9 @@ class Scene:
         self.plan: Any = SimpleNamespace(attempt=1)
         self.diagnosis = Diagnosis(verdict=verdict, fingerprint="gpu_ecc:x")
         stub: Any = SimpleNamespace
-        self.blame = Blame(
+        self.blame = NodeReporter(
             backend,
-            ledger=stub(set_run=lambda state, *, reason, at: self.states.append((state, reason)) if at else None),
+            run_store=stub(set_run=lambda state, *, reason, at: self.states.append((state, reason)) if at else None),
             events=stub(say=lambda kind, text, *, at, **_: self.said.append((kind, text)) if at else None),
             control=stub(wait=self._wait),
             over=lambda: self.wished,
@@ -145,7 +145,7 @@ def test_the_node_that_felled_one_slot_is_told_once_for_each_of_its_starts_and_n
     backend = Nodes(NodeAnswer(state="waiting"))
     scene = Scene(backend)
     for instance in (0, 0, 1):
-        scene.blame.tell_of(scene.plan, scene.diagnosis, slot=3, instance=instance)
+        scene.blame.report_slot_failure(scene.plan, scene.diagnosis, slot=3, instance=instance)
     first, second = "verdict:train-1a2b3c:1:3.0", "verdict:train-1a2b3c:1:3.1"
     assert backend.told == [(1, "n2", first), (1, "n2", first), (1, "n2", second)]
     assert {kind for kind, _ in scene.said} == {"blamed"}
@@ -153,8 +153,8 @@ def test_the_node_that_felled_one_slot_is_told_once_for_each_of_its_starts_and_n
     assert (scene.looks, scene.states) == (0, [])
     likely = msgspec.structs.replace(VERDICT, cause=Cause.of("gpu_ecc", confidence="likely"))
     silent = Scene(backend, verdict=likely)
-    silent.blame.tell_of(silent.plan, silent.diagnosis, slot=3, instance=2)
+    silent.blame.report_slot_failure(silent.plan, silent.diagnosis, slot=3, instance=2)
     assert len(backend.told) == 3
     refusing = Scene(Nodes(NodeAnswer(state="waiting"), problem="may not"))
-    refusing.blame.tell_of(refusing.plan, refusing.diagnosis, slot=3, instance=0)
+    refusing.blame.report_slot_failure(refusing.plan, refusing.diagnosis, slot=3, instance=0)
     assert refusing.said == [("gap", "may not")]

@@ -15,10 +15,10 @@ import pytest
 from helpers import wait_until, waits_for
 from patience import scaled
 from rankfall.model import FINAL_STATES, EvidenceLost, LockHeld, Outcome, StoreError
-from rankfall.store import RunDir
-from rankfall.supervise import Control, read_cancel, request_cancel, spawn_detached
-from rankfall.supervise.__main__ import main
-from rankfall.supervise.control import signals_to
+from rankfall.rundir import RunDir
+from rankfall.supervisor import Control, read_cancel, request_cancel, spawn_detached
+from rankfall.supervisor.__main__ import main
+from rankfall.supervisor.requests import signals_to
 
 from .conftest import Bench
 
@@ -177,7 +177,7 @@ def test_a_signal_to_a_detached_supervisor_cancels(bench: Bench, alone: list[int
 def test_a_hangup_hands_the_run_to_a_detached_supervisor(bench: Bench, alone: list[int]) -> None:
     leave = bench.folder / "leave"
     run = bench.run_dir(bench.spec(f"print('here', flush=True)\n{waits_for(leave)}"))
-    command = [sys.executable, "-m", "rankfall.supervise", str(run.path)]
+    command = [sys.executable, "-m", "rankfall.supervisor", str(run.path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
         until_output(run)
         first.send_signal(signal.SIGHUP)
@@ -197,7 +197,7 @@ def test_a_supervisor_that_cannot_start_says_why(bench: Bench) -> None:
     run = bench.run_dir(bench.spec())
     (run.path / "spec.json").write_text("{")
     done = subprocess.run(
-        [sys.executable, "-m", "rankfall.supervise", str(run.path)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "rankfall.supervisor", str(run.path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 74
     assert "Traceback" not in done.stderr
@@ -215,7 +215,7 @@ def test_a_job_that_prints_without_end_can_be_cancelled(bench: Bench) -> None:
 def test_wrong_words_for_a_supervisor_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--wait"]) == 2
-    assert "usage: python -m rankfall.supervise" in capsys.readouterr().err
+    assert "usage: python -m rankfall.supervisor" in capsys.readouterr().err
 
 
 def test_a_supervisor_by_hand_ends_with_the_runs_code(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,13 +255,13 @@ def test_what_stirs_ends_only_the_waits_that_heed_it_and_is_not_forgotten() -> N
     control.stir()
     control.wait(0.0)
     # Each would wait for a minute, which is longer than the test may take.
-    control.wait(60.0, unstirred=0.0)
+    control.wait(60.0, wake_after=0.0)
     stirring = threading.Timer(0.05, control.stir)
     stirring.start()
-    control.wait(60.0, unstirred=0.01)
+    control.wait(60.0, wake_after=0.01)
     stirring.join()
     control.cancel()
-    control.wait(60.0, unstirred=59.0)
+    control.wait(60.0, wake_after=59.0)
     control.close()
     control.stir()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankfall.model import decoding
-from rankfall.supervise.control import read_cancel, request_cancel
+from rankfall.supervisor.requests import read_cancel, request_cancel
 
 
 @pytest.fixture

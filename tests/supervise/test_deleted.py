@@ -9,30 +9,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
-from rankfall.backends.protocol import Company
+from rankfall.backends.protocol import Cancellation
 from rankfall.model import InfrastructureError
-from rankfall.observe.cluster.looks import LookWriter
-from rankfall.observe.cluster.native_state import NativeState
-from rankfall.observe.cluster.workload_facts import WorkloadFact, workload_path
-from rankfall.supervise import gang, native_look, native_pods, unattended
-from rankfall.supervise.loop import supervise
+from rankfall.rundir.cluster.journal import SnapshotWriter
+from rankfall.rundir.cluster.workload_state import NativeState, WorkloadFact, workload_path
+from rankfall.supervisor.supervise import supervise
+from rankfall.supervisor.unattended import driver, monitor, workload_poller
 from supervise.conftest import Bench as Local
 from supervise.native_stories import AT, AWAY, DONE, FELL, GOING, HELD, Bench
 
 
-class Taken(LocalBackend):
+class SplitChunk(LocalBackend):
     """A platform on which somebody deletes each attempt after its verdict."""
 
-    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
+    def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
         return f"job x-a{plan.attempt} was deleted in the cluster" if surely else None
 
 
 def test_i19_p6_a_proven_cause_stands_and_no_attempt_follows_the_deletion(bench: Local) -> None:
     code = "from rankfall_inside import Retryable\nraise Retryable('dataset server') if rank else SystemExit(0)"
     run = bench.run_dir(bench.spec(code, policies={"max_restarts": 3}))
-    outcome = supervise(run, backend=Taken(), on_event=bench.events.append)
+    outcome = supervise(run, backend=SplitChunk(), on_event=bench.events.append)
     assert (outcome.state, outcome.attempts, outcome.exit_origin) == ("failed", 1, "rank")
     assert outcome.code == 1
     with run.reader() as reader:
@@ -41,16 +40,16 @@ def test_i19_p6_a_proven_cause_stands_and_no_attempt_follows_the_deletion(bench:
     assert decisions[-1].decision.because == f"no other attempt followed: {row.reason}"
     assert (decisions[-1].decision.action, decisions[-1].decision.rule) == ("stop", "not_begun")
     # The next supervisor finds the end, and starts nothing either.
-    assert supervise(run, backend=Taken()).code == outcome.code
+    assert supervise(run, backend=SplitChunk()).code == outcome.code
 
 
 class Waiting(LocalBackend):
     """A platform that cannot place a slot of an attempt, until somebody deletes it."""
 
-    def submit(self, plan: Plan, *, company: Company | None = None) -> tuple[int, ...]:
+    def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
         raise InfrastructureError("slot 1 could not be created")
 
-    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
+    def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
         return f"job x-a{plan.attempt} was deleted in the cluster"
 
 
@@ -67,18 +66,18 @@ def test_i19_p6_whoever_deletes_an_attempt_that_waits_has_ended_it(bench: Local)
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(native_look, "LOOK_S", 0.004)
-    monkeypatch.setattr(native_look, "_BEHIND_S", 0.05)
-    monkeypatch.setattr(native_look, "_AGAIN_S", 0.004)
-    monkeypatch.setattr(native_pods, "LOOK_S", 0.004)
-    monkeypatch.setattr(native_pods, "_STORE_S", 0.05)
-    monkeypatch.setattr(unattended, "LOOK_S", 0.004)
+    monkeypatch.setattr(monitor, "_STEP_S", 0.002)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(workload_poller, "_BEHIND_S", 0.05)
+    monkeypatch.setattr(workload_poller, "_AGAIN_S", 0.004)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(workload_poller, "_STORE_S", 0.05)
+    monkeypatch.setattr(driver, "POLL_INTERVAL_S", 0.004)
 
 
 def watched(bench: Bench, state: NativeState, *, attempt: int = 1, **fields: Any) -> None:
     """What the watch of the workload saw."""
-    writer: LookWriter[WorkloadFact] = LookWriter(workload_path(bench.run.path, attempt), WorkloadFact)
+    writer: SnapshotWriter[WorkloadFact] = SnapshotWriter(workload_path(bench.run.path, attempt), WorkloadFact)
     fact: dict[str, Any] = {"seen_ns": 1, "uid": bench.workload.uid, "kind": "JobSet", "gone": True}
     writer.add(WorkloadFact(state=state, **(fact | fields)))
     writer.close()

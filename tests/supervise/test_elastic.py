@@ -12,8 +12,8 @@ import pytest
 
 from helpers import wait_until
 from rankfall.model import JobSpec
-from rankfall.store import RunDir
-from rankfall.supervise import request_resize
+from rankfall.rundir import RunDir
+from rankfall.supervisor import request_resize
 
 from .conftest import QUICK, Bench, Threaded
 

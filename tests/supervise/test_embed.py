@@ -12,7 +12,7 @@ from patience import scaled
 from rankfall import SyncClient
 from rankfall.client import SyncRun
 from rankfall.model import JobSpec, Role, UsageError
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 from stream_files import FakeStream, row
 
 SECOND = 1_000_000_000

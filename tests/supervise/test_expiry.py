@@ -15,8 +15,8 @@ from helpers import wait_until
 from rankfall.backends.plan import Plan
 from rankfall.kube.errors import Forbidden, Unreachable
 from rankfall.model import InfrastructureError, JobSpec
-from rankfall.store import RunDir
-from rankfall.supervise import expiry
+from rankfall.rundir import RunDir
+from rankfall.supervisor.attended import ttl as expiry
 
 PLAN = Plan(attempt=2, launcher="plain", slots=())
 

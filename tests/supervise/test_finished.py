@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from rankfall.model import JobSpec, SlotFacts, Success
-from rankfall.model.roles import Role
-from rankfall.supervise.finished import finished_roles
+from rankfall.model.jobspec.job import Role
+from rankfall.supervisor.attended.next_attempt import finished_roles
 
 ROLES = (
     Role(name="train", nnodes=1),

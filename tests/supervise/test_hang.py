@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
-from rankfall.backends.protocol import Company
+from rankfall.backends.protocol import Cancellation
+from rankfall.evidence.attempt.observer import Delta
 from rankfall.model import Deadlines, JobSpec, Policies, RankFacts, SlotFacts
-from rankfall.observe.attempt import Delta
-from rankfall.supervise import overdue
-from rankfall.supervise.hang import HangWatch
-from rankfall.supervise.loop import supervise
-from rankfall.supervise.overdue import OverdueWatch
-from rankfall.supervise.settle import SettleWindow
+from rankfall.supervisor.attempt import timeouts
+from rankfall.supervisor.attempt.completion import SettleWindow
+from rankfall.supervisor.attempt.timeouts import HangWatch, TimeoutWatch
+from rankfall.supervisor.supervise import supervise
 
 from .conftest import Bench
 
@@ -190,10 +189,10 @@ all_reduce()
 class Scarce(LocalBackend):
     """A platform that has room for the second slot only after a while."""
 
-    def submit(self, plan: Plan, *, company: Company) -> tuple[int, ...]:
+    def submit(self, plan: Plan, *, cancellation: Cancellation) -> tuple[int, ...]:
         first = msgspec.structs.replace(plan, slots=plan.slots[:1])
-        threading.Timer(4.0, super().submit, (plan,), {"company": company}).start()
-        return super().submit(first, company=company)
+        threading.Timer(4.0, super().submit, (plan,), {"company": cancellation}).start()
+        return super().submit(first, cancellation=cancellation)
 
 
 def test_waiting_for_a_slot_is_no_hang_however_long(bench: Bench) -> None:
@@ -237,7 +236,7 @@ def test_while_torchrun_has_not_started_all_ranks_nothing_hangs_and_the_wait_is_
     began = time.time_ns()
     # Whoever takes stacks or a verdict asks one of these for what it has not.
     nobody: Any = SimpleNamespace()
-    watch = OverdueWatch(
+    watch = TimeoutWatch(
         scene,
         ending=nobody,
         run="r",
@@ -282,7 +281,7 @@ def test_i19_while_pods_cannot_be_watched_no_rank_is_missing_and_nothing_stands_
     began = time.time_ns()
     said: list[str] = []
     events: Any = SimpleNamespace(say=lambda kind, text, **_: said.append(f"{kind}: {text}"))
-    watch = OverdueWatch(
+    watch = TimeoutWatch(
         scene,
         ending=nobody,
         run="r",
@@ -301,11 +300,11 @@ def test_i19_while_pods_cannot_be_watched_no_rank_is_missing_and_nothing_stands_
     scene.blind = False
     watch.look(Delta(), slots, (), now=began + 41 * SECOND)
     assert said == []
-    overdue.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 60, time_ns=time.time_ns)  # type: ignore[assignment]
+    timeouts.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 60, time_ns=time.time_ns)  # type: ignore[assignment]
     try:
         with pytest.raises(AttributeError):
             watch.look(Delta(), slots, (), now=began + 42 * SECOND)
     finally:
-        overdue.time = time
+        timeouts.time = time
     assert waits[-1] is None
     assert said == ["deadline: 1 rank was not there 5 s after the start"]

@@ -8,14 +8,14 @@ import pytest
 
 from helpers import waits_for
 from patience import scaled
-from rankfall.backends.local import LocalBackend
-from rankfall.backends.protocol import Company, HeldBy
+from rankfall.backends.local.backend import LocalBackend
+from rankfall.backends.protocol import Cancellation, HeldBy
 from rankfall.kube.errors import Unreachable
-from rankfall.kube.portal import Abandoned
+from rankfall.kube.loop_thread import Abandoned
 from rankfall.model import HeldElsewhere, InfrastructureError
-from rankfall.supervise.control import Control, request_cancel
-from rankfall.supervise.events import read_events
-from rankfall.supervise.loop import supervise
+from rankfall.supervisor.requests import Control, request_cancel
+from rankfall.supervisor.run_events import read_events
+from rankfall.supervisor.supervise import supervise
 
 ALICE = HeldBy(who="alice@laptop pid 7", since="3 min")
 
@@ -44,19 +44,19 @@ class Shared(LocalBackend):
 class Slow(Shared):
     """A launch that waits for something until its company gives up."""
 
-    def submit(self, plan, *, company: Company):
-        company.say("waiting for the earlier job here/train to go: finalizer x/y")
+    def submit(self, plan, *, cancellation: Cancellation):
+        cancellation.say("waiting for the earlier job here/train to go: finalizer x/y")
         self.blocked.set()
-        while not company.over():
+        while not cancellation.over():
             pass
         raise Abandoned("given up")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("rankfall.supervise.holding._LOOK_S", 0.01)
-    monkeypatch.setattr("rankfall.supervise.holding._AGAIN_S", 0.01)
-    monkeypatch.setattr("rankfall.supervise.holding._SOON_S", 0.01)
+    monkeypatch.setattr("rankfall.supervisor.attended.takeover._LOOK_S", 0.01)
+    monkeypatch.setattr("rankfall.supervisor.attended.takeover._AGAIN_S", 0.01)
+    monkeypatch.setattr("rankfall.supervisor.attended.takeover._SOON_S", 0.01)
 
 
 def told(run_dir, kind):
@@ -147,7 +147,7 @@ def test_launch_s12_a_moments_trouble_does_not_cost_a_run_that_has_not_begun(ben
 
 
 def test_a_run_that_has_not_begun_ends_with_the_error_when_it_lasts(bench, monkeypatch):
-    monkeypatch.setattr("rankfall.supervise.holding._PATIENCE_S", 0.0)
+    monkeypatch.setattr("rankfall.supervisor.attended.takeover._PATIENCE_S", 0.0)
     run_dir = bench.run_dir(bench.spec())
     outcome = supervise(run_dir, backend=Shared(Unreachable("no answer")))
     assert (outcome.state, outcome.code) == ("failed", 69)

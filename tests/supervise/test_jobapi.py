@@ -12,10 +12,10 @@ import pytest
 from helpers import waits_for
 from patience import scaled
 from rankfall.model import Case, Deadlines, Diagnosis, Evidence, FailureRule, StatusDocument, Success
-from rankfall.observe.strategies import diagnose_by
-from rankfall.store import RunDir
-from rankfall.supervise.ledger import Ledger
-from rankfall.supervise.root import root_facts
+from rankfall.rundir import RunDir
+from rankfall.strategy_registry import diagnose_by
+from rankfall.supervisor.attended.decisions import root_facts
+from rankfall.supervisor.best_effort_store import BestEffortStore
 
 from .conftest import Bench
 
@@ -132,13 +132,13 @@ def test_jobapi_s14_a_permanent_code_is_final_and_never_shown_as_restarting(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[str] = []
-    real = Ledger.set_run
+    real = BestEffortStore.set_run
 
-    def seen(self: Ledger, state: Any, *, reason: str | None, at: int) -> None:
+    def seen(self: BestEffortStore, state: Any, *, reason: str | None, at: int) -> None:
         states.append(state)
         real(self, state, reason=reason, at=at)
 
-    monkeypatch.setattr(Ledger, "set_run", seen)
+    monkeypatch.setattr(BestEffortStore, "set_run", seen)
     rule = FailureRule(exit_codes=(3, 7), action="restart")
     # A restart would wait longer than the test may take.
     policies = FAST | {"backoff_s": 3600.0}
@@ -245,7 +245,7 @@ def test_jobapi_s30_what_is_proven_to_keep_the_ranks_away_is_the_cause_and_not_t
     def diagnosed(strategy: str | None, case: Case) -> Diagnosis:
         return diagnose_by(strategy, msgspec.structs.replace(case, evidence=(*case.evidence, said)))
 
-    monkeypatch.setattr("rankfall.supervise.overdue.diagnose_by", diagnosed)
+    monkeypatch.setattr("rankfall.supervisor.attempt.timeouts.diagnose_by", diagnosed)
     _, outcome = bench.run(
         STAY, nnodes=1, launcher="exec", inside="off", policies=FAST, deadlines=Deadlines(startup_s=0.8)
     )

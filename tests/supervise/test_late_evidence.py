@@ -13,19 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankfall.backends.cluster.backend import ClusterBackend
+from rankfall.backends.kubernetes.backend import ClusterBackend
 from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.explain import explain_run
 from rankfall.model import JobSpec
-from rankfall.model.times import rfc3339
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.store import RunDir, Writer
-from rankfall.supervise.attempts import Attempts
-from rankfall.supervise.decisions import Decisions
-from rankfall.supervise.events import Event, EventLog
-from rankfall.supervise.late_evidence import LateEvidence
-from rankfall.supervise.ledger import Ledger
+from rankfall.model.timestamps import rfc3339
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
+from rankfall.supervisor.attempt_table import Attempts
+from rankfall.supervisor.attended.decisions import Decisions
+from rankfall.supervisor.attended.late_evidence import LateEvidence
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.run_events import Event, EventLog
 
 CHANNEL = "t0k3n"
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -140,15 +140,15 @@ class Story:
 
     def made(self, writer: Writer) -> tuple[Attempts, Decisions, LateEvidence]:
         log = EventLog(self.run.path, self.events.append)
-        ledger = Ledger(writer, on_gap=pytest.fail)
-        attempts = Attempts(self.run.spec, writer=writer, ledger=ledger, events=log)
+        run_store = BestEffortStore(writer, on_gap=pytest.fail)
+        attempts = Attempts(self.run.spec, writer=writer, run_store=run_store, events=log)
         backend = ClusterBackend()
         decisions = Decisions(
             self.run.spec,
             attempts=attempts,
             backend=backend,
             writer=writer,
-            ledger=ledger,
+            run_store=run_store,
             events=log,
             total_at=lambda: None,
         )

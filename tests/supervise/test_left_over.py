@@ -15,9 +15,10 @@ from patience import scaled
 from rankfall.client import create_run
 from rankfall.client.run import Run
 from rankfall.model import StoreError
-from rankfall.store import RunDir, derived
-from rankfall.supervise.left_over import begin, done, finish_files, left_over
-from rankfall.supervise.loop import finish
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import derived_files
+from rankfall.supervisor.outcome import begin, done, finish_files, pending_cleanup
+from rankfall.supervisor.supervise import finish
 from stream_files import row, stream
 
 from .conftest import Bench
@@ -41,20 +42,20 @@ def ended(bench: Bench, **fields: Any) -> RunDir:
 
 
 def text(folder: Path) -> str:
-    return (folder / derived.ALL_RANKS).read_text()
+    return (folder / derived_files.ALL_RANKS).read_text()
 
 
 def test_a_supervisor_that_dies_right_after_the_final_state_is_finished_by_the_next(bench: Bench) -> None:
     run = bench.run_dir(bench.spec("print('hello')", nnodes=1))
     # A life stores three states: starting, running, and this one.
     assert mortal(run, 3, "after-set_run").returncode == -9
-    assert left_over(run) == "files"
+    assert pending_cleanup(run) == "files"
     with run.reader() as reader:
         assert reader.run().state == "succeeded"
-    assert not (run.path / derived.ALL_RANKS).exists()
+    assert not (run.path / derived_files.ALL_RANKS).exists()
     assert asyncio.run(Run(run).wait(timeout=scaled(60))).state == "succeeded"
     assert text(run.path) == HELLO
-    assert left_over(run) is None
+    assert pending_cleanup(run) is None
 
 
 def test_the_files_are_written_once_by_who_looks_first_and_the_rest_by_who_waits(bench: Bench) -> None:
@@ -63,26 +64,26 @@ def test_the_files_are_written_once_by_who_looks_first_and_the_rest_by_who_waits
     with run.lease():
         finish_files(run)
         finish(run)
-        assert left_over(run) == "files", "somebody holds it"
+        assert pending_cleanup(run) == "files", "somebody holds it"
     finish_files(run)
     assert text(run.path) == text(folder) == HELLO
     assert (folder / "rank-00000.log").read_text() == "hello\n"
-    assert left_over(run) == "rest"
-    written = (run.path / derived.ALL_RANKS).stat().st_ino
+    assert pending_cleanup(run) == "rest"
+    written = (run.path / derived_files.ALL_RANKS).stat().st_ino
     finish_files(run)
     assert asyncio.run(Run(run).wait(timeout=scaled(60))).state == "succeeded"
-    assert left_over(run) is None
-    assert (run.path / derived.ALL_RANKS).stat().st_ino == written
+    assert pending_cleanup(run) is None
+    assert (run.path / derived_files.ALL_RANKS).stat().st_ino == written
     assert text(folder) == HELLO
 
 
 def test_a_run_that_ended_in_order_owes_nothing(bench: Bench) -> None:
     run, _ = bench.run("print('hello')", nnodes=1)
-    assert left_over(run) is None
-    written = (run.path / derived.ALL_RANKS).stat().st_ino
+    assert pending_cleanup(run) is None
+    written = (run.path / derived_files.ALL_RANKS).stat().st_ino
     finish_files(run)
     finish(run)
-    assert (run.path / derived.ALL_RANKS).stat().st_ino == written
+    assert (run.path / derived_files.ALL_RANKS).stat().st_ino == written
 
 
 def test_files_that_find_no_room_are_tried_again_by_the_next_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +92,10 @@ def test_files_that_find_no_room_are_tried_again_by_the_next_one(bench: Bench, m
 
     run = ended(bench)
     with monkeypatch.context() as patch:
-        patch.setattr(derived, "write_derived", full)
+        patch.setattr(derived_files, "write_derived", full)
         finish_files(run)
     done(run)
-    assert left_over(run) == "files"
+    assert pending_cleanup(run) == "files"
     finish_files(run)
     assert text(run.path) == HELLO
 
@@ -104,8 +105,8 @@ def test_what_is_marked_and_has_not_ended_is_left_to_its_supervisor(bench: Bench
     begin(run)
     finish_files(run)
     finish(run)
-    assert left_over(run) == "files"
-    assert not (run.path / derived.ALL_RANKS).exists()
+    assert pending_cleanup(run) == "files"
+    assert not (run.path / derived_files.ALL_RANKS).exists()
 
 
 def test_logs_s4_the_file_of_all_ranks_grows_while_the_run_goes_on_and_outlives_its_supervisor(bench: Bench) -> None:
@@ -113,7 +114,7 @@ def test_logs_s4_the_file_of_all_ranks_grows_while_the_run_goes_on_and_outlives_
     folder = bench.folder / "logs"
     code = f"""
 from pathlib import Path
-path = Path({str(folder / derived.ALL_RANKS)!r})
+path = Path({str(folder / derived_files.ALL_RANKS)!r})
 for number in range(2):
     print(f"line {{number}}", flush=True)
     deadline = time.monotonic() + 600
@@ -127,7 +128,7 @@ for number in range(2):
 """
     run = create_run(bench.spec(code, nnodes=1, log_dir=str(folder)), home=bench.home)
     bench.made.append(run)
-    first = subprocess.Popen([sys.executable, "-m", "rankfall.supervise", str(run.path)])
+    first = subprocess.Popen([sys.executable, "-m", "rankfall.supervisor", str(run.path)])
     wait_until((bench.folder / "seen-0").exists, timeout=60, what="the first line in the file")
     first.kill()
     first.wait(scaled(10))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from helpers import wait_until
-from rankfall.backends import slots as slot_processes
+from rankfall.backends.local import processes as slot_processes
 from rankfall.model import StoreError
-from rankfall.observe.records import RecordFolder
-from rankfall.store import RunDir, Writer
-from rankfall.supervise import Control
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.records import RecordFolder
+from rankfall.supervisor import Control
 
 from .conftest import Bench
 from .test_cancel import WAIT, Threaded, until_output
@@ -48,7 +48,7 @@ time.sleep(600)
 
 
 def test_a_deaf_wrapper_is_ended_by_force(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.supervise.stopping.DEAF_S", 0.5)
+    monkeypatch.setattr("rankfall.supervisor.stopping.FORCE_AFTER_S", 0.5)
     run = bench.run_dir(bench.spec("print('here', flush=True)\ntime.sleep(600)", policies={"grace_s": 0.5}))
     supervisor = Threaded(bench, run)
     until_output(run)
@@ -150,7 +150,7 @@ def test_a_slot_that_ends_on_a_full_disk_is_known_by_its_exit_code(
 
     real = RecordFolder.poll
     monkeypatch.setattr(RecordFolder, "poll", lambda self: no_end(real(self)))
-    monkeypatch.setattr("rankfall.observe.lost.read_end", lambda folder: None)
+    monkeypatch.setattr("rankfall.evidence.attempt.observer.read_end", lambda folder: None)
     run, outcome = bench.run("sys.exit(6 if rank == 1 else 0)", policies={"max_restarts": 0})
     assert (outcome.state, outcome.code) == ("failed", 6)
     with run.reader() as reader:
@@ -162,7 +162,7 @@ def test_a_slot_that_ends_on_a_full_disk_is_known_by_its_exit_code(
 
 
 def test_a_slot_that_cannot_come_up_on_a_full_disk_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.supervise.ending.disk_trouble", lambda folder: f"{folder} is full")
+    monkeypatch.setattr("rankfall.supervisor.attempt.end.disk_trouble", lambda folder: f"{folder} is full")
     real = slot_processes.start
     monkeypatch.setattr(slot_processes, "start", lambda argv, **rest: real((*argv[:3], "/nowhere"), **rest))
     _, outcome = bench.run("pass", nnodes=1)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import Case, Evidence, InfrastructureError, JobSpec, RankFacts, SlotFacts, Success
-from rankfall.model.sizes import Left
-from rankfall.store.resizes import ResizeRequest
-from rankfall.supervise.members import Members
-from rankfall.supervise.success import SuccessWatch
-from rankfall.supervise.survival import PATIENCE_S, Survival
+from rankfall.model.jobspec.sizes import Left
+from rankfall.rundir.requests import ResizeRequest
+from rankfall.supervisor.attempt.completion import PATIENCE_S, SuccessWatch, Survival
+from rankfall.supervisor.attempt.membership import Membership
 
 LEAST, MOST = 2, 6
 
@@ -70,15 +69,15 @@ class Desk:
         given_plan = Plan(
             attempt=1, launcher="torchrun", rdzv="c10d", slots=slots[:size], spare=slots[size:], sizes={"worker": size}
         )
-        ledger = SimpleNamespace(
+        run_store = SimpleNamespace(
             begin_attempt=lambda attempt, *, at, plan: self.stored.append(msgspec.convert(plan, Plan))
         )
         events = SimpleNamespace(say=lambda kind, text, **_: self.events.append(text))
-        self.members = Members(
+        self.members = Membership(
             spec,
             plan=plan or given_plan,
             backend=self.backend,  # type: ignore[arg-type]
-            ledger=ledger,  # type: ignore[arg-type]
+            run_store=run_store,  # type: ignore[arg-type]
             events=events,  # type: ignore[arg-type]
             started=5,
         )

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.explain import explain_run
 from rankfall.kube.errors import Forbidden
 from rankfall.model import InfrastructureError
-from rankfall.report.terminal import next_commands, render_verdict
-from rankfall.supervise.control import Control
-from rankfall.supervise.events import sparing
-from rankfall.supervise.loop import supervise
+from rankfall.render.verdict import next_commands, render_verdict
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import sparing
+from rankfall.supervisor.supervise import supervise
 from supervise.conftest import Bench
 
 SAID = 'leases is forbidden: User "anna" cannot create resource "leases" in the namespace "train"'
@@ -30,9 +30,9 @@ class Closed(LocalBackend):
 class Stuck(LocalBackend):
     """A cluster in which nothing of an ended attempt goes."""
 
-    def clear(self, plan: Any, *, company: Any = None) -> None:
+    def clear(self, plan: Any, *, cancellation: Any = None) -> None:
         for age in range(20):
-            company.say(f"removing job here/x, for {15 * age} s: pod x-0 on node n3 should have ended 5 s ago")
+            cancellation.say(f"removing job here/x, for {15 * age} s: pod x-0 on node n3 should have ended 5 s ago")
         raise InfrastructureError("attempt 1 of x is still going: pod x-0 on node n3", hint="bring node n3 back")
 
 

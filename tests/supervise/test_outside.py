@@ -7,16 +7,16 @@ import time
 import msgspec
 import pytest
 
-from rankfall.backends.cluster.held import held_back
+from rankfall.backends.kubernetes.workload import suspension_state
 from rankfall.backends.plan import ClusterPlan, Plan
-from rankfall.backends.protocol import HeldBack
+from rankfall.backends.protocol import SuspensionState
 from rankfall.client import Run
 from rankfall.model import JobSpec, SlotFacts
-from rankfall.observe.cluster.stops import Stop, mark_stop
-from rankfall.store import RunDir
-from rankfall.supervise.loop import supervise
-from rankfall.supervise.outside import WHO, OutsideHold, OutsideRelease
-from rankfall.supervise.suspension import HoldRequest, append_hold, read_suspension
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.marks import Stop, mark_stop
+from rankfall.supervisor.external_suspension import WHO, ExternalRelease, ExternalSuspension
+from rankfall.supervisor.requests import SuspensionRequest, append_suspension_request, read_suspension
+from rankfall.supervisor.supervise import supervise
 
 S = 1_000_000_000
 PLACE = ClusterPlan(
@@ -38,7 +38,7 @@ class Asked:
         self.answers = list(answers)
         self.count = 0
 
-    def held_back(self, plan):
+    def suspension_state(self, plan):
         self.count += 1
         return self.answers.pop(0)
 
@@ -56,13 +56,13 @@ def suspension(run_dir):
     return read_suspension(run_dir.path, initially=False)
 
 
-def hold(run_dir, *answers, plan=PLAN) -> tuple[OutsideHold, Asked]:
+def hold(run_dir, *answers, plan=PLAN) -> tuple[ExternalSuspension, Asked]:
     asked = Asked(*answers)
-    return OutsideHold(run_dir, plan=plan, backend=asked), asked
+    return ExternalSuspension(run_dir, plan=plan, backend=asked), asked
 
 
 def test_launch_s10_a_suspension_that_nobody_here_asked_for_is_one_all_the_same(run_dir):
-    watch, asked = hold(run_dir, HeldBack(state="held", since=100 * S))
+    watch, asked = hold(run_dir, SuspensionState(state="held", since=100 * S))
     made = watch.began([slot(101 * S)], [], bad=BAD, last=False)
     assert made is not None
     assert made.text == f"suspended by {WHO}"
@@ -74,7 +74,7 @@ def test_launch_s10_a_suspension_that_nobody_here_asked_for_is_one_all_the_same(
 
 
 def test_a_failure_from_before_stays_one_and_clocks_may_differ_by_seconds(run_dir):
-    watch, _ = hold(run_dir, HeldBack(state="held", since=200 * S), HeldBack(state="held", since=102 * S))
+    watch, _ = hold(run_dir, SuspensionState(state="held", since=200 * S), SuspensionState(state="held", since=102 * S))
     assert watch.began([slot(100 * S)], [], bad=BAD, last=True) is None
     assert not suspension(run_dir).suspended
     assert watch.began([slot(100 * S)], [], bad=BAD, last=True) is not None
@@ -82,14 +82,14 @@ def test_a_failure_from_before_stays_one_and_clocks_may_differ_by_seconds(run_di
 
 
 def test_before_the_server_has_said_since_when_it_is_asked_again(run_dir):
-    watch, asked = hold(run_dir, HeldBack(state="held"), HeldBack(state="held"))
+    watch, asked = hold(run_dir, SuspensionState(state="held"), SuspensionState(state="held"))
     assert watch.began([slot(100 * S)], [], bad=BAD, last=False) is None
     assert watch.began([slot(100 * S)], [], bad=BAD, last=False) is None
     assert asked.count == 1
     assert watch.began([slot(100 * S)], [], bad=BAD, last=True) is not None
 
 
-@pytest.mark.parametrize("answer", [None, HeldBack(state="free"), HeldBack(state="gone")])
+@pytest.mark.parametrize("answer", [None, SuspensionState(state="free"), SuspensionState(state="gone")])
 def test_what_is_not_suspended_falls_as_always(run_dir, answer):
     watch, _ = hold(run_dir, answer)
     assert watch.began([slot(1)], [], bad=BAD, last=True) is None
@@ -107,7 +107,7 @@ def test_our_own_stop_and_a_run_on_this_machine_are_never_asked_about(run_dir):
 
 
 def test_an_attempt_that_waits_says_for_whom(run_dir):
-    watch, asked = hold(run_dir, HeldBack(state="held", queue="team"), HeldBack(state="held"))
+    watch, asked = hold(run_dir, SuspensionState(state="held", queue="team"), SuspensionState(state="held"))
     assert watch.waits() == "waits for queue team to admit it"
     assert watch.waits() is None
     watch._waits_due = 0.0
@@ -119,16 +119,16 @@ def test_an_attempt_that_waits_says_for_whom(run_dir):
     ("answer", "says", "ended"),
     [
         (None, "waits", False),
-        (HeldBack(state="held"), "waits", False),
-        (HeldBack(state="gone"), "gone", False),
-        (HeldBack(state="free"), "released", True),
-        (HeldBack(state="held", queue="team"), "released", True),
+        (SuspensionState(state="held"), "waits", False),
+        (SuspensionState(state="gone"), "gone", False),
+        (SuspensionState(state="free"), "released", True),
+        (SuspensionState(state="held", queue="team"), "released", True),
     ],
 )
 def test_launch_s10_it_ends_when_it_is_released_or_a_queue_can_admit_the_next_attempt(run_dir, answer, says, ended):
-    watch, _ = hold(run_dir, HeldBack(state="held", since=S))
+    watch, _ = hold(run_dir, SuspensionState(state="held", since=S))
     watch.began([slot(2 * S)], [], bad=BAD, last=True)
-    release = OutsideRelease(run_dir, backend=Asked(answer))
+    release = ExternalRelease(run_dir, backend=Asked(answer))
     assert release.ended(PLAN) == says
     assert suspension(run_dir).suspended is not ended
     # The cluster is not asked again at once.
@@ -138,17 +138,17 @@ def test_launch_s10_it_ends_when_it_is_released_or_a_queue_can_admit_the_next_at
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, HeldBack(state="held")),
-        ({"spec": {"suspend": False}}, HeldBack(state="free")),
-        ({"metadata": {"uid": "v"}}, HeldBack(state="gone")),
-        ({"metadata": {"uid": "u", "deletionTimestamp": "now"}}, HeldBack(state="gone")),
+        ({}, SuspensionState(state="held")),
+        ({"spec": {"suspend": False}}, SuspensionState(state="free")),
+        ({"metadata": {"uid": "v"}}, SuspensionState(state="gone")),
+        ({"metadata": {"uid": "u", "deletionTimestamp": "now"}}, SuspensionState(state="gone")),
         (
             {"metadata": {"uid": "u", "labels": {"kueue.x-k8s.io/queue-name": "q"}}},
-            HeldBack(state="held", queue="q"),
+            SuspensionState(state="held", queue="q"),
         ),
         (
             {"status": {"conditions": [{"type": "Complete", "status": "True"}]}},
-            HeldBack(state="free"),
+            SuspensionState(state="free"),
         ),
         (
             {
@@ -159,27 +159,27 @@ def test_launch_s10_it_ends_when_it_is_released_or_a_queue_can_admit_the_next_at
                     ]
                 }
             },
-            HeldBack(state="held", since=9 * S),
+            SuspensionState(state="held", since=9 * S),
         ),
         (
             {"status": {"conditions": [{"type": "Suspended", "status": "True", "lastTransitionTime": "soon"}]}},
-            HeldBack(state="held"),
+            SuspensionState(state="held"),
         ),
     ],
 )
 def test_what_a_workload_says_of_itself(fields, expected):
     item = {"kind": "Job", "metadata": {"uid": "u"}, "spec": {"suspend": True}, **fields}
-    assert held_back(item, uid="u") == expected
+    assert suspension_state(item, uid="u") == expected
 
 
-class Suspends(OutsideHold):
+class Suspends(ExternalSuspension):
     """Says of every fall that somebody suspended the job, and of every attempt that a queue holds it."""
 
     def began(self, slots, ranks, *, bad, last):
         if not bad:
             return None
-        made = HoldRequest(what="suspend", at=1, by=WHO, outside=True)
-        append_hold(self._run_dir.path, made)
+        made = SuspensionRequest(what="suspend", at=1, by=WHO, outside=True)
+        append_suspension_request(self._run_dir.path, made)
         return made
 
     def waits(self):
@@ -191,7 +191,7 @@ TERMINATED = "if os.environ['RANKFALL_ATTEMPT'] == '1': os.kill(os.getpid(), sig
 
 @pytest.mark.parametrize("ended", ["released", "gone"])
 def test_launch_s10_the_run_goes_on_in_a_new_attempt_without_a_budget_or_ends_as_deleted(bench, monkeypatch, ended):
-    monkeypatch.setattr("rankfall.supervise.attempt.OutsideHold", Suspends)
+    monkeypatch.setattr("rankfall.supervisor.attempt.monitor.ExternalSuspension", Suspends)
     looks = []
 
     def end(self, plan):
@@ -199,10 +199,12 @@ def test_launch_s10_the_run_goes_on_in_a_new_attempt_without_a_budget_or_ends_as
         if len(looks) < 3:
             return "waits"
         if ended == "released":
-            append_hold(self._run_dir.path, HoldRequest(what="resume", at=time.time_ns(), by=WHO, outside=True))
+            append_suspension_request(
+                self._run_dir.path, SuspensionRequest(what="resume", at=time.time_ns(), by=WHO, outside=True)
+            )
         return ended
 
-    monkeypatch.setattr(OutsideRelease, "ended", end)
+    monkeypatch.setattr(ExternalRelease, "ended", end)
     run_dir, outcome = bench.run(TERMINATED, policies={"max_restarts": 0})
     assert looks[:3] == [1, 1, 1]
     assert f"suspended by {WHO}; rankfall resume {run_dir.id} goes on" in bench.texts("suspended")
@@ -216,8 +218,8 @@ def test_launch_s10_the_run_goes_on_in_a_new_attempt_without_a_budget_or_ends_as
 
 
 def test_an_attempt_that_a_queue_holds_is_queued(bench, monkeypatch):
-    monkeypatch.setattr("rankfall.supervise.attempt.OutsideHold", Suspends)
-    monkeypatch.setattr("rankfall.supervise.beginning._WAIT_FIRST_NS", 0)
+    monkeypatch.setattr("rankfall.supervisor.attempt.monitor.ExternalSuspension", Suspends)
+    monkeypatch.setattr("rankfall.supervisor.attempt.view._WAIT_FIRST_NS", 0)
     states = []
 
     def on_event(event):
@@ -231,7 +233,7 @@ def test_an_attempt_that_a_queue_holds_is_queued(bench, monkeypatch):
 
 
 def test_a_user_who_suspends_makes_a_suspension_from_outside_their_own(run_dir):
-    append_hold(run_dir.path, HoldRequest(what="suspend", at=1, by=WHO, outside=True))
+    append_suspension_request(run_dir.path, SuspensionRequest(what="suspend", at=1, by=WHO, outside=True))
     assert Run(run_dir)._hold("suspend", "mine")
     assert not suspension(run_dir).outside
     assert suspension(run_dir).suspended

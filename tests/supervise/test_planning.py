@@ -9,9 +9,9 @@ import pytest
 from rankfall.backends.plan import Plan
 from rankfall.kube.errors import Unreachable
 from rankfall.model import InfrastructureError, JobSpec, Refused
-from rankfall.store import AttemptRow
-from rankfall.store.resizes import ResizeRequest, append_resize
-from rankfall.supervise.planning import Planner
+from rankfall.rundir import AttemptRow
+from rankfall.rundir.requests import ResizeRequest, append_resize
+from rankfall.supervisor.attended.next_attempt import Planner
 
 ROW = AttemptRow(attempt=1, plan={"attempt": 1, "launcher": "plain", "slots": []})
 
@@ -24,11 +24,11 @@ class Backend:
         self.cleared = 0
         self.taken = None
 
-    def withdrawn(self, plan, *, surely):
+    def deleted_externally(self, plan, *, surely):
         assert surely
         return self.taken
 
-    def clear(self, plan, *, company):
+    def clear(self, plan, *, cancellation):
         assert plan.attempt == 1
         self.cleared += 1
 
@@ -45,14 +45,14 @@ class Desk:
     def __init__(self, backend, folder, **fields):
         self.said, self.states, self.notes, self.waits = [], [], [], 0
         self.give_up_after = 99
-        ledger = SimpleNamespace(
+        run_store = SimpleNamespace(
             set_run=lambda state, **_: self.states.append(state), note=self.notes.append, flush=lambda: None
         )
         spec = JobSpec(command=("x",), **fields)
         self.planner = Planner(
             SimpleNamespace(spec=spec, whole_spec=lambda: spec, path=folder),
             backend=backend,
-            ledger=ledger,
+            run_store=run_store,
             say=self.said.append,
             control=SimpleNamespace(wait=self.wait),
             over=lambda: self.waits >= self.give_up_after,
@@ -89,7 +89,7 @@ def test_i19_p6_no_plan_follows_a_deletion_and_nothing_is_removed(tmp_path):
     backend.taken = "job train-a1 was deleted in the cluster"
     desk = Desk(backend, tmp_path)
     assert desk.planner.plan(2, before=ROW, exclude=tuple) is None
-    assert (desk.planner.withdrawn, backend.cleared) == (backend.taken, 0)
+    assert (desk.planner.deleted_externally, backend.cleared) == (backend.taken, 0)
 
 
 def test_a_wish_ends_the_wait(tmp_path):
@@ -101,7 +101,7 @@ def test_a_wish_ends_the_wait(tmp_path):
 
 def test_what_does_not_go_after_a_cancel_is_said_and_noted(tmp_path):
     class Stuck(Backend):
-        def clear(self, plan, *, company):
+        def clear(self, plan, *, cancellation):
             raise InfrastructureError("pod p is still going")
 
     desk = Desk(Stuck(), tmp_path)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rankfall.backends import registry
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.model import JobSpec, Refused
-from rankfall.store import RunDir
-from rankfall.supervise.loop import supervise
+from rankfall.rundir import RunDir
+from rankfall.supervisor.supervise import supervise
 
 
 def test_the_local_backend_is_found_by_its_name() -> None:

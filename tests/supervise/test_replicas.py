@@ -15,19 +15,19 @@ import pytest
 
 from helpers import wait_until
 from patience import scaled
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Life
-from rankfall.explain import explain_fall, explain_run
+from rankfall.explain import explain_run, explain_slot_failure
 from rankfall.model import Diagnosis, FailureRule, InfrastructureError, NotFound, Success
-from rankfall.model.roles import Role
-from rankfall.report.tables import render_status
-from rankfall.store import RunDir
-from rankfall.store.lines import LineQuery, read_lines
-from rankfall.supervise import request_cancel
-from rankfall.supervise.blame import Blame
-from rankfall.supervise.events import Event
-from rankfall.supervise.loop import supervise
+from rankfall.model.jobspec.job import Role
+from rankfall.render.tables import render_status
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import LineQuery, read_lines
+from rankfall.supervisor import request_cancel
+from rankfall.supervisor.platform_reports import NodeReporter
+from rankfall.supervisor.run_events import Event
+from rankfall.supervisor.supervise import supervise
 
 from .conftest import Bench
 from .test_cancel import Threaded
@@ -96,11 +96,11 @@ def test_each_fall_of_a_slot_that_is_started_again_may_tell_its_node(
 ) -> None:
     told = []
 
-    def tell_of(self: Blame, plan: Plan, diagnosis: Diagnosis, *, slot: int, instance: int) -> None:
+    def report_slot_failure(self: NodeReporter, plan: Plan, diagnosis: Diagnosis, *, slot: int, instance: int) -> None:
         del self
         told.append((plan.attempt, diagnosis.verdict.node, slot, instance))
 
-    monkeypatch.setattr(Blame, "tell_of", tell_of)
+    monkeypatch.setattr(NodeReporter, "report_slot_failure", report_slot_failure)
     run = made(bench, "1", "2", "kill", rules=(FailureRule(signals=(9,), action="restart"),))
     assert bench.supervise(run).state == "succeeded"
     assert told == [(1, "node1", 1, 0), (1, "node1", 1, 1)]
@@ -270,14 +270,14 @@ def test_a_role_of_scope_gang_ends_the_attempt_and_what_is_done_is_not_run_again
 def test_the_fall_of_one_slot_can_be_read_afterwards(bench: Bench) -> None:
     run = made(bench, "1", "1", "130")
     assert bench.supervise(run).state == "succeeded"
-    verdict = explain_fall(run, slot=1).verdict
+    verdict = explain_slot_failure(run, slot=1).verdict
     assert (verdict.slot, verdict.node, verdict.cause.slug) == (1, "node1", "user_exit")
     assert verdict.decision is not None
     assert (verdict.decision.action, verdict.decision.state) == ("retry", "done")
     with pytest.raises(NotFound, match=r"slot 2 of run .* did not fall alone"):
-        explain_fall(run, slot=2)
+        explain_slot_failure(run, slot=2)
     with pytest.raises(NotFound, match="in attempt 7"):
-        explain_fall(run, slot=1, attempt=7)
+        explain_slot_failure(run, slot=1, attempt=7)
     with run.reader() as reader:
         assert "after 1 restart" in render_status(reader.status(0), now=datetime.now(UTC))
 
@@ -291,7 +291,7 @@ class Lingering(LocalBackend):
         self.broken = broken
         self.late = late
 
-    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
+    def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
         return self.taken
 
     def start_again(self, plan: Plan, slot: int) -> None:
@@ -329,7 +329,7 @@ def test_a_slot_that_cannot_be_started_again_ends_the_attempt(bench: Bench) -> N
 def test_a_slot_that_its_platform_is_slow_to_replace_is_waited_for_and_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankfall.supervise.replicas._WAIT_NS", 0)
+    monkeypatch.setattr("rankfall.supervisor.attempt.slot_restarts._WAIT_NS", 0)
     run = made(bench, "1", "1", "130")
     outcome = supervise(run, on_event=bench.events.append, backend=Lingering(late=6))
     assert outcome.state == "succeeded"

@@ -16,9 +16,9 @@ from patience import scaled
 from rankfall.client import SyncClient
 from rankfall.client.sync import SyncRun
 from rankfall.model import Refused, Role, SpecError
-from rankfall.store import RunDir
-from rankfall.supervise import request_hold, request_resize
-from rankfall.supervise.resizing import unmet
+from rankfall.rundir import RunDir
+from rankfall.supervisor import request_resize, request_suspension
+from rankfall.supervisor.requests import unmet
 
 from .conftest import Bench, Threaded
 
@@ -216,10 +216,10 @@ def test_a_held_run_keeps_the_wish_for_its_next_attempt(bench: Bench) -> None:
     run = bench.run_dir(bench.spec(STAY))
     supervisor = Threaded(bench, run, wait=WAIT)
     here(bench, 2, attempt=1)
-    request_hold(run.path, "suspend")
+    request_suspension(run.path, "suspend")
     request_resize(run, role="worker", nodes=1)
     wait_until(lambda: bench.texts("suspended"), timeout=WAIT, what="the suspension")
-    request_hold(run.path, "resume")
+    request_suspension(run.path, "resume")
     here(bench, 1, attempt=2)
     leave(bench)
     assert supervisor.join().state == "succeeded"

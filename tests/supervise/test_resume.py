@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.store import RunDir
-from rankfall.store.lines import LineQuery, read_lines
-from rankfall.supervise import request_cancel
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import LineQuery, read_lines
+from rankfall.supervisor import request_cancel
 
 from .conftest import Bench
 

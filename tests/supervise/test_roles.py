@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.model import FailureRule, Role, SpecError, StatusDocument, Success
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 from .conftest import Bench
 

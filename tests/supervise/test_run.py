@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from rankfall.model import Cause, Decision, JobSpec, Outcome, Policies, RankFacts, SlotFacts, SpecError, Verdict
-from rankfall.model.check_spec import check_spec
-from rankfall.store import RunDir
-from rankfall.supervise.events import EVENTS_NAME, Event, EventLog, read_events
-from rankfall.supervise.leaving import see_off, slots_text
-from rankfall.supervise.loop import supervise
-from rankfall.supervise.news import bad_ends
-from rankfall.supervise.settle import SettleWindow, is_final, went_on
+from rankfall.model.jobspec.check import check_spec
+from rankfall.rundir import RunDir
+from rankfall.supervisor.attempt.completion import SettleWindow, gang_recovered, is_final
+from rankfall.supervisor.attempt_facts import bad_ends
+from rankfall.supervisor.run_events import EVENTS_NAME, Event, EventLog, read_events
+from rankfall.supervisor.stopping import slots_text, wait_until_left
+from rankfall.supervisor.supervise import supervise
 
 from .conftest import QUICK, Bench
 
@@ -220,7 +220,7 @@ def test_a_finished_run_is_only_told_again(bench: Bench) -> None:
 
 
 def test_inside_off_leaves_no_hook(bench: Bench) -> None:
-    run, outcome = bench.run("print('rankfall_inside.hook' in sys.modules)", inside="off")
+    run, outcome = bench.run("print('rankfall_inside.hook.rank_process' in sys.modules)", inside="off")
     assert outcome.state == "succeeded"
     assert (run.path / "rank-00000.log").read_text() == "False\n"
 
@@ -301,7 +301,7 @@ def test_i19_the_last_states_of_pods_are_waited_for_by_name(tmp_path: Path) -> N
 
     plan: Any = SimpleNamespace(cluster=object())
     control: Any = SimpleNamespace(wait=time.sleep)
-    see_off(plan, [0, 1], backend=Platform(), control=control, wait=wait)  # type: ignore[arg-type]
+    wait_until_left(plan, [0, 1], backend=Platform(), control=control, wait=wait)  # type: ignore[arg-type]
     assert said == [("last_states", "waits for the kubelet's last report on slots 0, 1, at most 10 s")]
 
 
@@ -336,9 +336,9 @@ def test_an_elastic_gang_that_went_on_is_told_from_one_that_hangs() -> None:
     slots = [SlotFacts(slot=0, state="running"), SlotFacts(slot=1, state="ended", exit_code=1)]
     old = RankFacts(rank=0, slot=0, pid=1, state="running", started_at=10)
     new = RankFacts(rank=0, slot=0, pid=3, round=1, state="running", started_at=60)
-    assert not went_on([fell, old], slots, least=1)
-    assert went_on([fell, new], slots, least=1)
-    assert not went_on([fell, new], slots, least=2)
+    assert not gang_recovered([fell, old], slots, least=1)
+    assert gang_recovered([fell, new], slots, least=1)
+    assert not gang_recovered([fell, new], slots, least=2)
 
 
 # -- events

@@ -8,7 +8,7 @@ import pytest
 
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.model import SlotFacts
-from rankfall.supervise.set_stop import REASON, stop_by_set
+from rankfall.supervisor.stopping import REASON, jobset_stop
 
 
 def plan(backend: str = "jobset") -> Plan:
@@ -29,7 +29,7 @@ def over(number: int, role: str, at: int | None, **fields: Any) -> SlotFacts:
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
 def test_it_begins_with_the_last_end_of_the_role_that_failed(backend: str) -> None:
     slots = [slot(0, "ps"), over(1, "worker", 5, exit_code=1), over(2, "worker", 9)]
-    found = stop_by_set(plan(backend), slots)
+    found = jobset_stop(plan(backend), slots)
     assert found is not None
     assert (found.at_ns, found.reason) == (9, REASON)
 
@@ -45,17 +45,17 @@ def test_it_begins_with_the_last_end_of_the_role_that_failed(backend: str) -> No
     ],
 )
 def test_not_while_a_role_runs_or_has_done_its_work(slots: list[SlotFacts]) -> None:
-    assert stop_by_set(plan(), slots) is None
+    assert jobset_stop(plan(), slots) is None
 
 
 def test_jobs_of_their_own_do_not_end_each_other_and_this_machine_has_no_set() -> None:
     slots = [slot(0, "ps"), over(1, "worker", 5, exit_code=1)]
-    assert stop_by_set(plan("job"), slots) is None
-    assert stop_by_set(Plan(attempt=1, launcher="plain", slots=()), slots) is None
+    assert jobset_stop(plan("job"), slots) is None
+    assert jobset_stop(Plan(attempt=1, launcher="plain", slots=()), slots) is None
 
 
 def test_the_role_that_failed_first_is_the_one() -> None:
     slots = [over(0, "ps", 7, exit_code=None, signal=15, killed_by="foreign"), over(1, "worker", 5, exit_code=1)]
-    found = stop_by_set(plan(), slots)
+    found = jobset_stop(plan(), slots)
     assert found is not None
     assert found.at_ns == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankfall.backends.foreign.backend import ForeignBackend
-from rankfall.backends.local import LocalBackend
+from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.model import Verdict
 from supervise.native_stories import DONE, FELL, GOING, Bench, Cluster

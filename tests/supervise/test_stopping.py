@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankfall.supervise.followed import FOLLOWED_S
-from rankfall.supervise.stopping import DEAF_S, Stopping
+from rankfall.supervisor.stopping import FORCE_AFTER_S, LOGS_OPEN_TIMEOUT_S, Stopping
 
 
 class Backend:
@@ -32,16 +31,16 @@ def test_slots_are_told_when_their_logs_are_open_or_after_a_while(vain: bool) ->
     plan: Any = None
     stopping = Stopping(made, plan, grace=2.0, reason="r", now=100.0, followed=lambda: bool(followed))
     stopping.step({0, 1}, now=100.0)
-    stopping.step({0, 1}, now=100.0 + FOLLOWED_S - 0.1)
+    stopping.step({0, 1}, now=100.0 + LOGS_OPEN_TIMEOUT_S - 0.1)
     assert backend.told == []
     if not vain:
         followed.append(1)
-    now = 100.0 + FOLLOWED_S + (0.1 if vain else -0.1)
+    now = 100.0 + LOGS_OPEN_TIMEOUT_S + (0.1 if vain else -0.1)
     stopping.step({0, 1}, now=now)
     assert backend.told == [0, 1]
     # The grace time begins with the word.
-    stopping.step({0, 1}, now=now + 2.0 + DEAF_S)
+    stopping.step({0, 1}, now=now + 2.0 + FORCE_AFTER_S)
     assert backend.ended == []
     followed.clear()
-    stopping.step({0}, now=now + 2.1 + DEAF_S)
+    stopping.step({0}, now=now + 2.1 + FORCE_AFTER_S)
     assert (backend.told, backend.ended) == ([0, 1], [0])

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.supervise import events, starting
-from rankfall.supervise.events import Event, EventLog, read_events
-from rankfall.supervise.starting import StorageWatch
+from rankfall.supervisor import attempt_facts, run_events
+from rankfall.supervisor.attempt_facts import StorageWatch
+from rankfall.supervisor.run_events import Event, EventLog, read_events
 
 
 def test_i19_p4_a_full_disk_is_said_at_once_every_15_s_and_when_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, trouble = 100.0, None
-    monkeypatch.setattr(starting, "disk_trouble", lambda _: trouble)
+    monkeypatch.setattr(attempt_facts, "disk_trouble", lambda _: trouble)
     watch = StorageWatch(tmp_path, clock=lambda: now)
     said = []
     for second in range(40):
@@ -40,7 +40,7 @@ def test_i19_p4_events_without_room_are_shown_at_once_and_written_when_there_is_
     path = log._path
     path.rename(tmp_path / "kept")
     path.symlink_to("/dev/full")
-    monkeypatch.setattr(events.os, "ftruncate", lambda *_: None)
+    monkeypatch.setattr(run_events.os, "ftruncate", lambda *_: None)
     log.say("gap", "second", at=2, slot=3)
     log.say("gap", "third", at=3)
     path.unlink()
@@ -62,7 +62,7 @@ def test_i19_p4_events_without_room_are_shown_at_once_and_written_when_there_is_
 
 
 def test_a_file_of_events_that_is_large_enough_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_EVENTS_BYTES", 1)
+    monkeypatch.setattr(run_events, "MAX_EVENTS_BYTES", 1)
     seen: list[Event] = []
     log = EventLog(tmp_path, seen.append)
     log.say("gap", "first", at=1)

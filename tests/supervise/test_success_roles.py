@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankfall.model import RankFacts, SlotFacts, Success
-from rankfall.supervise.success import SuccessWatch
+from rankfall.supervisor.attempt.completion import SuccessWatch
 
 
 def slot(number: int, role: str, code: int | None = None) -> SlotFacts:

@@ -16,9 +16,9 @@ from helpers import wait_until
 from patience import scaled
 from rankfall.client import SyncClient
 from rankfall.model import Deadlines, Outcome, StoreError
-from rankfall.store import RunDir
-from rankfall.supervise import read_suspension, request_cancel, request_hold
-from rankfall.supervise.suspension import SUSPEND_NAME, HoldRequest, Suspension
+from rankfall.rundir import RunDir
+from rankfall.supervisor import read_suspension, request_cancel, request_suspension
+from rankfall.supervisor.requests import SUSPEND_NAME, Suspension, SuspensionRequest
 
 from .conftest import Bench
 
@@ -75,7 +75,7 @@ def test_jobapi_s09_suspended_from_the_start_begins_nothing_and_the_clock_starts
     assert (status.attempts, status.started, status.reason) == (0, None, "suspended by its job spec")
     # As long as the whole total: it would be over, if it counted.
     threading.Event().wait(total_s)
-    request_hold(run.path, "resume")
+    request_suspension(run.path, "resume")
     outcome = supervisor.join()
     assert (outcome.state, outcome.attempts) == ("succeeded", 1)
     assert [event.kind for event in bench.events][:2] == ["suspended", "attempt"]
@@ -86,7 +86,7 @@ def test_jobapi_s10_suspended_while_training_and_resumed_with_the_same_budgets(b
     run = bench.run_dir(bench.spec(code, policies={"max_restarts": 1}))
     supervisor = Threaded(bench, run)
     here(bench, 2)
-    request_hold(run.path, "suspend", reason="others need the machine")
+    request_suspension(run.path, "suspend", reason="others need the machine")
     until(run, "suspended")
     assert bench.left() == []
     with run.reader() as reader:
@@ -95,7 +95,7 @@ def test_jobapi_s10_suspended_while_training_and_resumed_with_the_same_budgets(b
         assert [(row.attempt, row.state) for row in reader.attempts()] == [(1, "suspended")]
         assert "others need the machine" in (reader.run().reason or "")
         assert len(reader.ranks(1)) == 2
-    request_hold(run.path, "resume")
+    request_suspension(run.path, "resume")
     outcome = supervisor.join()
     # Attempt 2 fell and its one restart was still there.
     assert (outcome.state, outcome.attempts) == ("succeeded", 3)
@@ -108,9 +108,9 @@ def test_ranks_that_leave_with_0_when_told_to_stop_are_suspended_and_not_done(be
     run = bench.run_dir(bench.spec(f"{FIRST}{(polite + STAY).replace(chr(10), chr(10) + '    ')}"))
     supervisor = Threaded(bench, run)
     here(bench, 2)
-    request_hold(run.path, "suspend")
+    request_suspension(run.path, "suspend")
     until(run, "suspended")
-    request_hold(run.path, "resume")
+    request_suspension(run.path, "resume")
     assert supervisor.join().attempts == 2
 
 
@@ -127,7 +127,7 @@ def test_a_failure_before_the_suspension_keeps_its_verdict(bench: Bench) -> None
     run = bench.run_dir(bench.spec(code, policies={"settle_quiet_s": 1.5}))
     supervisor = Threaded(bench, run)
     wait_until(lambda: "ended with code 9" in "".join(bench.texts("failure")), timeout=WAIT, what="the end")
-    request_hold(run.path, "suspend")
+    request_suspension(run.path, "suspend")
     outcome = supervisor.join()
     assert (outcome.state, outcome.code) == ("failed", 9)
 
@@ -167,21 +167,21 @@ def test_a_run_that_nobody_supervises_is_suspended_all_the_same(bench: Bench, cl
 def test_requests_are_appended_and_damage_costs_only_itself(tmp_path: Path) -> None:
     assert not read_suspension(tmp_path, initially=False).suspended
     assert read_suspension(tmp_path, initially=True).suspended
-    request_hold(tmp_path, "resume")
+    request_suspension(tmp_path, "resume")
     with (tmp_path / SUSPEND_NAME).open("ab") as file:
         file.write(b'{"what": "suspend", "at"')
-    request_hold(tmp_path, "suspend", reason="because")
+    request_suspension(tmp_path, "suspend", reason="because")
     found = read_suspension(tmp_path, initially=True)
     assert [one.what for one in found.requests] == ["resume", "suspend"]
     assert found.suspended
     assert found.text.startswith("suspended by ")
     assert found.text.endswith(": because")
     with pytest.raises(StoreError, match="cannot resume"):
-        request_hold(tmp_path / "absent", "resume")
+        request_suspension(tmp_path / "absent", "resume")
 
 
 def test_an_attempt_that_was_told_to_stop_is_stopped_even_if_it_was_resumed_since() -> None:
-    asked = (HoldRequest(what="suspend", at=50), HoldRequest(what="resume", at=60))
+    asked = (SuspensionRequest(what="suspend", at=50), SuspensionRequest(what="resume", at=60))
     hold = Suspension(requests=asked)
     assert (hold.asked(40), hold.asked(50), hold.asked(70)) == (50, None, None)
     assert Suspension(requests=asked[:1]).asked(70) == 70
@@ -190,7 +190,7 @@ def test_an_attempt_that_was_told_to_stop_is_stopped_even_if_it_was_resumed_sinc
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(["suspend", "resume"]), st.integers(0, 100)), max_size=8))
 def test_the_paused_time_is_that_of_a_clock_that_ticks(initially, asked) -> None:
     asked.sort(key=lambda one: one[1])
-    requests = tuple(HoldRequest(what=what, at=at) for what, at in asked)
+    requests = tuple(SuspensionRequest(what=what, at=at) for what, at in asked)
     hold = Suspension(initially=initially, requests=requests)
 
     def standing(moment: int) -> bool:

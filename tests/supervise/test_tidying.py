@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rankfall.client import create_run
 from rankfall.explain import explain_run
-from rankfall.store import RunDir
-from rankfall.store.compress import MARK
-from rankfall.store.lines import LineQuery, read_lines
-from rankfall.supervise.events import read_events
-from rankfall.supervise.tidying import tidy
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import LineQuery, read_lines
+from rankfall.rundir.streams.writer import MARK
+from rankfall.supervisor.run_events import read_events
+from rankfall.supervisor.supervise import compress_ended_runs
 
 from .conftest import Bench
 
@@ -36,7 +36,7 @@ def test_what_a_killed_process_left_halfway_is_ended_by_the_next_run(bench: Benc
     stream.write_bytes(b"x\n" * 600_000)
     (left.path / MARK).touch()
     with left.lease():
-        tidy(bench.run("print('b')", nnodes=1)[0])
+        compress_ended_runs(bench.run("print('b')", nnodes=1)[0])
         assert stream.exists(), "somebody holds it"
     bench.run("print('c')", nnodes=1)
     assert forms(left) == {"0.out.log.zst"}
@@ -58,7 +58,7 @@ def test_why_a_stream_stays_raw_is_kept_with_the_run(bench: Bench) -> None:
     stream = next(run.logs_dir.rglob("0.out.log"))
     with stream.open("ab") as file:
         file.write(b"x\n" * 600_000)
-        tidy(run)
+        compress_ended_runs(run)
     event = read_events(run.path)[0][-1]
     assert (event.kind, event.text.partition(": ")[2]) == ("raw", "a process still has it open for writing")
 

@@ -10,22 +10,13 @@ import msgspec
 import pytest
 
 from flyte_errors import document
+from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import FINAL_STATES, InfrastructureError, Refused
-from rankfall.observe.attempt import AttemptObserver, Delta
-from rankfall.observe.cluster.stops import read_stop
-from rankfall.supervise import (
-    calm,
-    followed,
-    gang,
-    native_look,
-    native_pods,
-    native_starts,
-    request_cancel,
-    request_hold,
-    steering,
-    unattended,
-)
-from rankfall.supervise.control import Control
+from rankfall.rundir.cluster.marks import read_stop
+from rankfall.supervisor import request_cancel, request_suspension, stopping
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.unattended import control as steering
+from rankfall.supervisor.unattended import driver, monitor, workload_poller
 from supervise.native_stories import AGAIN, AT, AWAY, DONE, FELL, GOING, HELD, Bench
 
 # AT, in nanoseconds since the epoch.
@@ -34,15 +25,15 @@ T0 = 1_795_287_600 * 10**9
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(gang, "_STEP_S", 0.002)
-    monkeypatch.setattr(native_look, "LOOK_S", 0.004)
-    monkeypatch.setattr(native_look, "_AGAIN_S", 0.004)
-    monkeypatch.setattr(native_pods, "LOOK_S", 0.004)
-    monkeypatch.setattr(native_pods, "_STORE_S", 0.05)
-    monkeypatch.setattr(unattended, "LOOK_S", 0.004)
+    monkeypatch.setattr(monitor, "_STEP_S", 0.002)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(workload_poller, "_AGAIN_S", 0.004)
+    monkeypatch.setattr(workload_poller, "POLL_INTERVAL_S", 0.004)
+    monkeypatch.setattr(workload_poller, "_STORE_S", 0.05)
+    monkeypatch.setattr(driver, "POLL_INTERVAL_S", 0.004)
     monkeypatch.setattr(steering, "_STEP_S", 0.002)
     # Nobody records while these tests steer.
-    monkeypatch.setattr(followed, "FOLLOWED_S", 0.01)
+    monkeypatch.setattr(stopping, "LOGS_OPEN_TIMEOUT_S", 0.01)
 
 
 @pytest.fixture
@@ -412,29 +403,29 @@ def test_who_lets_go_leaves_the_run_as_it_is_and_the_next_one_goes_on(home):
 
 def test_a_look_takes_in_what_has_come_to_pass_and_leaves_what_goes_on(home):
     bench = Bench(home, GOING)
-    unattended.launch(bench.run, backend=bench.cluster)
-    unattended.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
     assert (bench.cluster.launched, bench.state()[0]) == ([1], "starting")
     bench.workload.there = {"u10": "Running"}
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state()[0] == "running"
     bench.workload.looks = [AWAY]
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state()[0] == "running"
     bench.workload.looks = [ended(bench, 0, 0)]
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state()[0] == "succeeded"
 
 
 @pytest.mark.parametrize("end", ["goes on", "gone", "stays"])
 def test_a_look_at_a_suspended_run(home, end):
     bench = Bench(home, HELD)
-    unattended.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
     bench.pod(0, code=143)
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state()[0] == "suspended"
     bench.workload.looks = [{"goes on": GOING, "gone": None, "stays": HELD}[end]]
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state()[0] == {"goes on": "starting", "gone": "deleted", "stays": "suspended"}[end]
 
 
@@ -442,7 +433,7 @@ def test_a_launch_that_the_server_refuses_ends_the_run_in_its_words(home):
     bench = Bench(home, GOING)
     bench.cluster.refusal = InfrastructureError("admission webhook says no")
     with pytest.raises(InfrastructureError, match="says no"):
-        unattended.launch(bench.run, backend=bench.cluster)
+        driver.launch(bench.run, backend=bench.cluster)
     assert bench.state() == ("failed", "it could not be launched: admission webhook says no")
     with bench.run.reader() as reader:
         found = reader.diagnosis(1)
@@ -482,7 +473,7 @@ def test_cancel_removes_it_itself_and_gives_one_of_three_answers(home, answer):
     bench = Bench(home, GOING)
     assert steering.cancel(bench.run, reason="r", say=print, backend=bench.cluster) == "gone"
     bench = Bench(home, GOING)
-    unattended.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
     bench.workload.removed = answer
     said: list[str] = []
     assert steering.cancel(bench.run, reason="enough", say=said.append, backend=bench.cluster) == answer
@@ -500,7 +491,7 @@ def test_suspend_waits_until_no_pod_runs_and_resume_lets_it_go_on(home, monkeypa
     bench = Bench(home, GOING, policies={"grace_s": 0.01})
     assert steering.suspend(bench.run, reason="", backend=bench.cluster) == "unknown"
     assert not steering.resume(bench.run, reason="", backend=bench.cluster)
-    unattended.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
     bench.workload.there = {"u10": "Running", "u11": "Succeeded"}
     timer = threading.Timer(0.05, bench.workload.there.pop, ("u10",))
     timer.start()
@@ -523,24 +514,24 @@ def test_suspend_waits_until_no_pod_runs_and_resume_lets_it_go_on(home, monkeypa
 
 def test_who_suspended_it_is_said(home):
     bench = Bench(home, HELD)
-    unattended.launch(bench.run, backend=bench.cluster)
-    request_hold(bench.run.path, "suspend", reason="lunch")
+    driver.launch(bench.run, backend=bench.cluster)
+    request_suspension(bench.run.path, "suspend", reason="lunch")
     bench.pod(0, code=143)
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert "lunch" in (bench.state()[1] or "")
 
 
 def test_plans_of_starts_without_a_cluster_or_of_a_job(home):
     bench = Bench(home, GOING, backend="job")
-    plan = native_starts.first_start(bench.cluster.plan(bench.run.spec, bench.run, 1))
+    plan = driver.first_start(bench.cluster.plan(bench.run.spec, bench.run, 1))
     assert plan.cluster is not None
     assert plan.cluster.selector == "a=b"
-    second = native_starts.next_start(plan, bench.run, restarted=False)
+    second = driver.next_start(plan, bench.run, restarted=False)
     assert second.cluster is not None
     assert (second.attempt, second.cluster.selector, second.cluster.apart) == (2, "a=b", (1,))
     nowhere = msgspec.structs.replace(plan, cluster=None)
-    assert native_starts.first_start(nowhere) is nowhere
-    assert native_starts.next_start(nowhere, bench.run, restarted=True).cluster is None
+    assert driver.first_start(nowhere) is nowhere
+    assert driver.next_start(nowhere, bench.run, restarted=True).cluster is None
 
 
 def test_a_pod_that_the_journal_does_not_have_yet_is_waited_for(home):
@@ -597,12 +588,12 @@ def test_a_pod_that_a_job_replaces_by_itself_is_the_next_start_of_its_slot(home)
 
 def test_replacements_that_nobody_saw_are_found_when_all_is_over(home):
     bench = Bench(home, GOING, backend="job", restart_scope="replica", policies={"max_restarts": 2})
-    unattended.launch(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
     for number, code in enumerate((3, 4, 5)):
         bench.pod(0, code=code, uid=f"u{number}", created=f"2026-11-21T19:00:0{number}Z")
     bench.pod(1, code=0)
     bench.workload.looks = [FELL]
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     with bench.run.reader() as reader:
         assert [row.fall.instance for row in reader.falls()] == [0, 1]
         found = reader.diagnosis(1)
@@ -628,11 +619,11 @@ def test_the_wrappers_code_for_a_stop_from_outside_is_the_stops(home):
 
 def test_a_suspension_whose_pods_were_gone_before_anybody_looked_ends_the_start_that_was_seen(home):
     bench = Bench(home, GOING)
-    unattended.launch(bench.run, backend=bench.cluster)
-    unattended.take_in(bench.run, backend=bench.cluster)
-    request_hold(bench.run.path, "suspend", reason="lunch")
+    driver.launch(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
+    request_suspension(bench.run.path, "suspend", reason="lunch")
     bench.workload.looks = [HELD]
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     with bench.run.reader() as reader:
         assert [row.state for row in reader.attempts()] == ["suspended"]
     assert "lunch" in (bench.state()[1] or "")
@@ -640,36 +631,39 @@ def test_a_suspension_whose_pods_were_gone_before_anybody_looked_ends_the_start_
 
 def test_a_run_that_begins_suspended_says_so(home):
     bench = Bench(home, HELD, suspend=True)
-    unattended.launch(bench.run, backend=bench.cluster)
-    unattended.take_in(bench.run, backend=bench.cluster)
+    driver.launch(bench.run, backend=bench.cluster)
+    driver.refresh_unattended(bench.run, backend=bench.cluster)
     assert bench.state() == ("suspended", "suspended by its job spec")
 
 
 def test_looks_are_seldom_only_while_nothing_but_lines_comes(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(calm.time, "monotonic", lambda: now[0])
-    watch = calm.Calm()
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now[0])
+    watch = monitor.PollInterval()
     lines = Delta(records=(), evidence=(), failures=0, changed=False, bytes=1000, new_streams=0)
-    assert watch.pause(lines, took=0.001) == calm.CALM_S
-    now[0] += calm.QUIET_S
-    assert watch.pause(lines, took=0.001) == calm.SELDOM_S
-    for more in ({"changed": True}, {"new_streams": 1}, {"bytes": calm.MANY}):
-        now[0] += calm.QUIET_S
-        assert watch.pause(msgspec.structs.replace(lines, **more), took=0.001) == calm.CALM_S
+    assert watch.pause(lines, took=0.001) == monitor.BUSY_INTERVAL_S
+    now[0] += monitor.QUIET_S
+    assert watch.pause(lines, took=0.001) == monitor.IDLE_INTERVAL_S
+    for more in ({"changed": True}, {"new_streams": 1}, {"bytes": monitor.MANY}):
+        now[0] += monitor.QUIET_S
+        assert watch.pause(msgspec.structs.replace(lines, **more), took=0.001) == monitor.BUSY_INTERVAL_S
     # What takes long is done seldom at once.
-    assert watch.pause(lines, took=0.02) == 0.02 * calm.PAUSES
-    assert watch.pause(lines, took=60.0) == calm.SELDOM_S
+    assert watch.pause(lines, took=0.02) == 0.02 * monitor.IDLE_FACTOR
+    assert watch.pause(lines, took=60.0) == monitor.IDLE_INTERVAL_S
 
 
 def test_what_stirs_is_answered_after_ten_times_a_usual_look():
-    watch = calm.Calm()
-    assert watch.unstirred(took=0.1) == 0.1 * calm.STIRS
+    watch = monitor.PollInterval()
+    assert watch.wake_after(took=0.1) == 0.1 * monitor.WAKE_FACTOR
     # Dear only once: the looks around it are what one costs.
-    assert watch.unstirred(took=0.001) == 0.001 * calm.STIRS
-    assert watch.unstirred(took=0.1) == 0.001 * calm.STIRS
-    assert watch.unstirred(took=0.002) == 0.002 * calm.STIRS
+    assert watch.wake_after(took=0.001) == 0.001 * monitor.WAKE_FACTOR
+    assert watch.wake_after(took=0.1) == 0.001 * monitor.WAKE_FACTOR
+    assert watch.wake_after(took=0.002) == 0.002 * monitor.WAKE_FACTOR
     # Dear each time.
-    assert [watch.unstirred(took=took) for took in (0.2, 0.2)] == [0.002 * calm.STIRS, 0.2 * calm.STIRS]
+    assert [watch.wake_after(took=took) for took in (0.2, 0.2)] == [
+        0.002 * monitor.WAKE_FACTOR,
+        0.2 * monitor.WAKE_FACTOR,
+    ]
 
 
 def test_a_stir_need_not_wait_as_long_as_calm_does_after_a_dear_look(home, monkeypatch):
@@ -677,9 +671,9 @@ def test_a_stir_need_not_wait_as_long_as_calm_does_after_a_dear_look(home, monke
     waits: list[tuple[float, float]] = []
 
     class Heeding(Control):
-        def wait(self, seconds: float, *, unstirred: float | None = None) -> None:
-            if unstirred is not None:
-                waits.append((seconds, unstirred))
+        def wait(self, seconds: float, *, wake_after: float | None = None) -> None:
+            if wake_after is not None:
+                waits.append((seconds, wake_after))
             super().wait(0.0)
 
     bench = Bench(home, GOING)
@@ -687,10 +681,10 @@ def test_a_stir_need_not_wait_as_long_as_calm_does_after_a_dear_look(home, monke
     # Begin and end of each look, seconds of CPU: the third is dear.
     clock = iter([took for number in range(1000) for took in (0.0, 0.3 if number == 2 else 0.001)])
     # Of this module alone: what a look reads counts its own time.
-    monkeypatch.setattr(gang, "time", SimpleNamespace(**vars(time) | {"thread_time": lambda: next(clock)}))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(**vars(time) | {"thread_time": lambda: next(clock)}))
     bench.record(control=Heeding())
     assert len(waits) > 3
-    assert waits[2] == (calm.SELDOM_S, 0.001 * calm.STIRS)
+    assert waits[2] == (monitor.IDLE_INTERVAL_S, 0.001 * monitor.WAKE_FACTOR)
 
 
 def test_signatures_are_compiled_before_the_first_line(home, monkeypatch):

@@ -1,21 +1,127 @@
-"""What the user's command is, and whether it can start at all: a script, a module, torchrun itself, or any program.
+"""The user's command: its kind (script, module, torchrun, program), its Python, and whether it can start.
 
-Refuses, before anything is created, what is missing or cannot be executed. What only running it can tell is left to the run.
+The interpreter is asked for its version and torch in a child process, once, without importing torch. Refuses
+a missing or non-executable program, script or interpreter before anything is created. Roles inside the world
+of ranks must agree on one launcher and one rendezvous; roles with launcher ``exec`` are outside it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
 import msgspec
 
 from rankfall.backends import torchrun
-from rankfall.backends.interpreter import Interpreter, resolve
-from rankfall.model import JobSpec, Refused, SpecError
+from rankfall.backends.plan import Launcher, Rendezvous
+from rankfall.model import JobSpec, Part, Refused, SpecError, decoding
+
+# A cold interpreter on a slow disk; asked once.
+_ASK_TIMEOUT_S: Final = 60.0
+_ASK: Final = """\
+import json, sys
+version = None
+try:
+    from importlib.util import find_spec
+    if find_spec("torch") is not None:
+        from importlib.metadata import version as version_of
+        try:
+            version = version_of("torch")
+        except Exception:
+            version = "of unknown version"
+except Exception:
+    pass
+print("\\n" + json.dumps({"python": list(sys.version_info[:3]), "torch": version}))
+"""
+
+
+class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
+    """One Python.
+
+    Attributes:
+        path: absolute, links kept: a virtual environment is known by its own path.
+        version: of the language, as (3, 11, 4).
+        torch: version of torch; None when it has none.
+    """
+
+    path: str
+    version: tuple[int, int, int]
+    torch: str | None = None
+
+
+def find_interpreter(spec: JobSpec, *, cwd: Path) -> Interpreter:
+    """The job's Python.
+
+    Raises:
+        SpecError: it does not exist, is not executable, or does not answer.
+    """
+    if spec.python is None:
+        return _own()
+    path = resolve(spec.python, cwd=cwd, env=spec.env)
+    if path is None:
+        raise SpecError(
+            "$.python", f"{spec.python!r} does not exist or is not executable", hint="give the path of a Python"
+        )
+    try:
+        same = path.samefile(sys.executable) and str(path) == sys.executable
+        mtime = path.stat().st_mtime_ns
+    except OSError as error:
+        raise SpecError("$.python", f"{spec.python!r} cannot be read: {error.strerror}") from error
+    return _own() if same else _ask(str(path), mtime)
+
+
+def resolve(program: str, *, cwd: Path, env: dict[str, str]) -> Path | None:
+    """The executable file that a shell in ``cwd`` with ``env`` would start; None when there is none."""
+    if "/" in program:
+        path = cwd / Path(program).expanduser()
+        return path if path.is_file() and os.access(path, os.X_OK) else None
+    search = env.get("PATH", os.environ.get("PATH", os.defpath))
+    # Relative parts of PATH are relative to where the job runs.
+    folders = os.pathsep.join(str(cwd / part) for part in search.split(os.pathsep))
+    found = shutil.which(program, path=folders)
+    return Path(found) if found else None
+
+
+@lru_cache(maxsize=1)
+def _own() -> Interpreter:
+    torch: str | None = None
+    if importlib.util.find_spec("torch") is not None:
+        from importlib import metadata  # noqa: PLC0415 - brings e-mail along, and is asked for torch only
+
+        try:
+            torch = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            torch = "of unknown version"
+    major, minor, micro = sys.version_info[:3]
+    return Interpreter(path=sys.executable, version=(major, minor, micro), torch=torch)
+
+
+@lru_cache(maxsize=64)
+def _ask(path: str, mtime: int) -> Interpreter:  # noqa: ARG001 - a changed file is asked again
+    hint = "give a working Python >= 3.8 in $.python (--python)"
+    try:
+        done = subprocess.run(
+            [path, "-c", _ASK], capture_output=True, timeout=_ASK_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpecError("$.python", f"{path} does not start: {error}", hint=hint) from error
+    try:
+        answer = decoding.decode(done.stdout.strip().rpartition(b"\n")[2])
+        major, minor, micro = answer["python"]
+        return Interpreter(path=path, version=(int(major), int(minor), int(micro)), torch=answer["torch"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        raise SpecError("$.python", f"{path} is no Python that answers: {said}", hint=hint) from error
+
 
 Kind = Literal["script", "module", "torchrun", "program"]
 
@@ -199,3 +305,42 @@ def _check_shebang(path: Path, *, cwd: Path) -> None:
         raise SpecError(
             "$.command", f"{path.name}: its interpreter {interpreter} does not exist", hint="correct its first line"
         )
+
+
+@contextmanager
+def naming_role(spec: JobSpec, part: Part) -> Iterator[None]:
+    """Name the role in what is wrong with one of several."""
+    try:
+        yield
+    except SpecError as error:
+        if not spec.several_roles:
+            raise
+        message = error.message.removeprefix(f"{error.path}: ")
+        raise SpecError(error.path, f"{message} (role {part.name})", hint=error.hint) from error
+
+
+def world_launcher(chosen: Sequence[tuple[Part, Launcher]]) -> Launcher:
+    """The launcher of the job: that of all roles inside the world; ``exec`` when there is none.
+
+    Args:
+        chosen: each role with its own.
+
+    Raises:
+        SpecError: torchrun's ranks meet in their agents' store and plain ones in rank 0's; together they would wait for each other for ever.
+    """
+    inside = [(part, launcher) for part, launcher in chosen if part.in_world]
+    for part, launcher in inside:
+        first, its = inside[0]
+        if launcher != its:
+            raise SpecError(
+                "$.roles",
+                f"role {part.name} would be started by {launcher} and role {first.name} by {its}, and one world of ranks has one launcher",
+                hint="give both the same launcher, or exec to the one that is outside the world",
+            )
+    return inside[0][1] if inside else "exec"
+
+
+def world_rendezvous(commands: Sequence[tuple[Part, Command]]) -> Rendezvous:
+    """How the torchruns of all roles inside the world find each other: c10d when one of them asks for it."""
+    asked = {rendezvous_of(part.spec, command) for part, command in commands if part.in_world}
+    return "c10d" if "c10d" in asked else "static"

@@ -1,7 +1,7 @@
-"""Environment of a slot: what Rankfall adds, and what must not be inherited because it speaks of another job.
+"""The environment of a slot: variables that Rankfall adds, and inherited ones that are removed.
 
-A job started inside another job (a batch system's step, a rank of torchrun, a run of Rankfall) would otherwise take the outer rank for
-its own. What the spec names is always kept.
+A job started inside another job (a batch step, a rank of torchrun, a run of Rankfall) would otherwise take
+the outer rank for its own. Variables that the spec names are always kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rankfall.model import JobSpec, Part
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 FOREIGN: Final = frozenset(
     {
@@ -59,7 +59,7 @@ def identity(spec: JobSpec, run_dir: RunDir, *, attempt: int, slot: int, node: s
 def place(spec: JobSpec, part: Part, *, hosts: Mapping[str, str]) -> dict[str, str]:
     """Where a role's slots stand in a job of several, the same for all of them; the index alone differs. Empty for a job of one role.
 
-    ``rankfall_inside.place`` and its plain launcher make the sums.
+    ``rankfall_inside.wrapper.startup`` and its plain launcher make the sums.
 
     Args:
         spec: the job.

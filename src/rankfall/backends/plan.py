@@ -1,7 +1,8 @@
-"""The plan of one attempt: which slots would be started, with what, and where. It is data: shown by ``--dry-run``, kept in the store, submitted.
+"""The plan of one attempt: which slots would be started, with what command and environment, and where.
 
-It holds no secret of the job: a reference stands in the place of each (``model.secrets``), and the value is put in where a slot is started. What is
-stored leaves the job's own variables to the spec.
+A plan is data: printed by ``--dry-run``, stored with the attempt, given to a backend. Printed copies have
+values masked that look secret (rather one too many than one too few); stored copies leave the job's own
+variables to the spec.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.diagnose import CAUSAL
 from rankfall.model import JobSpec, decoding
-from rankfall.model.secrets import MASK, masked, masked_words, referring, secrets_of, without_pointer
-from rankfall.model.secrets import reference as secret_reference
-from rankfall.model.sizes import Left, SizeChange
-from rankfall.observe.cluster.source import PodSource
+from rankfall.model.jobspec.secrets import MASK, masked, masked_words, referring, secrets_of, without_pointer
+from rankfall.model.jobspec.secrets import reference as secret_reference
+from rankfall.model.jobspec.sizes import Left, SizeChange
+from rankfall.rundir.cluster.pod_source import PodSource
+from rankfall.verdict.diagnose import CAUSAL
 
 Launcher = Literal["torchrun", "plain", "exec"]
 Rendezvous = Literal["static", "c10d", "none"]

@@ -1,4 +1,7 @@
-"""What every backend does, and the answers that it gives. Whoever supervises a run knows backends by this protocol alone."""
+"""The protocol of all backends and the types of their answers.
+
+Supervisors know a backend by this protocol alone. Every method but ``plan`` can be called again without harm.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,12 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.model import JobSpec, Verdict
-from rankfall.model.health_answer import NodeAnswer
-from rankfall.model.health_verdict import RunVerdict
-from rankfall.observe.cluster.source import PodSource
-from rankfall.store import RunDir
+from rankfall.model.node_health.run_verdicts import NodeAnswer, RunVerdict
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.pod_source import PodSource
 
 if TYPE_CHECKING:
-    from rankfall.backends.cluster.workload import Workload
+    from rankfall.backends.kubernetes.workload import Workload
 
 # What can be seen of a slot without asking its records.
 Life = Literal["absent", "starting", "running", "ended", "dead"]
@@ -37,7 +39,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     pods: PodSource | None = None
 
 
-class Company(msgspec.Struct, frozen=True, kw_only=True):
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
     """Who waits for a call that may take minutes. Both are called in the caller's thread.
 
     Attributes:
@@ -63,7 +65,7 @@ class HeldBy(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = False
 
 
-class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+class SuspensionState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an attempt's workload is suspended in its cluster.
 
     Attributes:
@@ -120,7 +122,7 @@ class Backend(Protocol):
         """Supervise the run no more; ``over`` = it has ended."""
         ...
 
-    def submit(self, plan: Plan, *, company: Company | None = None) -> tuple[int, ...]:
+    def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
         """Start the slots that were never started; the numbers of those."""
         ...
 
@@ -152,7 +154,7 @@ class Backend(Protocol):
         """Ask slots to end; the numbers of those that could be told."""
         ...
 
-    def ask_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
+    def request_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
         """Ask slots for the stacks of their ranks; the numbers of those that could be told."""
         ...
 
@@ -172,7 +174,7 @@ class Backend(Protocol):
         """Where the observations of a plan come from."""
         ...
 
-    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
+    def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
         """That somebody else deleted the attempt's workload, as text for people; None where nothing says so.
 
         Args:
@@ -182,11 +184,11 @@ class Backend(Protocol):
         """
         ...
 
-    def held_back(self, plan: Plan) -> HeldBack | None:
+    def suspension_state(self, plan: Plan) -> SuspensionState | None:
         """Whether the attempt's workload is suspended; None where it cannot be, or cannot be seen now."""
         ...
 
-    def clear(self, plan: Plan, *, company: Company | None = None) -> None:
+    def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
         """Remove what an ended attempt left outside the run directory, before another one begins; waits until it is gone."""
         ...
 
@@ -196,7 +198,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class ShowingBackend(Backend, Protocol):
+class VerdictPublishingBackend(Backend, Protocol):
     """A backend that can put a verdict where users of its platform look. Of jobs that Rankfall did not start none can."""
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
@@ -205,7 +207,7 @@ class ShowingBackend(Backend, Protocol):
 
 
 @runtime_checkable
-class BlamingBackend(Backend, Protocol):
+class NodeReportingBackend(Backend, Protocol):
     """A backend whose nodes are watched over by others, who want to know which node felled a run."""
 
     def blame(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:

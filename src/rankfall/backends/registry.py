@@ -1,6 +1,7 @@
-"""Which backends there are, by the name that a spec gives. The one place that knows their classes; each is loaded when it is used.
+"""Maps the backend name of a spec to its class and loads it when it is used.
 
-Refuses a name that no backend of this version answers to, before anything is created.
+The only place that knows the classes. Refuses a name that this version has no backend for, before anything is
+created.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 # Name in a spec -> module and class; the class is called without arguments.
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "local": ("rankfall.backends.local", "LocalBackend"),
-        "job": ("rankfall.backends.cluster.backend", "ClusterBackend"),
-        "jobset": ("rankfall.backends.cluster.backend", "ClusterBackend"),
-        "trainjob": ("rankfall.backends.cluster.backend", "ClusterBackend"),
+        "local": ("rankfall.backends.local.backend", "LocalBackend"),
+        "job": ("rankfall.backends.kubernetes.backend", "ClusterBackend"),
+        "jobset": ("rankfall.backends.kubernetes.backend", "ClusterBackend"),
+        "trainjob": ("rankfall.backends.kubernetes.backend", "ClusterBackend"),
         FOREIGN: ("rankfall.backends.foreign.backend", "ForeignBackend"),
     }
 )
@@ -60,9 +61,9 @@ def first_plan(spec: JobSpec, *, home: Path, elsewhere: bool) -> Plan:
         UsageError: something that the job needs is missing, or fields contradict the command.
         InfrastructureError: no port is free, or the cluster does not answer.
     """
-    from rankfall.observe.record_store import require_reader  # noqa: PLC0415 - as the strategies
-    from rankfall.observe.strategies import find_strategy  # noqa: PLC0415 - loads the signatures
-    from rankfall.store import RunDir  # noqa: PLC0415 - who names backends only needs none
+    from rankfall.collect.stores.record_store import require_reader  # noqa: PLC0415 - as the strategies
+    from rankfall.rundir import RunDir  # noqa: PLC0415 - who names backends only needs none
+    from rankfall.strategy_registry import find_strategy  # noqa: PLC0415 - loads the signatures
 
     find_strategy(spec.strategy, elsewhere=elsewhere)
     require_reader(spec.record_store)

@@ -1,7 +1,7 @@
-"""A command that is torchrun itself: its flags are read, what is missing is filled in, what contradicts the job is refused.
+"""Parses a command that is torchrun itself, fills in missing flags and refuses flags that contradict the job.
 
-Flags may be spelled with dashes or underscores, with ``=`` or a space, shortened as argparse allows, or set as ``PET_*`` variables. Ours
-are put in front, so that nothing that follows the user's script is ever touched.
+Flags may be spelled with dashes or underscores, with ``=`` or a space, abbreviated as argparse allows, or set
+as ``PET_*`` variables. Rankfall's flags come first, so that nothing after the user's script is touched.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Final
 
 from rankfall.model import FINAL_STATES
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 _CODE: Final = 128
 # Longer than what Python does between the hook and the code that was interrupted.
@@ -104,7 +104,7 @@ def code_of(number: int) -> int:
 
 def goes_on(directory: RunDir) -> str:
     """What becomes of a run that this process stops watching, and how to come back to it or end it."""
-    from rankfall.supervise.control import read_cancel  # noqa: PLC0415 - a view that nobody ends early needs none of it
+    from rankfall.supervisor.requests import read_cancel  # noqa: PLC0415 - a view that nobody ends early needs none of it
 
     run = directory.id
     with directory.reader() as reader:

@@ -1,4 +1,4 @@
-"""Options that several verbs share, so that they read the same everywhere."""
+"""Click options and arguments that several verbs share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rankfall.cli.emit import Output
+from rankfall.cli.console import Output
 from rankfall.cli.target import Where
 from rankfall.cli.values import parse_size
 
@@ -95,7 +95,7 @@ def max_bytes(function: F) -> F:
     )(function)
 
 
-def shown_ranks(function: F) -> F:
+def rank_options(function: F) -> F:
     """``--rank``, ``--all`` and ``--max-bytes`` of the verbs that show a live run."""
     function = max_bytes(function)
     function = click.option("--all", "everything", is_flag=True, help="Show the output of all ranks.")(function)

@@ -1,9 +1,8 @@
-"""Staying with a run: supervise it here or watch another supervisor do it, until its end, a detach or a cancel.
+"""Stays with a run until its end, a detach or a cancel; supervises it in a thread where nobody else does.
 
-A thread supervises, the main thread shows what happens and takes signals. Whatever dies here, the job goes on: its slots hang on nobody.
-
-Who holds the run's lease when a signal comes decides what it means: SIGTERM (and SIGINT without a terminal) to the supervisor cancels the run;
-a viewer only lets go.
+The main thread shows the run and counts signals. Whatever fails here, the job goes on. ``Recording``
+records an unattended run beside ``logs -f``: a second process only reads, and takes over when the first
+ends.
 """
 
 from __future__ import annotations
@@ -18,15 +17,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from rankfall.cli import emit
+from rankfall.cli import console
 from rankfall.cli.interrupts import SIGNALS, Interrupts, code_of, goes_on
 from rankfall.cli.viewer import Viewer
 from rankfall.model import FINAL_STATES, LockHeld, Outcome, RankfallError
-from rankfall.store import RunDir
-from rankfall.supervise import Control, read_cancel, request_cancel, spawn_detached
-from rankfall.supervise.events import Event
-from rankfall.supervise.loop import finish, supervise
-from rankfall.supervise.outcome import outcome_of
+from rankfall.render.escape import one_line
+from rankfall.rundir import RunDir
+from rankfall.supervisor import Control, read_cancel, request_cancel, spawn_detached
+from rankfall.supervisor.outcome import outcome_of
+from rankfall.supervisor.run_events import Event
+from rankfall.supervisor.supervise import finish, supervise
 
 _TICK_S: Final = 0.05
 _TERMINATED: Final = "SIGTERM to rankfall"
@@ -187,9 +187,9 @@ class Session:
         Who leaves a run that goes on has 0, and 128 + N where signal N ended a viewer: its caller must not take that for a run that succeeded.
         """
         if outcome is not None:
-            return tell_exit(outcome)
+            return print_exit_origin(outcome)
         if self._left:
-            emit.say(f"rankfall-exit: rankfall {self._left}")
+            console.say(f"rankfall-exit: rankfall {self._left}")
         return self._left
 
     def _stay(self) -> Outcome | None:
@@ -247,9 +247,9 @@ class Session:
             self._viewer.finish(final)
         except OSError as error:
             self._viewer.mute()
-            emit.close_quietly()
+            console.close_quietly()
             if not isinstance(error, BrokenPipeError):
-                emit.say(f"rankfall: stdout takes no more ({error.strerror}); the record has everything")
+                console.say(f"rankfall: stdout takes no more ({error.strerror}); the record has everything")
             if final is not None:
                 self._viewer.finish(final)
         return True
@@ -276,7 +276,7 @@ class Session:
             return
         self._announced = True
         if read_cancel(self._directory.path) is None:
-            emit.say(
+            console.say(
                 f"rankfall: nobody supervised {self._directory.id}: this process does now, and SIGTERM to it cancels the run"
             )
 
@@ -317,7 +317,7 @@ class Session:
         elif answer not in {"d", None}:
             self._asked = 0
             signals.forget()
-            emit.say("rankfall: going on")
+            console.say("rankfall: going on")
         return answer in {"d", None}
 
     def _left_by(self, number: int) -> bool:
@@ -333,13 +333,13 @@ class Session:
         count = self._signals.interrupts
         while True:
             if self._signals.interrupts > count or self._signals.hung_up:
-                emit.say()
+                console.say()
                 return None
             if self._signals.terminated:
-                emit.say()
+                console.say()
                 return "t"
             if self._own is not None and self._own.over:
-                emit.say()
+                console.say()
                 return ""
             ready, _, _ = select.select([sys.stdin], [], [], 0.1)
             if ready:
@@ -364,7 +364,7 @@ class Session:
             finally:
                 if self._own is not None:
                     self._own.control.cancel(reason)
-                emit.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C leaves it to finish alone")
+                console.say(f"rankfall: cancelling {self._directory.id}; Ctrl-C leaves it to finish alone")
 
     def _detach(self) -> Outcome | None:
         """Leave; the run gets a supervisor of its own when this process was it."""
@@ -378,11 +378,73 @@ class Session:
             if supervised and outcome is not None and not self._unattended:
                 with contextlib.suppress(LockHeld):
                     spawn_detached(self._directory)
-        emit.say(f"rankfall: detached; {goes_on(self._directory)}")
+        console.say(f"rankfall: detached; {goes_on(self._directory)}")
         return None
 
 
-def tell_exit(outcome: Outcome) -> int:
+def print_exit_origin(outcome: Outcome) -> int:
     """Say whose exit code it is, as the last line of stderr; the code."""
-    emit.say(f"rankfall-exit: {outcome.exit_origin} {outcome.code}")
+    console.say(f"rankfall-exit: {outcome.exit_origin} {outcome.code}")
     return outcome.code
+
+
+_TEXT: Final = 400
+
+
+class Recording:
+    """The recorder beside a view.
+
+    Args:
+        directory: of a run that its platform ends by itself.
+    """
+
+    def __init__(self, directory: RunDir) -> None:
+        self._directory = directory
+        self._own: Supervision | None = None
+
+    def over(self) -> bool:
+        """Whether the run has ended and all of it is stored; keeps the recorder going until then.
+
+        Raises:
+            RankfallError: what ended the recorder.
+        """
+        if self._own is not None:
+            if not self._own.over:
+                return False
+            own, self._own = self._own, None
+            own.result()
+        with self._directory.reader() as reader:
+            ended = reader.run().state in FINAL_STATES
+        if self._directory.lease_holder() is not None:
+            # Somebody else records it; that one writes its last words still.
+            return False
+        if not ended:
+            self._own = Supervision(self._directory, on_event=_tell)
+            self._own.begin()
+        return ended
+
+    def stop(self) -> None:
+        """Let go of the run, which goes on."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.control.release()
+            own.result()
+
+
+def ended_text(directory: RunDir) -> str:
+    """How a job that Rankfall did not start ended, with the command that says more; empty while it goes on."""
+    foreign = directory.foreign
+    with directory.reader() as reader:
+        row = reader.run()
+    if foreign is None or row.state not in FINAL_STATES:
+        return ""
+    reason = f": {row.reason}" if row.reason else ""
+    why = "" if row.state == "succeeded" else f"; rankfall why {directory.id}"
+    return one_line(f"{foreign.target.shown} {row.state}{reason}{why}", width=_TEXT)
+
+
+def _tell(event: Event) -> None:
+    """Show what happens to the job itself: lines do not say that they are those of another gang."""
+    later = event.kind == "attempt" and event.data.get("attempt") != 1
+    if later or event.kind in {"gap", "decision", "suspended"}:
+        console.say(f"rankfall: {one_line(event.text, width=_TEXT)}")

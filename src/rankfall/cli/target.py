@@ -1,6 +1,8 @@
-"""Which run is meant: an id, the beginning of one, the newest when none is given, or a job of a cluster that Rankfall did not start.
+"""Resolves the run that a command means: an id, a prefix of one, the newest, or ``KIND/NAME``.
 
-Such a job is written ``KIND/NAME``, as kubectl writes it. It gets a record of its own, and is never changed.
+``KIND/NAME`` is a job of a cluster that Rankfall did not start; it gets a run directory of its own and is
+never changed. A run that nobody supervises or records is refreshed before it is shown; where that fails,
+the last known state is shown with a message.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rankfall.cli import emit
+from rankfall.cli import console
 from rankfall.model import FINAL_STATES, LockHeld, NotFound, RankfallError, Refused, UsageError
 from rankfall.model.foreign import FOREIGN_KINDS, Target
 from rankfall.model.patterns import anchored
-from rankfall.store import RunDir, default_home, home, list_runs
+from rankfall.rundir import RunDir, default_home, home, list_runs
 
 if TYPE_CHECKING:
-    from rankfall.supervise.events import Event
+    from rankfall.supervisor.run_events import Event
 
 # As kubectl has them: "job", "jobs", "jobs.batch", "trainjob.trainer.kubeflow.org", "po".
 _TARGET: Final = anchored(r"([A-Za-z]+)(?:\.[A-Za-z0-9.-]+)?/([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)", limit=1_024)
@@ -63,7 +65,7 @@ def read_home() -> Path:
     return home() if path.exists() else path
 
 
-def run_to_look_at(name: str | None, *, where: Where = NOWHERE) -> RunDir:
+def resolve_target(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     """The run that ``name`` stands for, which may be a job that Rankfall did not start.
 
     Args:
@@ -87,7 +89,7 @@ def run_to_look_at(name: str | None, *, where: Where = NOWHERE) -> RunDir:
                 f"{name[:200]!r} is of no kind that is known here", hint=f"known: {', '.join(FOREIGN_KINDS)}"
             )
         return one_run(name)
-    from rankfall.backends.foreign.open import open_target  # noqa: PLC0415 - loads the client of Kubernetes
+    from rankfall.backends.foreign.targets import open_target  # noqa: PLC0415 - loads the client of Kubernetes
 
     opened = open_target(
         target,
@@ -98,23 +100,23 @@ def run_to_look_at(name: str | None, *, where: Where = NOWHERE) -> RunDir:
         look_inside=not where.no_exec,
     )
     if opened.note:
-        emit.say(f"rankfall: {opened.note}")
+        console.say(f"rankfall: {opened.note}")
     return opened.run
 
 
-def run_as_it_is(name: str | None, *, where: Where = NOWHERE) -> RunDir:
+def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
     """The run that ``name`` stands for. One that nobody supervises or records is looked at first; where that fails it is said.
 
     Raises:
         NotFound, UsageError, KubeError: as :func:`run_to_look_at`.
     """
-    return as_it_is(run_to_look_at(name, where=where))
+    return as_it_is(resolve_target(name, where=where))
 
 
 def as_it_is(directory: RunDir) -> RunDir:
     """The same run, looked at where nobody supervises or records it; where that fails it is said. Files that its end owes are written."""
     if directory.closing_path.exists():
-        from rankfall.supervise.left_over import finish_files  # noqa: PLC0415 - hardly ever
+        from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415 - hardly ever
 
         finish_files(directory)
     try:
@@ -123,15 +125,15 @@ def as_it_is(directory: RunDir) -> RunDir:
         with directory.reader() as reader:
             if reader.run().state in FINAL_STATES:
                 return directory
-        from rankfall.supervise.unattended import take_in  # noqa: PLC0415 - a supervised run needs none of it
+        from rankfall.supervisor.unattended.driver import refresh_unattended  # noqa: PLC0415 - a supervised run needs none of it
 
         # Of a job of another tool nobody may ever record anything: what is there now is taken.
         foreign = directory.foreign is not None
-        take_in(directory, lines=foreign, on_event=_tell if foreign else None)
+        refresh_unattended(directory, lines=foreign, on_event=_tell if foreign else None)
     except LockHeld:
         pass
     except RankfallError as error:
-        emit.say(f"rankfall: as it was seen last, because it cannot be asked now: {error.message}")
+        console.say(f"rankfall: as it was seen last, because it cannot be asked now: {error.message}")
     return directory
 
 
@@ -157,10 +159,10 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
     found = list_runs(folder)
     if not found:
         raise NotFound("there is no run yet", hint="rankfall run train.py")
-    emit.say(f"newest run: {found[0].id}", quiet=quiet)
+    console.say(f"newest run: {found[0].id}", quiet=quiet)
     return found[0]
 
 
 def _tell(event: Event) -> None:
     if event.kind == "gap":
-        emit.say(f"rankfall: {event.text}")
+        console.say(f"rankfall: {event.text}")

@@ -1,4 +1,7 @@
-"""What people write after a flag, as values: nodes, ranks, times, variables. Pure; every refusal says what is allowed."""
+"""Parses the values of flags: nodes, ranks, slots, times, sizes, variables, budgets. Pure.
+
+Every refusal names the allowed values.
+"""
 
 from __future__ import annotations
 

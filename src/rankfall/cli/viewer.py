@@ -1,6 +1,6 @@
-"""What a person sees of a live run: the job's lines on stdout, news and verdicts on stderr. Reads the run directory only.
+"""Shows a live run: the job's lines on stdout, events and verdicts on stderr.
 
-It works the same beside a supervisor of this process, of another one, and of none.
+Reads the run directory only, so it works beside a supervisor in this process, in another one, or none.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from rankfall.cli import emit
-from rankfall.cli.frames import raised_at, stored_apart
-from rankfall.cli.unknown_ranks import unknown_ranks
+from rankfall.cli import console
+from rankfall.cli.run_output import LineWriter, raised_at, spent_text, stored_apart, unknown_ranks
 from rankfall.cli.values import Ranks
-from rankfall.cli.view import LineWriter, spent_text
 from rankfall.model import Outcome, StoreError, Verdict
-from rankfall.report import words
-from rankfall.report.escape import one_line
-from rankfall.report.interesting import Usual
-from rankfall.report.late_ranks import LateRanks
-from rankfall.report.paint import Paint
-from rankfall.report.terminal import render_brief, render_verdict
-from rankfall.store import RunDir
-from rankfall.store.incomplete import as_of_now, lost_of_run, sentences
-from rankfall.store.lines import Follower, Line, LineQuery, block_of
-from rankfall.supervise.events import Event, read_events
+from rankfall.render import formatting
+from rankfall.render.escape import one_line
+from rankfall.render.formatting import Paint
+from rankfall.render.line_selection import FirstOrLastRank, LateRankFilter
+from rankfall.render.verdict import render_brief, render_verdict
+from rankfall.rundir import RunDir
+from rankfall.rundir.incomplete import as_of_now, lost_of_run, sentences
+from rankfall.rundir.lines import Follower, Line, LineQuery, block_of
+from rankfall.supervisor.run_events import Event, read_events
 
-_TOLD: Final = frozenset(
+_SHOWN_KINDS: Final = frozenset(
     {
         "resumed",
         "attempt",
@@ -64,7 +61,7 @@ class Viewer:
         quiet: neither lines nor news; what happened in the end is told all the same.
         tail: of what is there already, only the last so many lines; None = all.
         history: tell the news from before this moment too.
-        final_words: tell how it ended.
+        show_outcome: tell how it ended.
         limit: of bytes on stdout; past it the news, the verdict and the record go on. None = no limit.
     """
 
@@ -77,20 +74,20 @@ class Viewer:
         quiet: bool = False,
         tail: int | None = None,
         history: bool = True,
-        final_words: bool = True,
+        show_outcome: bool = True,
         limit: int | None = None,
     ) -> None:
         self._directory = directory
         self._quiet = quiet
-        self._final_words = final_words
+        self._show_outcome = show_outcome
         self._muted = False
-        self._paint = Paint(color=emit.color_on(sys.stderr))
+        self._paint = Paint(color=console.color_on(sys.stderr))
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
         self._follower: Follower | None = None
-        self._usual = Usual(directory)
+        self._first_or_last = FirstOrLastRank(directory)
         # Nothing was asked for: what a person wants to see is chosen for them.
         self._default = ranks.everything and not everything
-        self._choose: LateRanks | None = None
+        self._choose: LateRankFilter | None = None
         self._writer = LineWriter(limit=limit)
         self._offset = 0 if history else read_events(directory.path)[1]
         self._started: set[tuple[int, int]] = set()
@@ -104,7 +101,7 @@ class Viewer:
         count = self._lines(final=False)
         for event in events:
             self._tell(event)
-        self._told_ranks()
+        self._show_started_ranks()
         return count >= _BATCH
 
     def finish(self, outcome: Outcome) -> None:
@@ -113,26 +110,26 @@ class Viewer:
         self._lines(final=True)
         for event in events:
             self._tell(event)
-        self._told_ranks()
+        self._show_started_ranks()
         self._without_ranks()
         for problem in self._follower.problems if self._follower else ():
             self._say(one_line(problem, width=_TEXT))
-        if not self._final_words:
+        if not self._show_outcome:
             return
         if outcome.verdict is None:
             for text in sentences(lost_of_run(self._directory)):
-                emit.say(self._paint.warn(f"rankfall: {text}"))
+                console.say(self._paint.warn(f"rankfall: {text}"))
         if outcome.state == "succeeded":
-            emit.say(f"rankfall: run {outcome.run} {self._paint.good('succeeded')}{self._took(outcome)}")
+            console.say(f"rankfall: run {outcome.run} {self._paint.good('succeeded')}{self._took(outcome)}")
             return
         if outcome.verdict is None:
-            emit.say(f"rankfall: run {outcome.run} {outcome.state}, without a verdict; rankfall why {outcome.run}")
+            console.say(f"rankfall: run {outcome.run} {outcome.state}, without a verdict; rankfall why {outcome.run}")
             return
-        emit.say()
+        console.say()
         verdict = as_of_now(outcome.verdict, self._directory)
         frames = raised_at(self._directory, verdict)
         apart, color = stored_apart(self._directory, verdict), self._paint.color
-        emit.say(render_verdict(verdict, frames=frames, apart=apart, width=emit.width(), color=color))
+        console.say(render_verdict(verdict, frames=frames, apart=apart, width=console.width(), color=color))
 
     def mute(self) -> None:
         """Show no more lines; news and verdicts go on."""
@@ -173,7 +170,7 @@ class Viewer:
                 return None
         follower = Follower(self._directory, self._query, hold=_HOLD_S)
         if self._default:
-            self._choose = LateRanks(follower, self._usual)
+            self._choose = LateRankFilter(follower, self._first_or_last)
         return follower
 
     def _without_ranks(self) -> None:
@@ -201,17 +198,17 @@ class Viewer:
             attempt, rank = event.data.get("attempt"), event.data.get("rank")
             if isinstance(attempt, int) and isinstance(rank, int):
                 self._started.add((attempt, rank))
-                self._usual.forget(attempt)
+                self._first_or_last.forget(attempt)
         elif event.kind == "decision":
             self._verdict_of(event)
-        elif event.kind in _TOLD:
+        elif event.kind in _SHOWN_KINDS:
             self._say(one_line(event.text, width=_TEXT))
 
-    def _told_ranks(self) -> None:
+    def _show_started_ranks(self) -> None:
         """Ranks that started, together: a thousand of them are one line."""
         if self._started:
             numbers = {rank for _, rank in self._started}
-            self._say(f"{words.count(len(numbers), 'rank')} started: {words.ranks(numbers)}")
+            self._say(f"{formatting.count(len(numbers), 'rank')} started: {formatting.ranks(numbers)}")
             self._started.clear()
 
     def _verdict_of(self, event: Event) -> None:
@@ -223,13 +220,13 @@ class Viewer:
         if verdict is None or verdict.decision is None or verdict.decision.action in {"stop", "none"}:
             return
         self._shown_attempt = attempt
-        emit.say()
-        emit.say(
+        console.say()
+        console.say(
             render_brief(
-                verdict, frames=raised_at(self._directory, verdict), width=emit.width(), color=self._paint.color
+                verdict, frames=raised_at(self._directory, verdict), width=console.width(), color=self._paint.color
             )
         )
-        emit.say()
+        console.say()
 
     def _stored(self, attempt: int) -> Verdict | None:
         try:
@@ -240,7 +237,7 @@ class Viewer:
         return found.verdict if found else None
 
     def _say(self, text: str) -> None:
-        emit.say(self._paint.dim(f"rankfall: {text}"), quiet=self._quiet)
+        console.say(self._paint.dim(f"rankfall: {text}"), quiet=self._quiet)
 
     def _took(self, outcome: Outcome) -> str:
         with self._directory.reader() as reader:
@@ -248,4 +245,4 @@ class Viewer:
         again = f" in attempt {outcome.attempts}" if outcome.attempts > 1 else ""
         if row.started is None or row.ended is None:
             return again
-        return f"{again} after {words.span((row.ended - row.started) / 1e9)}"
+        return f"{again} after {formatting.span((row.ended - row.started) / 1e9)}"

@@ -1,8 +1,11 @@
-"""The public Python API: submit, watch, ask why, cancel. One async client; the sync one is a thin face of it.
+"""The public Python API: submit, watch, explain and cancel runs.
 
-Every answer is read from the run directory; a client holds no truth of its own and can be thrown away at any moment. No async method
-blocks the event loop: files are read in a thread, waiting is asyncio's. Names are loaded when they are first used: a command that only makes a
-run needs no event loop.
+One async client; the sync one wraps it. Every answer is read from the run directory, so a client holds no
+state and can be thrown away at any moment.
+No async method blocks the event loop: files are read in a thread. Names are loaded on first use: a command
+that only creates a run needs no event loop.
+May import ``supervisor``, ``explain``, ``render.line_selection``, ``backends``, the run directory and
+``model``; never ``cli``.
 """
 
 from __future__ import annotations
@@ -11,20 +14,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankfall.client.client import Client as Client
-    from rankfall.client.making import complete as complete
-    from rankfall.client.making import create_run as create_run
-    from rankfall.client.run import Run as Run
-    from rankfall.client.sync import SyncClient as SyncClient
-    from rankfall.client.sync import SyncRun as SyncRun
+    from rankfall.client.client import Client
+    from rankfall.client.run import Run
+    from rankfall.client.submission import complete, create_run
+    from rankfall.client.sync import SyncClient, SyncRun
 
 _WHERE = {
     "Client": "rankfall.client.client",
     "Run": "rankfall.client.run",
     "SyncClient": "rankfall.client.sync",
     "SyncRun": "rankfall.client.sync",
-    "complete": "rankfall.client.making",
-    "create_run": "rankfall.client.making",
+    "complete": "rankfall.client.submission",
+    "create_run": "rankfall.client.submission",
 }
 
 __all__ = ["Client", "Run", "SyncClient", "SyncRun", "complete", "create_run"]

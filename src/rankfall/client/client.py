@@ -1,4 +1,4 @@
-"""Submits jobs and finds runs of one home."""
+"""Submits jobs and finds runs of one home folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall.client.making import complete, create_run
 from rankfall.client.run import Run, supervise_here
+from rankfall.client.submission import complete, create_run
 from rankfall.model import JobSpec, LockHeld, NotFound, RunSummary, UsageError, Verdict
-from rankfall.store import RunDir, list_runs
-from rankfall.store import home as default_home
-from rankfall.supervise import spawn_detached
+from rankfall.rundir import RunDir, list_runs
+from rankfall.rundir import home as default_home
+from rankfall.supervisor import spawn_detached
 
 if TYPE_CHECKING:
-    from rankfall.backends.copies import Copied
-    from rankfall.backends.files import Place
+    from rankfall.backends.files import Copied, Place
 
 
 class Client:
@@ -115,7 +114,7 @@ class Client:
             UsageError: a path leads out, or a source cannot be copied; nothing was sent.
             InfrastructureError: the copy cannot be done; the same again goes on where it stopped.
         """
-        from rankfall.backends.copies import put  # noqa: PLC0415 - only what is really copied needs it
+        from rankfall.backends.files import put  # noqa: PLC0415 - only what is really copied needs it
 
         place = await self._files(run)
         some = [sources] if isinstance(sources, Path) else list(sources)
@@ -128,13 +127,13 @@ class Client:
 
         Arguments, answers and errors are those of :meth:`copy_to_workspace`.
         """
-        from rankfall.backends.copies import get  # noqa: PLC0415 - as above
+        from rankfall.backends.files import get  # noqa: PLC0415 - as above
 
         place = await self._files(run)
         return None if place is None else await get(place, remote, local, exclude=tuple(exclude))
 
     async def _files(self, run: str | Run) -> Place | None:
-        from rankfall.backends.places import place_of  # noqa: PLC0415 - as above
+        from rankfall.backends.files import place_of  # noqa: PLC0415 - as above
 
         found = run if isinstance(run, Run) else await self.get(run)
         return await asyncio.to_thread(place_of, found.directory, say=lambda _: None)
@@ -148,7 +147,7 @@ class Client:
             # An earlier request with the same token made it.
             return run
         if detach and spec.unattended:
-            from rankfall.supervise.unattended import launch  # noqa: PLC0415 - a supervised run needs none of it
+            from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - a supervised run needs none of it
 
             launch(directory)
         elif detach:

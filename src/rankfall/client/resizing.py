@@ -1,4 +1,7 @@
-"""Another size for a run: refuses what cannot be, leaves the wish, and waits until it holds. Who supervises the run carries it out."""
+"""Requests another number of nodes for a run and waits until it holds.
+
+Refuses a size that the job or the cluster cannot have; the run's supervisor carries the request out.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.model import FINAL_STATES, RunState, StatusDocument
-from rankfall.model.sizes import check_size, sized
-from rankfall.store import RunDir
-from rankfall.store.resizes import planned_sizes, read_resizes, wished_sizes
-from rankfall.supervise import request_resize
+from rankfall.model.jobspec.sizes import check_size, sized
+from rankfall.rundir import RunDir
+from rankfall.rundir.requests import planned_sizes, read_resizes, requested_sizes
+from rankfall.supervisor import request_resize
 
 _POLL_S: Final = 0.1
 # A slot that has begun; how it ends is another matter.
@@ -66,7 +69,7 @@ def ask(directory: RunDir, *, nodes: int, role: str | None, reason: str) -> Resi
     answer = Resized(run=directory.id, role=name, nodes=nodes, before=before, how="nothing", state=state)
     if answer.over:
         return answer
-    wished = wished_sizes(directory.path, spec)
+    wished = requested_sizes(directory.path, spec)
     if wished[name] == nodes:
         # Asked for before, and perhaps on its way.
         how = "nothing" if before == nodes else _how(directory, running=newest is not None and newest.ended is None)

@@ -1,4 +1,7 @@
-"""One run as its user sees it: status, lines, verdict, the wait for its end, the wish for it."""
+"""One run as its user sees it: status, lines, verdict, wait, and the requests cancel, suspend, resume, resize.
+
+Where nobody supervises the run, ``cancel`` supervises it in this process until its end.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from rankfall.model import (
     StatusDocument,
     Verdict,
 )
-from rankfall.store import RunDir
-from rankfall.store.lines import Follower, Line, LineQuery, read_lines
-from rankfall.supervise import read_suspension, request_cancel, request_hold, spawn_detached
-from rankfall.supervise.left_over import left_over
-from rankfall.supervise.ours import only_ours
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import Follower, Line, LineQuery, read_lines
+from rankfall.supervisor import read_suspension, request_cancel, request_suspension, spawn_detached
+from rankfall.supervisor.outcome import pending_cleanup
+from rankfall.supervisor.requests import refuse_foreign
 
 _POLL_S: Final = 0.1
 _FOLLOW_S: Final = 0.05
@@ -79,7 +82,7 @@ class Run:
         instance: int | None = None,
         include_unranked: bool | None = None,
     ) -> AsyncIterator[Line]:
-        """Lines of the run in the order of their stamps; fields and filters as :class:`rankfall.store.lines.LineQuery`.
+        """Lines of the run in the order of their stamps; fields and filters as :class:`rankfall.rundir.lines.LineQuery`.
 
         Args:
             follow: go on until the run has ended; each line comes once.
@@ -154,8 +157,8 @@ class Run:
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(_FOLLOW_S)
-        if left_over(self.directory) is not None:
-            from rankfall.supervise.loop import finish  # noqa: PLC0415 - loads the signatures
+        if pending_cleanup(self.directory) is not None:
+            from rankfall.supervisor.supervise import finish  # noqa: PLC0415 - loads the signatures
 
             await asyncio.to_thread(finish, self.directory)
         return found
@@ -195,7 +198,7 @@ class Run:
 
         A run that has ended already stays as it is.
         """
-        only_ours(self.directory, "cancel")
+        refuse_foreign(self.directory, "cancel")
         if (ended := await asyncio.to_thread(self.outcome)) is not None:
             return ended
         if self.directory.spec.unattended:
@@ -214,7 +217,7 @@ class Run:
         Returns:
             Whether the run is suspended now; false when it had ended before it could be.
         """
-        only_ours(self.directory, "suspend")
+        refuse_foreign(self.directory, "suspend")
         if self.directory.spec.unattended:
             return await self._suspend_unattended(reason)
         if not await asyncio.to_thread(self._hold, "suspend", reason):
@@ -232,7 +235,7 @@ class Run:
         Returns:
             Whether either was needed; false too when the run has ended.
         """
-        only_ours(self.directory, "resume")
+        refuse_foreign(self.directory, "resume")
         if await asyncio.to_thread(self.outcome) is not None:
             return False
         held = await asyncio.to_thread(self._held)
@@ -257,7 +260,7 @@ class Run:
             UsageError: the job cannot have this size; nothing was changed.
             InfrastructureError: the cluster, which would have to say so, does not answer.
         """
-        only_ours(self.directory, "resize")
+        refuse_foreign(self.directory, "resize")
         asked = await asyncio.to_thread(resizing.ask, self.directory, nodes=nodes, role=role, reason=reason)
         if asked.over or asked.how == "nothing":
             return asked
@@ -266,7 +269,7 @@ class Run:
         return await resizing.holds(self.directory, asked) if wait else asked
 
     async def _cancel_unattended(self, reason: str) -> Outcome:
-        from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the client of Kubernetes
 
         said: list[str] = []
         recorder = asyncio.create_task(self._recorded())
@@ -282,7 +285,7 @@ class Run:
             recorder.cancel()
 
     async def _suspend_unattended(self, reason: str) -> bool:
-        from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the client of Kubernetes
 
         if await asyncio.to_thread(self.outcome) is not None:
             return False
@@ -304,7 +307,7 @@ class Run:
                 await recorder
 
     async def _resume_unattended(self, reason: str) -> bool:
-        from rankfall.supervise import steering  # noqa: PLC0415 - loads the client of Kubernetes
+        from rankfall.supervisor.unattended import control as steering  # noqa: PLC0415 - loads the client of Kubernetes
 
         return await asyncio.to_thread(steering.resume, self.directory, reason=reason)
 
@@ -328,7 +331,7 @@ class Run:
         hold = read_suspension(self.directory.path, initially=self.directory.spec.suspend)
         # What somebody in the cluster began would end with them: it becomes this user's own.
         if hold.suspended != (what == "suspend") or (what == "suspend" and hold.outside):
-            request_hold(self.directory.path, what, reason=reason)
+            request_suspension(self.directory.path, what, reason=reason)
         return True
 
     def _state(self) -> RunState:
@@ -341,7 +344,7 @@ class Run:
 
     def _verdict(self, attempt: int | None, slot: int | None) -> Verdict | None:
         with self.directory.reader() as reader:
-            found = reader.diagnosis(attempt) if slot is None else reader.fall_of(slot, attempt)
+            found = reader.diagnosis(attempt) if slot is None else reader.slot_failure_of(slot, attempt)
         return found.verdict if found else None
 
     def _over(self) -> bool:
@@ -349,7 +352,7 @@ class Run:
 
     def outcome(self) -> Outcome | None:
         """How the run ended; None while it has not. Reads files: call it from a thread where that matters."""
-        from rankfall.supervise.outcome import outcome_of  # noqa: PLC0415 - a client that only lists runs needs none
+        from rankfall.supervisor.outcome import outcome_of  # noqa: PLC0415 - a client that only lists runs needs none
 
         with self.directory.reader() as reader:
             return outcome_of(self.directory, reader) if reader.run().state in FINAL_STATES else None
@@ -357,15 +360,15 @@ class Run:
 
 def supervise_here(directory: RunDir) -> Outcome:
     """Supervise a run in this thread to its end."""
-    from rankfall.supervise.loop import supervise  # noqa: PLC0415 - loads the signatures
+    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - loads the signatures
 
     return supervise(directory)
 
 
 async def _until_cancelled(directory: RunDir) -> Outcome:
     """Record a run in a thread; who is cancelled lets go of it, and the run goes on."""
-    from rankfall.supervise.control import Control  # noqa: PLC0415 - a client that only lists runs needs none
-    from rankfall.supervise.loop import supervise  # noqa: PLC0415 - as above
+    from rankfall.supervisor.requests import Control  # noqa: PLC0415 - a client that only lists runs needs none
+    from rankfall.supervisor.supervise import supervise  # noqa: PLC0415 - as above
 
     control = Control()
     work = asyncio.ensure_future(asyncio.to_thread(supervise, directory, control=control))

@@ -1,4 +1,4 @@
-"""The client: calls (``objects``), and connections that stay open: streams and websockets."""
+"""The client ``Kube``: the calls of ``objects``, and connections that stay open (streams, logs, websockets)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from typing import Self
 
 import aiohttp
 
-from rankfall.kube.access import Access
-from rankfall.kube.bodies import Object, pairs
-from rankfall.kube.counters import Counters
-from rankfall.kube.flow import Flow
-from rankfall.kube.limiter import Limiter
-from rankfall.kube.listing import Listing
-from rankfall.kube.objects import ALL_NAMESPACES, MANAGER, Objects, Propagation
-from rankfall.kube.request import Params, Request
-from rankfall.kube.retry import Retry, Risk
-from rankfall.kube.sessions import Limits
-from rankfall.kube.transport import Transport
-from rankfall.model.clocks import Bound
+from rankfall.kube.auth.access import Access
+from rankfall.kube.http.body_stream import BodyStream
+from rankfall.kube.http.sessions import Limits
+from rankfall.kube.http.transport import Counters, Limiter, Transport
+from rankfall.kube.objects import ALL_NAMESPACES, MANAGER, Listing, Objects, Propagation
+from rankfall.kube.request import Object, Params, Request, Retry, Risk, pairs
+from rankfall.model.timestamps import Bound
 
 __all__ = ["ALL_NAMESPACES", "MANAGER", "Kube", "Limits", "Listing", "Object", "Propagation", "Retry"]
 
@@ -113,7 +108,7 @@ class Kube(Objects):
         what: str | None = None,
         head_timeout: float | None = None,
         repeat: bool = True,
-    ) -> AsyncIterator[Flow]:
+    ) -> AsyncIterator[BodyStream]:
         """As ``stream``, for bodies that are only read from end to end: logs. Arguments and errors are the same."""
         request = Request(
             "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat

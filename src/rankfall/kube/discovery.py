@@ -1,25 +1,87 @@
-"""What a server offers: its version, its group versions, the resources in them, and which fields of a manifest it would drop.
+"""What a server offers: its version, API groups, resources, and which fields of a manifest it would drop.
 
-All of it comes from the version, the index of OpenAPI v3 and one document for each group version in question: what a document says about its
-resources is what discovery would say, and a document whose hash is known is not fetched at all. A server without OpenAPI v3 (before 1.24) is asked
-by plain discovery, and then nobody can say which fields it drops: that is an error here, not an empty list.
+Everything comes from the version, the OpenAPI v3 index and one document for each group version in question;
+documents are cached on disk by the hash that the server gives them, and a cached one is checked before use. A
+server without OpenAPI v3 (before 1.24) is asked by plain discovery; its dropped fields are then an error, not
+an empty list.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlsplit
 
+import msgspec
+
 from rankfall.kube.client import Kube
-from rankfall.kube.discovery_cache import Cache
-from rankfall.kube.discovery_schema import Node, Schemas, ServedResource, reduce
 from rankfall.kube.errors import ApiError, KubeError, ObjectNotFound
+from rankfall.kube.openapi import Node, Schemas, ServedResource, reduce
 from rankfall.kube.resources import Resource
-from rankfall.model import numbers
+from rankfall.model import decoding, numbers
 from rankfall.model.patterns import anchored
+
+# Counted up when ``Schemas`` changes its form: what lies in caches is then not found.
+_FORM: Final = 1
+# Files kept: the group versions of a dozen clusters.
+_MOST: Final = 64
+
+
+class Cache:
+    """One folder.
+
+    Args:
+        folder: made when the first schema is kept; None = keep nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def get(self, name: str, digest: str) -> Schemas | None:
+        """The schemas of a group version in one state; None when they are not here.
+
+        Args:
+            name: ``batch/v1``.
+            digest: of the server.
+        """
+        if self._folder is None:
+            return None
+        try:
+            return decoding.decode(self._path(self._folder, name, digest).read_bytes(), kind=Schemas)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def put(self, name: str, digest: str, schemas: Schemas) -> None:
+        """Keep them; a reader never sees half of them."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, scratch = tempfile.mkstemp(dir=self._folder, suffix=".new")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(msgspec.json.encode(schemas))
+                Path(scratch).replace(self._path(self._folder, name, digest))
+            except OSError:
+                Path(scratch).unlink(missing_ok=True)
+                raise
+            self._prune(self._folder)
+
+    def _path(self, folder: Path, name: str, digest: str) -> Path:
+        # What a server calls its hash is no name of a file.
+        return folder / f"{hashlib.sha256(f'{_FORM} {name} {digest}'.encode()).hexdigest()}.json"
+
+    def _prune(self, folder: Path) -> None:
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in files[_MOST:]:
+            path.unlink(missing_ok=True)
+
 
 _INDEX: Final = "/openapi/v3"
 _GROUP_VERSION: Final = anchored(r"api/(v[a-z0-9]+)|apis/([a-z0-9.-]+/v[a-z0-9]+)", limit=512)

@@ -1,14 +1,17 @@
-"""What can go wrong between us and an API server; each says verb, resource, object and the next step, never a credential.
+"""Errors of the Kubernetes client. Each names verb, resource, object and the next step, never a credential.
 
-InfrastructureError
-+-- KubeError
-    +-- KubeConfigError      kubeconfig missing, broken, contradictory            exit 69
-    +-- CredentialsError     plug-in failed, file unreadable, 401 after a refresh exit 77
-    +-- Unreachable          no connection, TLS, time-out; repeats are spent      exit 69
-    +-- ApiError             the server answered, and the answer is no
-        +-- Unauthorized 401, Forbidden 403, ObjectNotFound 404, Conflict 409, Expired 410, Invalid 422, TooManyRequests 429, ServerError 5xx
+    InfrastructureError
+    +-- KubeError
+        +-- KubeConfigError    kubeconfig missing, broken, contradictory                      exit 69
+        +-- CredentialsError   plug-in failed, file unreadable, 401 after a refresh           exit 77
+        +-- Unreachable        no connection, TLS, time-out; retries are spent                exit 69
+        +-- ApiError           the server answered with an error status
+            +-- Unauthorized 401, Forbidden 403, ObjectNotFound 404, Conflict 409, Expired 410, Invalid 422,
+                TooManyRequests 429, ServerError 5xx
 
-"Not there", "may not" and "cannot tell" are different classes on purpose: whoever treats them alike shows a deleted job as pending.
+"Not found", "forbidden" and "unknown" are different classes on purpose: code that treats them alike shows a
+deleted job as pending. Imports nothing heavy, so that readers can catch these errors without loading the
+client.
 """
 
 from __future__ import annotations

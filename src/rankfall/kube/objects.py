@@ -1,6 +1,7 @@
-"""Objects in, objects out: the calls that are answered at once. Knows no job and no kind beyond what it is given.
+"""Calls on API objects that are answered at once: get, list by pages, create, apply, patch, delete.
 
-It refuses what cannot be taken back by accident: deleting a collection without a selector, sending a create twice.
+A list is begun anew when the server has forgotten its position (410). Refused: deleting a collection without
+a selector, and sending a create twice.
 """
 
 from __future__ import annotations
@@ -10,16 +11,95 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankfall.kube import answers
-from rankfall.kube.access import Access
-from rankfall.kube.bodies import Object, at_version, delete_options, labelled, pairs, selectors
-from rankfall.kube.errors import ApiError, KubeError
-from rankfall.kube.listing import Listing, RawListing, read_list
-from rankfall.kube.request import Params, Request
+from rankfall.kube.auth.access import Access
+from rankfall.kube.errors import ApiError, Expired, KubeError
+from rankfall.kube.http import responses
+from rankfall.kube.http.transport import Transport
+from rankfall.kube.request import Object, Params, Request, Risk, at_version, delete_options, labelled, pairs, selectors
 from rankfall.kube.resources import Resource
-from rankfall.kube.retry import Risk
-from rankfall.kube.transport import Transport
 from rankfall.model import decoding, numbers
+
+# A page may expire while the next one is asked for; twice is a server that forgets faster than we read.
+_PAGED_TRIES: Final = 2
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """All objects of a list at one moment.
+
+    Attributes:
+        items: whole objects, ``kind`` and ``apiVersion`` filled in.
+        resource_version: from which a watch goes on.
+    """
+
+    items: list[Object]
+    resource_version: str
+
+
+class RawListing(msgspec.Struct, frozen=True):
+    """A list whose objects are still bytes: a thousand pods are six MiB so, and a hundred as Python's objects.
+
+    Attributes:
+        items: JSON of each, as the server wrote it: without ``kind`` and ``apiVersion``.
+        resource_version: from which a watch goes on.
+    """
+
+    items: list[msgspec.Raw]
+    resource_version: str
+
+
+class _Page(msgspec.Struct, frozen=True):
+    metadata: dict[str, Any]
+    items: list[msgspec.Raw] | None = None
+
+
+_PAGE: Final = decoding.decoder(_Page)
+
+
+async def read_list(
+    transport: Transport, resource: Resource, *, space: str | None, params: Params, page: int
+) -> RawListing:
+    """All objects of a list.
+
+    Args:
+        transport: sends the requests.
+        resource: their kind.
+        space: their namespace; None = all of them.
+        params: what they are chosen by.
+        page: objects a request.
+    """
+    for _ in range(_PAGED_TRIES):
+        try:
+            return await _pages(transport, resource, space=space, params=[*params, ("limit", str(page))])
+        except Expired:
+            continue
+    # In one piece nothing can expire in between.
+    return await _pages(transport, resource, space=space, params=params)
+
+
+async def _pages(transport: Transport, resource: Resource, *, space: str | None, params: Params) -> RawListing:
+    items: list[msgspec.Raw] = []
+    following: Params = ()
+    while True:
+        request = Request(
+            "GET",
+            resource.path(space),
+            verb="list",
+            what=resource.shown(None, space),
+            risk=Risk.READ,
+            params=[*params, *following],
+        )
+        body = await transport.call(request)
+        try:
+            found = _PAGE.decode(body)
+        except msgspec.ValidationError:
+            raise responses.unreadable(200, b"an object that is no list", what=request.what) from None
+        except msgspec.DecodeError:
+            raise responses.unreadable(200, body, what=request.what, secrets=transport.secrets) from None
+        items += found.items or ()
+        if not found.metadata.get("continue"):
+            return RawListing(items, str(found.metadata.get("resourceVersion", "")))
+        following = [("continue", str(found.metadata["continue"]))]
+
 
 ALL_NAMESPACES: Final = ""
 """For ``list``: every namespace."""
@@ -324,14 +404,14 @@ class Objects:
         body = await self._transport.call(request)
         found = self._decoded(body, what=request.what)
         if not isinstance(found, dict):
-            raise answers.unreadable(200, body, what=request.what, secrets=self._transport.secrets)
+            raise responses.unreadable(200, body, what=request.what, secrets=self._transport.secrets)
         return found
 
     def _decoded(self, body: bytes, *, what: str) -> Any:
         try:
             return decoding.decode(body)
         except msgspec.DecodeError:
-            raise answers.unreadable(200, body, what=what, secrets=self._transport.secrets) from None
+            raise responses.unreadable(200, body, what=what, secrets=self._transport.secrets) from None
 
     def _space(self, resource: Resource, namespace: str | None) -> str | None:
         if not resource.namespaced:

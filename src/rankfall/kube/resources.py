@@ -1,6 +1,7 @@
-"""Where objects live: group, version and plural of each resource we touch, and the paths of the API made of them.
+"""Group, version, plural and kind of each API resource that Rankfall touches, and the URL paths made of them.
 
-Every part of a path is percent-encoded, so no name can climb out of its place. Which versions a server has is asked by ``discovery``.
+Every part of a path is percent-encoded, so no name can leave its place. Which versions a server has:
+``discovery``.
 """
 
 from __future__ import annotations

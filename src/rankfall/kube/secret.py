@@ -1,7 +1,7 @@
-"""A value that never shows itself, and the making of text that is safe to show.
+"""Wraps credentials so that no repr, error or JSON can show them, and makes text of others safe to show.
 
-Credentials are wrapped from the moment they are read, so that no repr, error or JSON of a struct that holds them can tell them.
-Text of servers and plug-ins is hostile and may repeat our own credentials: it is bounded, escaped and redacted before it is shown.
+Text of servers and plug-ins is hostile and may repeat our own credentials: it is bounded, escaped and
+redacted.
 """
 
 from __future__ import annotations

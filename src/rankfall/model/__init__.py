@@ -1,8 +1,10 @@
-"""The words of the product as frozen structs. Imports nothing of ours; does no input or output beyond its own tables."""
+"""Documents and values that all rooms share, as frozen structs: evidence, verdict, causes, errors.
+
+Enters: data without behaviour of its own, and pure functions on it. Nothing that opens, locks or sends. May
+import: msgspec and the standard library, nothing of ours. The common names are exported here.
+"""
 
 from rankfall.model.causes import CauseInfo, EvidenceRole, Family, NodeAction, Retry, catalogue, cause_info
-from rankfall.model.check_spec import check_spec, spec_from
-from rankfall.model.decision import Action, Decision
 from rankfall.model.errors import (
     EvidenceLost,
     HeldElsewhere,
@@ -17,11 +19,12 @@ from rankfall.model.errors import (
     UsageError,
 )
 from rankfall.model.evidence import Case, Evidence, RankFacts, SlotFacts, Source, Trust
-from rankfall.model.kubernetes_spec import EnvSource, Kubernetes, Resources, Workspace
-from rankfall.model.policies import Deadlines, FailureRule, Policies, RuleAction, Success
+from rankfall.model.jobspec.check import check_spec, spec_from
+from rankfall.model.jobspec.job import BackendName, JobSpec, Part, Role, RoleKubernetes
+from rankfall.model.jobspec.kubernetes import EnvSource, Kubernetes, Resources, Workspace
+from rankfall.model.jobspec.policies import Deadlines, FailureRule, Policies, RuleAction, Success
 from rankfall.model.record import ErrorInfo, ExitInfo, Frame, Record
-from rankfall.model.roles import Role, RoleKubernetes
-from rankfall.model.run import (
+from rankfall.model.run_status import (
     FINAL_STATES,
     LostLines,
     Outcome,
@@ -32,12 +35,13 @@ from rankfall.model.run import (
     SlotStatus,
     StatusDocument,
 )
-from rankfall.model.spec import BackendName, JobSpec, Part
 from rankfall.model.verdict import (
+    Action,
     Alternative,
     Cause,
     Confidence,
     Consequence,
+    Decision,
     Decisive,
     Diagnosis,
     ExitOrigin,

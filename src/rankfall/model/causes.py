@@ -1,4 +1,4 @@
-"""The catalogue of causes: a public contract, like an error code. The table is ``causes.csv`` beside this file."""
+"""The catalogue of causes: a public contract, like an error code. The table is ``causes.csv``."""
 
 from __future__ import annotations
 

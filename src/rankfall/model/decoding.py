@@ -1,12 +1,8 @@
-"""The one decoder of JSON and of plain data that others wrote: safe in threads, and one exception for everything that can be wrong.
+"""Decodes JSON and plain data into structs. The only place that calls msgspec's own decoders.
 
-msgspec makes what it needs to know of a Struct type when the type is decoded for the first time, and hangs it on the type before it is
-whole. A second thread that comes meanwhile takes the half of it, and the process dies of a segmentation fault (msgspec 0.22: seen).
-A supervisor, its feed and the readers of a log store do meet there. So what is needed is made under one lock, here, once for each type.
-
-Foreign JSON is hostile. msgspec reports damage as ``msgspec.DecodeError``, but deep nesting as ``RecursionError`` and text that is no UTF-8
-as ``UnicodeError``; here each of them is a ``msgspec.DecodeError``. A value without a type (``Any``) is nested at most ``MAX_DEPTH`` deep,
-so that whoever compares, prints or writes it does not overflow the stack either.
+msgspec attaches a type's information before it is complete when the type is decoded for the first time; a
+second thread that comes meanwhile ends the process with a segmentation fault (seen with msgspec 0.22). Here
+it is made under one lock, once for each type.
 """
 
 from __future__ import annotations

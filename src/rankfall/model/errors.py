@@ -1,16 +1,16 @@
-"""The one exception tree. Every message says what happened, to what, and what to do next.
+"""The exception tree of Rankfall. Every message says what happened, to what, and what to do next.
 
 RankfallError
-+-- UsageError          wrong flags, arguments, spec fields            exit 2
-|   +-- SpecError       a spec field is unknown, missing, contradictory
-|   +-- Refused         a backend cannot do what the spec asks
-+-- NotFound            run, job, file does not exist                  exit 66
-+-- InfrastructureError a slot could not be started, budget spent      exit 69
-+-- EvidenceLost        the record is damaged or cannot be written     exit 74
-|   +-- StoreError      the run directory cannot be read or written
-|   +-- LockHeld        another supervisor holds the run
-|   +-- HeldElsewhere   its supervisor is on another machine
-+-- JobFailed           raised by Outcome.raise_for_status()           the rank's own code
++-- UsageError              wrong flags, arguments, spec fields                 exit 2
+|   +-- SpecError           a spec field is unknown, missing, contradictory
+|   +-- Refused             a backend cannot do what the spec asks
++-- NotFound                run, job, file does not exist                       exit 66
++-- InfrastructureError     a slot could not be started, budget spent           exit 69
++-- EvidenceLost            the record is damaged or cannot be written          exit 74
+|   +-- StoreError          the run directory cannot be read or written
+|   +-- LockHeld            another supervisor holds the run
+|   +-- HeldElsewhere       its supervisor is on another machine
++-- JobFailed               raised by Outcome.raise_for_status()                the rank's own code
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence and the case it belongs to: the whole input of ``diagnose``.
+"""Evidence, facts of ranks and slots, and the ``Case`` that holds them: the whole input of ``diagnose``.
 
 Times are integer nanoseconds since the epoch; an unknown time is None and is never treated as early.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from rankfall.model.causes import EvidenceRole, Retry
-from rankfall.model.clocks import EXACT, Bound
+from rankfall.model.timestamps import EXACT, Bound
 
 Source = Literal["log", "record", "exit", "pod", "event", "node", "kernel", "recorder"]
 # Who could have written it. ``job``: text of the job, which may say anything; ``inside``: our hook in the rank;

@@ -1,6 +1,6 @@
-"""A job that Rankfall did not start: which object it is, and how its pods tell who they are. Kept beside its record as ``foreign.json``.
+"""A job that Rankfall did not start: its object, and how its pods show role and index (``foreign.json``).
 
-Such a job is only looked at. What its manifest does not prove (which rank runs in which pod) is not in here.
+Such a job is only observed. What its manifest does not prove (which rank runs in which pod) is not in here.
 """
 
 from __future__ import annotations

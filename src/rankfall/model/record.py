@@ -1,8 +1,8 @@
-"""What the recorder inside the training process (or its wrapper) writes about one rank: ``rankfall.record/1``.
+"""``rankfall.record/1``, reading side: what the recorder in the training process writes about one rank.
 
-A record is written once, under a name nobody else uses, and never rewritten. The writer is standard-library Python
-(``rankfall_inside``), so this module is the reading side only: it accepts what older and newer writers leave out or add.
-All times are integers of nanoseconds; ``at_ns`` is wall clock since the epoch, ``mono_ns`` the monotonic clock of the boot.
+A record is written once, under a unique name, and never rewritten. The writer is ``rankfall_inside``; fields
+that older or newer writers leave out or add are accepted. Times are nanoseconds: ``at_ns`` since the epoch,
+``mono_ns`` by the monotonic clock of the boot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The answer: ``rankfall.verdict/1``, exactly the JSON that ``rankfall why -o json`` prints.
+"""``rankfall.verdict/1``, exactly the JSON of ``rankfall why -o json``, and the decision made from a verdict.
 
-Fields that are not known are null; none is left out. A fault that strikes all ranks at once has rank null and scope ``all``.
+Unknown fields are null; none is left out. A fault that strikes all ranks at once has rank null and scope
+``all``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,31 @@ from typing import Literal
 import msgspec
 
 from rankfall.model.causes import EvidenceRole, Family, NodeAction, Retry, cause_info
-from rankfall.model.decision import Decision
 from rankfall.model.evidence import Source, Trust
+
+Action = Literal["none", "retry", "retry_elsewhere", "resize", "quarantine", "stop"]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision. It is written down as ``intent``, carried out, and written down as ``done``.
+
+    Attributes:
+        rule: name of the rule of ``rankfall.verdict.decide`` that fired.
+        budget: name of the budget it drew on, as ``total`` or ``unknown``; empty when it used none.
+        left: what is left in the tightest budget after this decision.
+        at: RFC 3339 with nanoseconds, UTC.
+        delay_s: back-off before the next attempt, seconds.
+    """
+
+    action: Action
+    rule: str
+    because: str
+    budget: str | None = None
+    left: int | None = None
+    at: str | None = None
+    state: Literal["intent", "done"] = "intent"
+    delay_s: float = 0.0
+
 
 SCHEMA = "rankfall.verdict/1"
 

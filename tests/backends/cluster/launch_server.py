@@ -18,9 +18,9 @@ from typing import Any
 
 from aiohttp import web
 
-from rankfall.kube.access import Access, Endpoint
+from rankfall.kube.auth.access import Access, Endpoint
 from rankfall.kube.client import Kube
-from rankfall.kube.retry import Retry
+from rankfall.kube.request import Retry
 
 Object = dict[str, Any]
 KINDS = {

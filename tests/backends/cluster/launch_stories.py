@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from backends.cluster.launch_server import Api, serving
-from rankfall.backends.cluster.launch import Launched, launch
-from rankfall.backends.cluster.names import ANNOTATION_REQUEST, LABEL_ATTEMPT, LABEL_RUN
-from rankfall.backends.cluster.remove import Removed, remove
+from rankfall.backends.kubernetes.lifecycle.launch import Launched, launch
+from rankfall.backends.kubernetes.lifecycle.remove import Removed, remove
+from rankfall.backends.kubernetes.manifests.names import ANNOTATION_REQUEST, LABEL_ATTEMPT, LABEL_RUN
 from rankfall.kube.client import Kube
 from rankfall.kube.resources import JOBS, JOBSETS, TRAINJOBS
 

@@ -6,11 +6,11 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from rankfall.backends.cluster.compile import compile_job
-from rankfall.backends.cluster.objects import Compiled, ServedFacts
+from rankfall.backends.kubernetes.manifests.compile import compile_job
+from rankfall.backends.kubernetes.manifests.request import Compiled, ServedFacts
 from rankfall.backends.plan import SlotPlan
 from rankfall.model import JobSpec, spec_from
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 KINDS = frozenset({"Job", "JobSet", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"})
 SERVED = ServedFacts(version=(1, 34), kinds=KINDS, pod_overrides="podSpecOverrides")

@@ -17,9 +17,9 @@ from aiohttp import WSMsgType, web
 
 from kube.apiserver import Server, serving, status
 from patience import scaled
-from rankfall.backends.cluster.mover_pod import SCRATCH, Volume
+from rankfall.backends.kubernetes.copy.copy_pod import SCRATCH, Volume
 from rankfall.kube.client import Kube
-from rankfall.kube.exec_frames import V5
+from rankfall.kube.exec.protocol import V5
 
 RUNNING = {"phase": "Running"}
 _POD = re.compile(r"/api/v1/namespaces/here/pods(?:/([^/]+))?(/exec)?")

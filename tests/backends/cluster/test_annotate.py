@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backends.cluster.launch_server import Api, Refusal, serving
-from rankfall.backends.cluster import annotate as notes
+from rankfall.backends.kubernetes import verdict_annotation as notes
 from rankfall.backends.plan import ClusterPlan
 from rankfall.kube.client import Kube
 from rankfall.model import Cause, Verdict

@@ -12,17 +12,17 @@ import pytest
 from backends.cluster.launch_server import Api, Refusal, serving
 from backends.cluster.made import SERVED, compiled, slot_of, spec
 from patience import scaled
-from rankfall.backends.cluster.backend import ClusterBackend
-from rankfall.backends.cluster.hold import NOTE_ATTEMPT
-from rankfall.backends.cluster.launch_errors import NameTaken
-from rankfall.backends.cluster.ownership import ANNOTATION_OWNER
+from rankfall.backends.kubernetes.backend import ClusterBackend
+from rankfall.backends.kubernetes.lifecycle.errors import NameTaken
+from rankfall.backends.kubernetes.lifecycle.ownership import ANNOTATION_OWNER
+from rankfall.backends.kubernetes.run_lease import NOTE_ATTEMPT
 from rankfall.backends.plan import ClusterPlan, Plan
-from rankfall.backends.protocol import Company, HeldBack, HeldBy
-from rankfall.kube.access import Access, Endpoint
+from rankfall.backends.protocol import Cancellation, HeldBy, SuspensionState
+from rankfall.kube.auth.access import Access, Endpoint
 from rankfall.kube.errors import KubeError
-from rankfall.kube.portal import Abandoned, Portal
-from rankfall.observe.cluster.stops import read_stop
-from rankfall.store import RunDir
+from rankfall.kube.loop_thread import Abandoned, EventLoopThread
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.marks import read_stop
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class Desk:
         self.lost: list[str] = []
         self.backends: list[ClusterBackend] = []
         access = Access(context="c", cluster="k", user="u", namespace="here", endpoint=Endpoint(server="http://x"))
-        monkeypatch.setattr("rankfall.backends.cluster.backend.access_of", lambda _: access)
+        monkeypatch.setattr("rankfall.backends.kubernetes.backend.access_of", lambda _: access)
         self.folder = folder
         self.run = self.made("home")
 
@@ -64,7 +64,7 @@ class Desk:
 
     def backend(self) -> ClusterBackend:
         made = ClusterBackend()
-        made._portal = Portal(self.api.kube)
+        made._portal = EventLoopThread(self.api.kube)
         self.backends.append(made)
         return made
 
@@ -105,7 +105,7 @@ def test_a_run_is_held_before_it_makes_anything_and_leaves_nothing_behind(desk: 
     backend = desk.backend()
     plan = desk.plan(backend, desk.run)
     assert plan.cluster is not None
-    assert backend.held_back(plan) is None
+    assert backend.suspension_state(plan) is None
     assert desk.hold(backend, desk.run) is None
     assert backend.submit(plan) == (0,)
     assert backend.submit(plan) == ()
@@ -117,11 +117,11 @@ def test_a_run_is_held_before_it_makes_anything_and_leaves_nothing_behind(desk: 
     assert lease is not None
     assert lease["metadata"]["annotations"][NOTE_ATTEMPT] == "1"
     assert [one["uid"] for one in lease["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
-    assert backend.held_back(plan) == HeldBack(state="free")
+    assert backend.suspension_state(plan) == SuspensionState(state="free")
     assert backend.stop(plan, [0], grace=1, reason="x") == (0,)
-    assert backend.held_back(plan) == HeldBack(state="held")
+    assert backend.suspension_state(plan) == SuspensionState(state="held")
     backend.clear(plan)
-    assert backend.held_back(plan) == HeldBack(state="gone")
+    assert backend.suspension_state(plan) == SuspensionState(state="gone")
     assert api.get("leases", desk.run.id) is not None
     backend.let_go(over=True)
     backend.let_go(over=True)
@@ -155,7 +155,7 @@ def test_a_server_that_is_away_for_a_moment_is_waited_for_before_the_launch(desk
     desk.hold(backend, desk.run)
     api.faults = {api.number + 1: 503}
     said: list[str] = []
-    backend.submit(plan, company=Company(say=said.append, over=lambda: False))
+    backend.submit(plan, cancellation=Cancellation(say=said.append, over=lambda: False))
     assert api.count_made("jobs") == 1
 
 
@@ -168,7 +168,7 @@ def test_a_launch_that_is_not_wanted_any_more_ends_at_once(desk: Desk, api: Api)
     api._delete("jobs", api.objects["jobs", plan.cluster.object], None)
     said: list[str] = []
     with pytest.raises(Abandoned):
-        backend.submit(plan, company=Company(say=said.append, over=lambda: bool(said)))
+        backend.submit(plan, cancellation=Cancellation(say=said.append, over=lambda: bool(said)))
     assert "to go" in said[0]
 
 
@@ -200,9 +200,9 @@ def test_what_cannot_be_seen_is_neither_held_nor_gone(desk: Desk, api: Api) -> N
     plan = desk.plan(backend, desk.run)
     backend.submit(plan)
     api.refusals["GET", "jobs"] = Refusal(403)
-    assert backend.held_back(plan) is None
+    assert backend.suspension_state(plan) is None
     assert plan.cluster is not None
     api.refusals.clear()
     api._delete("jobs", api.objects["jobs", plan.cluster.object], None)
     api._work()
-    assert backend.held_back(plan) == HeldBack(state="gone")
+    assert backend.suspension_state(plan) == SuspensionState(state="gone")

@@ -12,7 +12,7 @@ import pytest
 
 from backends.cluster.made import compiled, container, expand, spec
 from patience import scaled
-from rankfall.backends.cluster.bootstrap import BOOTSTRAP, BUNDLE_PATH
+from rankfall.backends.kubernetes.manifests.container_command import BOOTSTRAP, BUNDLE_PATH
 from testbed import bed, packages
 
 SHELLS = {"sh": ["sh"], "dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}

@@ -16,13 +16,13 @@ import pytest
 from backends.cluster.made import BACKENDS, compiled, container, spec, template
 from carry_world import picture
 from patience import scaled
-from rankfall.backends.bundle import build_zip
-from rankfall.backends.cluster import code as codes
-from rankfall.backends.cluster.bootstrap import BOOTSTRAP
-from rankfall.backends.cluster.workspace import pinned, place_of_run, volume_of
+from rankfall.backends.kubernetes.copy.workspace import pinned, place_of_run, volume_of
+from rankfall.backends.kubernetes.manifests import code as codes
+from rankfall.backends.kubernetes.manifests.container_command import BOOTSTRAP
+from rankfall.backends.payload import build_zip
 from rankfall.model import Refused, SpecError, UsageError, spec_from
-from rankfall_inside.carry_pack import digest_of as codes_digest
-from rankfall_inside.carry_tree import Tree, scan
+from rankfall_inside.transfer.pack import digest_of as codes_digest
+from rankfall_inside.transfer.tree import Tree, scan
 
 WORKSPACE = {"workspace": {"claim": "team", "path": "/work"}}
 
@@ -246,7 +246,7 @@ def test_the_pod_that_copies_may_do_what_the_jobs_pods_may() -> None:
     job = spec(kubernetes=section)
     assert job.kubernetes.workspace is not None
     volume = volume_of(job.kubernetes, job.kubernetes.workspace, image="registry/train:1")
-    assert codes.mover_image(job) == volume.image == "registry/train:1"
+    assert codes.copy_pod_image(job) == volume.image == "registry/train:1"
     assert volume.pod == {
         "imagePullSecrets": [{"name": "reg"}],
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -263,9 +263,9 @@ def test_the_image_of_the_pod_that_copies_is_the_jobs_a_roles_or_asked_for(tree:
         )
 
     own = made(workspace={"claim": "team", "image": "own"}, image="jobs")
-    assert codes.mover_image(own) == "own"
+    assert codes.copy_pod_image(own) == "own"
     roles = [{"name": "a", "command": ["x"]}, {"name": "b", "command": ["x"], "kubernetes": {"image": "roles"}}]
-    assert codes.mover_image(spec_from({"backend": "job", "roles": roles, "kubernetes": WORKSPACE})) == "roles"
+    assert codes.copy_pod_image(spec_from({"backend": "job", "roles": roles, "kubernetes": WORKSPACE})) == "roles"
     platform = made(runtime="torch-distributed")
     with pytest.raises(Refused, match=r"workspace.image: is missing"):
         compiled(platform, code=tree)

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from backends.cluster.made import compiled, slot_of, spec
-from rankfall.backends.cluster.backend import ClusterBackend
-from rankfall.backends.cluster.elastic import set_size
+from rankfall.backends.kubernetes.backend import ClusterBackend
+from rankfall.backends.kubernetes.workload import set_size
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.kube.errors import Conflict, ObjectNotFound
 from rankfall.model import InfrastructureError, JobSpec
-from rankfall.observe.cluster.places import pods_folder
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.layout import pods_folder
 
 
 class Kube:

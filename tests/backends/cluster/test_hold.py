@@ -8,11 +8,11 @@ import shutil
 import pytest
 
 from backends.cluster.launch_server import Refusal, serving
-from rankfall.backends.cluster.hold import NOTE_ATTEMPT, NOTE_PLACE, Hold, place_of
+from rankfall.backends.kubernetes.run_lease import NOTE_ATTEMPT, NOTE_PLACE, RunLease, place_of
 from rankfall.kube.errors import Unreachable
 from rankfall.kube.lease import LeaseLost
 from rankfall.model import EvidenceLost, JobSpec
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 
 class World:
@@ -25,8 +25,8 @@ class World:
         shutil.copytree(self.here.path, there)
         self.there = RunDir(there)
 
-    def hold(self, run_dir=None) -> Hold:
-        return Hold(run_dir or self.here, namespace="here", lost=self.lost.append, clock=lambda: self.now)
+    def hold(self, run_dir=None) -> RunLease:
+        return RunLease(run_dir or self.here, namespace="here", lost=self.lost.append, clock=lambda: self.now)
 
     @property
     def lease(self):
@@ -122,8 +122,8 @@ def test_a_run_that_left_nothing_leaves_no_lease_and_one_that_goes_on_leaves_a_f
 
 
 def test_it_is_renewed_through_failures_until_somebody_else_has_it(tried, monkeypatch):
-    monkeypatch.setattr("rankfall.backends.cluster.hold.RENEW_S", 0.02)
-    monkeypatch.setattr("rankfall.backends.cluster.hold._AGAIN_S", 0.02)
+    monkeypatch.setattr("rankfall.backends.kubernetes.run_lease.RENEW_S", 0.02)
+    monkeypatch.setattr("rankfall.backends.kubernetes.run_lease._AGAIN_S", 0.02)
 
     async def story(w):
         held = w.hold()
@@ -150,8 +150,8 @@ def test_it_is_renewed_through_failures_until_somebody_else_has_it(tried, monkey
 
 
 def test_launch_s51_credentials_that_are_gone_for_good_let_go_of_the_run_and_touch_nothing(tried, monkeypatch):
-    monkeypatch.setattr("rankfall.backends.cluster.hold.RENEW_S", 0.02)
-    monkeypatch.setattr("rankfall.backends.cluster.hold._AGAIN_S", 0.02)
+    monkeypatch.setattr("rankfall.backends.kubernetes.run_lease.RENEW_S", 0.02)
+    monkeypatch.setattr("rankfall.backends.kubernetes.run_lease._AGAIN_S", 0.02)
 
     async def story(w):
         held = w.hold()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from backends.cluster.made import BACKENDS, SERVED, child, compiled, container, spec, started, template, workload
-from rankfall.backends.cluster.objects import ServedFacts, request_token
+from rankfall.backends.kubernetes.manifests.request import ServedFacts, request_token
 
 ORDER = {
     "job": ["Job", "Service", "ConfigMap"],

@@ -22,10 +22,10 @@ from backends.cluster.launch_stories import (
     tell,
     whole,
 )
-from rankfall.backends.cluster.launch import launch
-from rankfall.backends.cluster.launch_errors import NameTaken, StillThere, Vanished
-from rankfall.backends.cluster.names import ANNOTATION_REQUEST, LABEL_RUN
-from rankfall.backends.cluster.ownership import ANNOTATION_OWNER
+from rankfall.backends.kubernetes.lifecycle.errors import NameTaken, StillThere, Vanished
+from rankfall.backends.kubernetes.lifecycle.launch import launch
+from rankfall.backends.kubernetes.lifecycle.ownership import ANNOTATION_OWNER
+from rankfall.backends.kubernetes.manifests.names import ANNOTATION_REQUEST, LABEL_RUN
 from rankfall.kube.errors import Forbidden, Invalid, ServerError
 from rankfall.kube.resources import JOBS
 

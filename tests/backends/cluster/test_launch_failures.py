@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from backends.cluster.launch_server import Api
 from backends.cluster.launch_stories import NAME, launched, manifest, old, tell, whole
 from patience import scaled
-from rankfall.backends.cluster.launch_errors import StillThere
+from rankfall.backends.kubernetes.lifecycle.errors import StillThere
 from rankfall.kube.errors import CredentialsError, KubeError, Unreachable
 
 # Requests of an undisturbed launch: workload, config map, service, release.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cluster.launch_stories import TOKEN, manifest, old, workload
-from rankfall.backends.cluster import ownership
+from rankfall.backends.kubernetes.lifecycle import ownership
 from rankfall.kube.resources import JOBS, SERVICES
 
 JSON = st.recursive(

@@ -13,11 +13,11 @@ import yaml
 from backends.cluster.launch_server import Api
 from backends.cluster.launch_stories import LABELS, NAME, launched, manifest, tell
 from backends.cluster.test_launch_failures import killed
-from rankfall.backends.cluster.backend import ClusterBackend
-from rankfall.backends.cluster.launch_errors import Vanished
+from rankfall.backends.kubernetes.backend import ClusterBackend
+from rankfall.backends.kubernetes.lifecycle.errors import Vanished
 from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
 from rankfall.model import JobSpec
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 SECOND = f"{NAME}-worker"
 # The first Job, config map, service, the second Job; a look at the second, its release, the first one's release.
@@ -184,8 +184,10 @@ def test_clear_removes_the_jobs_of_all_roles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [NAME, SECOND])
 def test_a_job_of_any_role_that_somebody_deleted_withdraws_the_attempt(tmp_path: Path, name: str) -> None:
     async def story(place: Place) -> None:
-        assert await place.call(place.backend.withdrawn, place.plan) is None
+        assert await place.call(place.backend.deleted_externally, place.plan) is None
         place.api.objects.pop(("jobs", name))
-        assert await place.call(place.backend.withdrawn, place.plan) == f"job {name} was deleted in the cluster"
+        assert (
+            await place.call(place.backend.deleted_externally, place.plan) == f"job {name} was deleted in the cluster"
+        )
 
     with_place(tmp_path, story)

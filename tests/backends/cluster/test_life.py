@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from backends.cluster.made import slot_of
-from rankfall.backends.cluster.backend import ClusterBackend
+from rankfall.backends.kubernetes.backend import ClusterBackend
 from rankfall.backends.plan import Plan, SlotPlan
 from rankfall.model import JobSpec
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
-from rankfall.observe.cluster.stops import Stop, abandoned, mark_stop
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.marks import Stop, abandoned, mark_stop
+from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact
 
 RUNNING = ContainerFact(state="running")
 ENDED = ContainerFact(state="terminated", exit_code=0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cluster.made import BACKENDS, compiled, container, spec, template
-from rankfall.backends.cluster.merge import merged, without_nodes
+from rankfall.backends.kubernetes.manifests.pod_overrides import merged, without_nodes
 from rankfall.model import SpecError
 
 HOSTNAME = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}

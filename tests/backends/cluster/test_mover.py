@@ -13,23 +13,23 @@ import pytest
 from backends.cluster.mover_world import RUNNING, Cluster, cluster
 from carry_world import picture
 from inside.test_carry import odd_tree
-from rankfall.backends import copies
-from rankfall.backends.cluster import mover as movers
-from rankfall.backends.cluster import mover_channel, mover_pod, workspace
-from rankfall.backends.cluster.mover import mover
-from rankfall.backends.cluster.mover_pod import manifest, running
+from rankfall.backends import files
+from rankfall.backends.kubernetes.copy import copy_pod, transfer, workspace
+from rankfall.backends.kubernetes.copy import transfer as movers
+from rankfall.backends.kubernetes.copy.copy_pod import manifest, running
+from rankfall.backends.kubernetes.copy.transfer import mover
 from rankfall.kube.client import Kube
 from rankfall.model import InfrastructureError, Kubernetes, Workspace, spec_from
-from rankfall.store import RunDir
-from rankfall_inside.carry_tree import scan
+from rankfall.rundir import RunDir
+from rankfall_inside.transfer.tree import scan
 
 Story = Callable[[Cluster, Kube], Awaitable[Any]]
 
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], Any]:
-    monkeypatch.setattr(mover_pod, "_LOOK_S", 0.02)
-    monkeypatch.setattr(mover_pod, "_EVENTS_AFTER_S", 0.0)
+    monkeypatch.setattr(copy_pod, "_LOOK_S", 0.02)
+    monkeypatch.setattr(copy_pod, "_EVENTS_AFTER_S", 0.0)
     monkeypatch.setattr(movers, "_PAUSE_S", 0.01)
 
     def go(story: Story) -> Any:
@@ -164,8 +164,8 @@ def test_an_image_without_python_and_one_that_breaks_are_named(play, tmp_path, m
 
 def test_a_side_that_is_silent_counts_as_gone(play, tmp_path, monkeypatch):
     (tmp_path / "x").write_text("x")
-    monkeypatch.setattr(mover_channel, "_PING_S", 0.02)
-    monkeypatch.setattr(mover_channel, "_SILENT_S", 0.1)
+    monkeypatch.setattr(transfer, "_PING_S", 0.02)
+    monkeypatch.setattr(transfer, "_SILENT_S", 0.1)
 
     async def story(made: Cluster, kube: Kube) -> None:
         made.deaf = True
@@ -235,7 +235,7 @@ def test_a_start_that_takes_its_time_is_told_once(play, monkeypatch):
         async with running(kube, made.volume, say=said.append):
             pass
         made.states = [waiting("ContainerCreating")]
-        monkeypatch.setattr(mover_pod, "_STARTING_S", 0.05)
+        monkeypatch.setattr(copy_pod, "_STARTING_S", 0.05)
         with pytest.raises(InfrastructureError, match="has not started in"):
             async with running(kube, made.volume, say=said.append):
                 pass
@@ -321,7 +321,7 @@ def test_code_is_brought_once_and_its_list_comes_last(play, tmp_path):
     async def story(made: Cluster, kube: Kube) -> None:
         made.cuts = [200_000]
         for _ in range(2):
-            await workspace.bring_code(kube, run, namespace="here", say=print)
+            await workspace.upload_code(kube, run, namespace="here", say=print)
         assert len(made.made) == 1
 
     play(story)
@@ -347,12 +347,12 @@ def test_launch_s55_the_files_of_a_run_and_of_a_claim_are_found_through_what_is_
             )
             place = workspace.place_of_run(spec, "x-000001", say=print, image="other")
             assert place is not None
-            done = await copies.put(place, [tmp_path / "x"], "in/")
+            done = await files.put(place, [tmp_path / "x"], "in/")
             assert (done.files, done.sent) == (1, 1)
             assert (tmp_path / "volume" / "ann" / "x" / "x-000001" / "code" / "in" / "x").read_text() == "x"
             section = Kubernetes(**base, workspace=Workspace(claim="team", path=str(tmp_path / "volume"), image="i"))
             whole = workspace.place_of_claim(section, say=print)
-            back = await copies.get(whole, "ann/x/x-000001/code/in", tmp_path / "back", into=False)
+            back = await files.get(whole, "ann/x/x-000001/code/in", tmp_path / "back", into=False)
             assert back.files == 1
             assert (tmp_path / "back" / "x").read_text() == "x"
             plain = spec_from({"backend": "job", "command": ["x"], "kubernetes": {**base, "image": "j"}})

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankfall.backends.cluster.names import Names, check_names, kubernetes_base, names_for
-from rankfall.backends.cluster.roles import pod_role
+from rankfall.backends.kubernetes.manifests.names import Names, check_names, kubernetes_base, names_for
+from rankfall.backends.kubernetes.manifests.request import pod_role
 from rankfall.model import JobSpec, Refused
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")

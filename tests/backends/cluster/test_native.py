@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.cluster.made import BACKENDS, child, compiled, spec, started, template, workload
-from rankfall.backends.cluster.cause_codes import SURE, code_of, slugs_of
+from rankfall.backends.kubernetes.manifests.native_policies import SURE, code_of, slugs_of
 from rankfall.model import Refused, catalogue
 from rankfall.model.exit_codes import CAUSE_CODES, exit_class
-from rankfall_inside import causes
+from rankfall_inside import exit_codes
 
 REPLICA = {"restart_scope": "replica", "launcher": "exec"}
 
@@ -203,12 +203,12 @@ def test_every_cause_has_one_code_of_the_published_table(slug):
 
 def test_what_the_wrapper_is_sure_of_is_what_rules_may_name():
     said = {
-        causes.of_error({"types": ["ValueError"]}),
-        causes.of_error({"types": ["ImportError"]}),
-        causes.of_error({"mark": "retryable"}),
-        causes.of_error({"types": ["MemoryError"]}),
-        causes.of_error({"types": ["torch.OutOfMemoryError"]}),
-        causes.of_error({"types": ["OSError"], "message": "[Errno 28] No space left on device"}),
+        exit_codes.of_error({"types": ["ValueError"]}),
+        exit_codes.of_error({"types": ["ImportError"]}),
+        exit_codes.of_error({"mark": "retryable"}),
+        exit_codes.of_error({"types": ["MemoryError"]}),
+        exit_codes.of_error({"types": ["torch.OutOfMemoryError"]}),
+        exit_codes.of_error({"types": ["OSError"], "message": "[Errno 28] No space left on device"}),
     }
     assert {CAUSE_CODES[group] for group in said if group} <= SURE
     assert len(said) == 6

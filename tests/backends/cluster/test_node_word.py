@@ -8,12 +8,11 @@ import pytest
 
 from backends.cluster.launch_server import Refusal
 from health.api_world import HealthApi, running, tried
-from rankfall.backends.cluster.node_word import node_answer, tell_node
-from rankfall.health.config import ConfigFile
+from rankfall.backends.kubernetes.backend import node_report_answer, report_to_node
 from rankfall.kube.client import Kube
-from rankfall.model.health import NodeHealth
-from rankfall.model.health_answer import LEASE, answer_of
-from rankfall.model.health_verdict import VERDICTS_ANNOTATION, RunVerdict, decode_verdicts
+from rankfall.model.node_health.records import NodeHealth
+from rankfall.model.node_health.run_verdicts import LEASE, VERDICTS_ANNOTATION, RunVerdict, answer_of, decode_verdicts
+from rankfall.nodes.config import ConfigFile
 
 SPACE = "rankfall"
 
@@ -24,7 +23,7 @@ def said(attempt: int = 1, *, action: str = "taint") -> RunVerdict:
 
 
 async def state(kube: Kube, node: str, verdict: RunVerdict) -> str:
-    return (await node_answer(kube, node, verdict, namespace=SPACE)).state
+    return (await node_report_answer(kube, node, verdict, namespace=SPACE)).state
 
 
 def leads(api: HealthApi, holder: str = "one") -> None:
@@ -38,17 +37,17 @@ def test_health_s31_a_node_that_felled_a_run_is_told_and_the_taint_is_the_answer
             api, verdict = world.api, said()
             leads(api)
             assert await state(world.kube, "n1", verdict) == "waiting"
-            assert await tell_node(world.kube, "n1", verdict) is None
+            assert await report_to_node(world.kube, "n1", verdict) is None
             await world.until(lambda: api.tainted() == {"n1"} and api.condition("n1") == "Quarantined")
-            found = await node_answer(world.kube, "n1", verdict, namespace=SPACE)
+            found = await node_report_answer(world.kube, "n1", verdict, namespace=SPACE)
             assert found.state == "tainted"
             assert "verdict/gpu_ecc" in found.text
             assert "train-1a2b3c" in found.text
             version = api.objects["nodes", "n1"]["metadata"]["resourceVersion"]
-            assert await tell_node(world.kube, "n1", verdict) is None
+            assert await report_to_node(world.kube, "n1", verdict) is None
             assert api.objects["nodes", "n1"]["metadata"]["resourceVersion"] == version
             mild = said(2, action="suspect")
-            assert await tell_node(world.kube, "n2", mild) is None
+            assert await report_to_node(world.kube, "n2", mild) is None
             await world.until(lambda: api.condition("n2") == "Suspect")
             assert await state(world.kube, "n2", mild) == "noted"
             assert api.tainted() == {"n1"}
@@ -65,7 +64,7 @@ def test_over_budget_is_an_answer_too(tmp_path):
     async def story():
         async with running("n1", config=config) as world:
             verdict = said()
-            assert await tell_node(world.kube, "n1", verdict) is None
+            assert await report_to_node(world.kube, "n1", verdict) is None
             await world.until(lambda: world.api.condition("n1") == "HeldKillSwitch")
             assert await state(world.kube, "n1", verdict) == "held"
             assert world.api.tainted() == set()
@@ -103,16 +102,16 @@ def test_what_the_server_refuses_is_said_and_what_others_change_meanwhile_stays(
                     api.edit("n1", lambda item: item["metadata"].setdefault("labels", {}).update(a=str(len(tries))))
 
             api.fault = between
-            assert await tell_node(world.kube, "n1", verdict) is None
+            assert await report_to_node(world.kube, "n1", verdict) is None
             assert len(tries) == 2
             notes = api.objects["nodes", "n1"]["metadata"]["annotations"]
             assert notes["theirs"] == "1"
             assert [each.id for each in decode_verdicts(notes[VERDICTS_ANNOTATION]).verdicts] == [verdict.id]
             api.refusals["PATCH", "nodes/n1/status"] = Refusal(403, "no right")
-            refused = await tell_node(world.kube, "n1", said(2))
+            refused = await report_to_node(world.kube, "n1", said(2))
             assert refused is not None
             assert "no right" in refused
-            gone = await tell_node(world.kube, "n9", verdict)
+            gone = await report_to_node(world.kube, "n9", verdict)
             assert gone is not None
             assert "is gone" in gone
 

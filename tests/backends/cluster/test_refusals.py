@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.cluster.made import BACKENDS, KINDS, SERVED, compiled, container, spec
-from rankfall.backends.cluster.objects import ServedFacts
+from rankfall.backends.kubernetes.manifests.request import ServedFacts
 from rankfall.model import Refused, SpecError
 
 ALONE: dict[str, Any] = {"unattended": True, "policies": {"max_restarts": 0}}

@@ -8,8 +8,8 @@ import pytest
 
 from backends.cluster.launch_server import Api, Refusal
 from backends.cluster.launch_stories import COMPANIONS, NAME, Told, launched, manifest, old, removed, tell
-from rankfall.backends.cluster import remove_wait
-from rankfall.backends.cluster.launch_errors import NameTaken
+from rankfall.backends.kubernetes.lifecycle import wait_gone
+from rankfall.backends.kubernetes.lifecycle.errors import NameTaken
 from rankfall.kube.errors import Forbidden
 
 
@@ -251,7 +251,7 @@ def test_a_kind_that_is_no_longer_served_has_no_objects():
 
 
 def test_a_server_that_says_nothing_leaves_it_unknown(monkeypatch):
-    monkeypatch.setattr(remove_wait, "_LOOK_S", 0.2)
+    monkeypatch.setattr(wait_gone, "_LOOK_S", 0.2)
 
     async def story(api: Api) -> None:
         said: list[str] = []
@@ -277,7 +277,7 @@ def test_who_may_list_the_children_and_not_watch_them_goes_on_without():
 
 
 def test_a_long_wait_is_told_again_and_again(monkeypatch):
-    monkeypatch.setattr(remove_wait, "_TELL_S", 0.05)
+    monkeypatch.setattr(wait_gone, "_TELL_S", 0.05)
 
     async def story(api: Api) -> None:
         said: list[str] = []

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from cluster import test_launch
 from cluster.rights_used import granted
 from cluster.run_world import RULES
-from rankfall.backends.cluster.rights import BACKENDS, RIGHTS, role, rules
-from rankfall.backends.cluster.rights_page import manifest, renewed, section
+from rankfall.backends.kubernetes.rights import BACKENDS, RIGHTS, manifest, renewed, role, rules, section
 from rankfall.cli.app import command
 
 PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text("utf-8")

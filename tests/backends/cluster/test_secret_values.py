@@ -13,8 +13,8 @@ from backends.cluster.launch_server import Api, Refusal
 from backends.cluster.launch_stories import COMPANIONS, LABELS, launched, manifest, tell, whole
 from backends.cluster.made import BACKENDS, SERVED, compiled, container, secret_data, spec, started, workload
 from backends.cluster.test_launch_failures import killed
-from rankfall.backends.cluster.launch_errors import LaunchError
-from rankfall.backends.cluster.objects import Compiled
+from rankfall.backends.kubernetes.lifecycle.errors import LaunchError
+from rankfall.backends.kubernetes.manifests.request import Compiled
 from rankfall.kube.errors import Forbidden
 
 VALUE = 'h$(RANKFALL_SLOT) "q\\uoted" $$ü\n'

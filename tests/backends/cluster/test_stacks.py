@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rankfall.backends.cluster import stacks
+from rankfall.backends.kubernetes import attempt_control
 from rankfall.backends.plan import ClusterPlan
-from rankfall.kube.access import Access, Endpoint
+from rankfall.kube.auth.access import Access, Endpoint
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
-from rankfall.kube.exec import ExecResult
+from rankfall.kube.exec.session import ExecResult
 
 ANSWERS: dict[str, ExecResult | KubeError] = {
     "told": ExecResult(b"told\n", b"", 0),
@@ -41,7 +41,7 @@ def test_only_a_pod_that_said_so_was_told(monkeypatch: pytest.MonkeyPatch) -> No
             raise answer
         return answer
 
-    monkeypatch.setattr(stacks, "execute", execute)
+    monkeypatch.setattr(attempt_control, "execute", execute)
     kube = Kube(Access(context="c", cluster="k", user="u", namespace="n", endpoint=Endpoint(server="http://nowhere")))
     pods = dict(enumerate(ANSWERS))
-    assert asyncio.run(stacks.ask_stacks(kube, PLACE, pods)) == (0,)
+    assert asyncio.run(attempt_control.request_stacks(kube, PLACE, pods)) == (0,)

@@ -12,10 +12,9 @@ import pytest
 
 from backends.cluster.made import compiled, spec, started
 from patience import scaled
-from rankfall.backends.bundle import build_zip
-from rankfall.backends.cluster.bootstrap import BUNDLE_PATH
-from rankfall.backends.cluster.command import SLOT_DIR
-from rankfall.backends.ports import Reservation
+from rankfall.backends.kubernetes.manifests.container_command import BUNDLE_PATH, SLOT_DIR
+from rankfall.backends.local.ports import Reservation
+from rankfall.backends.payload import build_zip
 
 TELL = (
     "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE'],"

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.cluster.made import compiled, container, expand, spec, started
-from rankfall.backends.cluster.text import escape
+from rankfall.backends.kubernetes.manifests.request import escape
 from rankfall.model import SpecError
 
 TEXT = st.text(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.cluster.made import KINDS, compiled, expand, spec, workload
-from rankfall.backends.cluster.objects import ServedFacts
+from rankfall.backends.kubernetes.manifests.request import ServedFacts
 from rankfall.model import Refused
 
 

@@ -12,13 +12,11 @@ import pytest
 from backends.cluster.launch_server import Refusal
 from backends.cluster.launch_stories import NAME
 from backends.cluster.test_launch_roles import Place, with_place
-from rankfall.backends.cluster import workloads
+from rankfall.backends.kubernetes import workload
 from rankfall.kube.errors import KubeError
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.looks import LookWriter
-from rankfall.observe.cluster.native_state import NativeState
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.observe.cluster.workload_facts import WorkloadFact, workload_path
+from rankfall.rundir.cluster.journal import JournalWriter, SnapshotWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
+from rankfall.rundir.cluster.workload_state import NativeState, WorkloadFact, workload_path
 
 GOING, FELL = NativeState(phase="going"), NativeState(phase="failed")
 MAYBE = "somebody deleted it, or it had ended and its time to live of 600 s was over"
@@ -26,8 +24,8 @@ MAYBE = "somebody deleted it, or it had ended and its time to live of 600 s was 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(workloads, "_BEHIND_S", 0.05)
-    monkeypatch.setattr(workloads, "_STEP_S", 0.01)
+    monkeypatch.setattr(workload, "_BEHIND_S", 0.05)
+    monkeypatch.setattr(workload, "_STEP_S", 0.01)
 
 
 def expiring(place: Place, *, ttl_s: int = 600) -> Path:
@@ -39,7 +37,7 @@ def expiring(place: Place, *, ttl_s: int = 600) -> Path:
 
 
 def seen(run: Path, *facts: WorkloadFact) -> None:
-    writer: LookWriter[WorkloadFact] = LookWriter(workload_path(run, 1), WorkloadFact)
+    writer: SnapshotWriter[WorkloadFact] = SnapshotWriter(workload_path(run, 1), WorkloadFact)
     for fact in facts:
         writer.add(fact)
     writer.close()
@@ -51,7 +49,7 @@ def fact(place: Place, state: NativeState, **fields: Any) -> WorkloadFact:
 
 
 async def asked(place: Place, *, surely: bool = False) -> str | None:
-    found: str | None = await place.call(place.backend.withdrawn, place.plan, surely=surely)
+    found: str | None = await place.call(place.backend.deleted_externally, place.plan, surely=surely)
     return found
 
 

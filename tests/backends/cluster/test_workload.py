@@ -6,10 +6,10 @@ import pytest
 
 from backends.cluster.launch_server import Api
 from backends.cluster.launch_stories import NAME, launched, tell
-from rankfall.backends.cluster.workload import Workload
+from rankfall.backends.kubernetes.workload import Workload
 from rankfall.backends.plan import ClusterPlan
 from rankfall.kube.errors import Unreachable
-from rankfall.kube.portal import Portal
+from rankfall.kube.loop_thread import EventLoopThread
 
 # The server makes no jobs for it then.
 HELD = {"suspend": True}
@@ -24,7 +24,7 @@ class Direct:
     def call(self, work):
         return work(self.kube)
 
-    look = Portal.look
+    look = EventLoopThread.look
 
 
 def place(backend):
@@ -125,7 +125,7 @@ def test_of_a_trainjob_its_own_set_tells_the_rest(theirs):
 
 
 def test_a_look_has_a_time(monkeypatch):
-    monkeypatch.setattr("rankfall.kube.portal._LOOK_S", 0.0)
+    monkeypatch.setattr("rankfall.kube.loop_thread._LOOK_S", 0.0)
 
     async def story(api: Api) -> None:
         async with api.kube() as kube:

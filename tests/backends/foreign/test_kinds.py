@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from rankfall.backends.foreign.kinds import foreign_of
-from rankfall.backends.foreign.record import spec_of
-from rankfall.backends.foreign.state import state_of
+from rankfall.backends.foreign.objects import foreign_of, state_of
+from rankfall.backends.foreign.targets import spec_of
 from rankfall.model import SpecError, spec_from
 from rankfall.model.foreign import PodMarks
 

@@ -13,14 +13,14 @@ import pytest
 
 from observe.cluster.kubemodel import Pod, World
 from patience import scaled
+from rankfall.collect.pods import collector, log_tailer
+from rankfall.collect.pods.collector import PodCollector
 from rankfall.kube.client import Kube
 from rankfall.model import JobSpec
-from rankfall.observe.cluster import follower, session, silence
-from rankfall.observe.cluster.feed import PodFeed
-from rankfall.observe.cluster.journal import JournalReader, journal_path
-from rankfall.observe.cluster.podfacts import PodFact
-from rankfall.observe.cluster.source import PodSource
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.pod_facts import PodFact
+from rankfall.rundir.cluster.pod_source import PodSource
 
 CHANNEL = "t0k3n"
 
@@ -28,15 +28,15 @@ CHANNEL = "t0k3n"
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that only spare a server are as short as they can be."""
     for name in ("_FIRST_S", "_MOST_S", "_SELDOM_S", "SETTLE_S"):
-        monkeypatch.setattr(follower, name, 0.002)
+        monkeypatch.setattr(log_tailer, name, 0.002)
     # Not so short that a busy machine takes a server that thinks for one that is gone.
     for name, seconds in (("READING_S", 3.0), ("DRAIN_S", 0.05), ("DENIED_S", 0.05)):
-        monkeypatch.setattr(follower, name, seconds)
-    monkeypatch.setattr(silence, "SILENCE_S", 0.3)
+        monkeypatch.setattr(log_tailer, name, seconds)
+    monkeypatch.setattr(log_tailer, "SILENCE_S", 0.3)
     for name in ("AGAIN_S", "KEEP_S"):
-        monkeypatch.setattr(session, name, 0.01)
+        monkeypatch.setattr(collector, name, 0.01)
     for module in ("feed", "log_tasks"):
-        monkeypatch.setattr(f"rankfall.observe.cluster.{module}.AGAIN_S", 0.01)
+        monkeypatch.setattr(f"rankfall.evidence.cluster.{module}.AGAIN_S", 0.01)
 
 
 def record_line(
@@ -67,10 +67,10 @@ class Fed:
         self.stirred = threading.Semaphore(0)
         self.journal = JournalReader(journal_path(self.run.path, 1))
         self.connect: Callable[[], Kube] = lambda: Kube(world.access(), rate=10_000, burst=10_000)
-        self.feed: PodFeed | None = None
+        self.feed: PodCollector | None = None
 
     def start(self) -> None:
-        self.feed = PodFeed(
+        self.feed = PodCollector(
             self.run,
             attempt=1,
             source=PodSource(

@@ -19,8 +19,8 @@ from typing import Any
 from aiohttp import web
 
 from kube.apiserver import status
-from rankfall.kube.access import Access, Endpoint, Login
-from rankfall.kube.labels import COMPLETION_INDEX
+from rankfall.kube.auth.access import Access, Endpoint, Login
+from rankfall.kube.object_fields import COMPLETION_INDEX
 from testbed.pki import Authority
 
 NS = 1_000_000_000

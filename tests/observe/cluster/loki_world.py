@@ -9,17 +9,16 @@ from pathlib import Path
 import msgspec
 
 from observe.cluster.feeding import CHANNEL, record_line
+from rankfall.collect.loki.attempt_lines import LokiCollector, LokiLive
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.loki.cursor import SECOND, Entry
+from rankfall.loki.errors import LokiError
+from rankfall.loki.settings import LokiSettings
 from rankfall.model import JobSpec, Record
-from rankfall.observe.cluster.instances import Instances
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.loki_live import LokiLive
-from rankfall.observe.cluster.loki_take import LokiTake
-from rankfall.observe.cluster.podfacts import ContainerFact, PodFact
-from rankfall.observe.cluster.source import PodSource
-from rankfall.observe.loki.cursor import SECOND, Entry
-from rankfall.observe.loki.errors import LokiError
-from rankfall.observe.loki.settings import LokiSettings
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact
+from rankfall.rundir.cluster.pod_source import PodSource
 
 BEGAN = 1_800_000_000 * SECOND
 SETTINGS = LokiSettings(url="http://loki")
@@ -108,7 +107,7 @@ class World:
         instances.close()
 
     def take(self, *, over: bool = False) -> int:
-        one = LokiTake(
+        one = LokiCollector(
             self.run, attempt=1, source=self.source, loki=self.loki, settings=SETTINGS, over=over,
             since=BEGAN, until=self.until, say=self.said.append,
         )  # fmt: skip
@@ -127,7 +126,7 @@ class World:
 
     def live(self, tick: Callable[[float], None], *, slots: tuple[int, ...] = (0,)) -> None:
         """Follow until the end; ``tick`` gets the seconds on the virtual clock before each look after the first."""
-        take = LokiTake(
+        take = LokiCollector(
             self.run, attempt=1, source=self.source, loki=self.loki, settings=SETTINGS, over=False, live=True,
             since=BEGAN, until=BEGAN, say=self.said.append,
         )  # fmt: skip

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.collect.pods.line_splitter import stamp_text
 from rankfall.model import JobSpec, Record
-from rankfall.observe.cluster.apilines import stamp_text
-from rankfall.observe.cluster.instances import Instances
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 START = 1_790_000_000 * 1_000_000_000
 UID = "uid-0"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rankfall.evidence.cluster.platform import ContextView
 from rankfall.model import RankFacts, SlotFacts
-from rankfall.model.health import ANNOTATION, NodeHealth, OpenCause, encode_health
-from rankfall.observe.cluster.around import AroundView
-from rankfall.observe.cluster.aroundfacts import (
-    Around,
+from rankfall.model.node_health.records import ANNOTATION, NodeHealth, OpenCause, encode_health
+from rankfall.rundir.cluster.context_facts import (
+    ContextFact,
     EventFact,
     Unseen,
     event_fact,
@@ -17,10 +17,10 @@ from rankfall.observe.cluster.aroundfacts import (
     node_fact,
     work_fact,
 )
-from rankfall.observe.cluster.looks import LookWriter
-from rankfall.observe.cluster.places import around_path
-from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact, stamp_ns
-from rankfall.signatures.catalogue import default_catalogue
+from rankfall.rundir.cluster.journal import SnapshotWriter
+from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact, stamp_ns
+from rankfall.rundir.layout import context_path
+from rankfall.verdict.signatures.catalogue import default_catalogue
 
 MADE = "2026-11-21T16:00:00Z"
 LATER = "2026-11-21T16:05:00Z"
@@ -66,8 +66,8 @@ def node(name: str = "n1", *, ready: str = "True", boot: str = "b1", taints: tup
 
 class Scene:
     def __init__(self, run) -> None:
-        self.writer: LookWriter[Around] = LookWriter(around_path(run, 1), Around)
-        self.view = AroundView(run, attempt=1, catalogue=default_catalogue())
+        self.writer: SnapshotWriter[ContextFact] = SnapshotWriter(context_path(run, 1), ContextFact)
+        self.view = ContextView(run, attempt=1, catalogue=default_catalogue())
 
     def found(self, *looks, pods=(), slots=(), ranks=(), before=(), stopped=False):
         for look in looks:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from observe.cluster.feeding import CHANNEL, until
+from rankfall.collect.pods import cluster_context
+from rankfall.collect.pods.cluster_context import ContextCollector
 from rankfall.kube.errors import Forbidden, KubeError, Unreachable
 from rankfall.kube.resources import EVENTS, JOBS, JOBSETS, NODES
-from rankfall.kube.watch_run import Event
-from rankfall.observe.cluster import around_feed
-from rankfall.observe.cluster.around_feed import AroundFeed
-from rankfall.observe.cluster.aroundfacts import EventFact, NodeFact, Unseen, WorkFact
-from rankfall.observe.cluster.places import around_path
-from rankfall.observe.cluster.podfacts import PodFact
-from rankfall.observe.cluster.source import PodSource
+from rankfall.kube.watch.watcher import Event
+from rankfall.rundir.cluster.context_facts import EventFact, NodeFact, Unseen, WorkFact
+from rankfall.rundir.cluster.pod_facts import PodFact
+from rankfall.rundir.cluster.pod_source import PodSource
+from rankfall.rundir.layout import context_path
 
 
 class Found:
@@ -71,13 +71,13 @@ class Scene:
         self.server = Server()
         self.pods = [PodFact(seen_ns=1, name="job-0", uid="u0", slot=0, node="n1")]
         self.full: list[OSError] = []
-        monkeypatch.setattr(around_feed, "watch", self.server.watch)
-        for name in ("REFUSED_S", "AGAIN_S", "LOOK_S"):
-            monkeypatch.setattr(around_feed, name, 0.01)
-        self.path = around_path(run, 1)
+        monkeypatch.setattr(cluster_context, "watch", self.server.watch)
+        for name in ("REFUSED_S", "AGAIN_S", "POLL_INTERVAL_S"):
+            monkeypatch.setattr(cluster_context, name, 0.01)
+        self.path = context_path(run, 1)
         self.feed = self.made()
 
-    def made(self, backend: str = "trainjob") -> AroundFeed:
+    def made(self, backend: str = "trainjob") -> ContextCollector:
         source = PodSource(
             context="c",
             namespace="here",
@@ -88,7 +88,7 @@ class Scene:
             backend=backend,
             object="job",
         )
-        return AroundFeed(
+        return ContextCollector(
             self.server,  # type: ignore[arg-type]
             path=self.path,
             source=source,
@@ -166,7 +166,7 @@ def test_an_event_that_comes_before_its_pod_is_joined_to_it_later(scene):
 
 
 def test_many_nodes_are_watched_together(scene, monkeypatch):
-    monkeypatch.setattr(around_feed, "SINGLY", 2)
+    monkeypatch.setattr(cluster_context, "MAX_NODE_WATCHES", 2)
     scene.pods += [PodFact(seen_ns=1, name=f"job-{n}", uid=f"u{n}", slot=n, node=f"n{n}") for n in range(2, 6)]
     scene.server.objects = {NODES: [node(f"n{n}") for n in range(1, 9)]}
 
@@ -219,8 +219,8 @@ def test_what_nobody_foresaw_of_one_kind_stops_no_other(scene):
 
 
 def test_events_beyond_the_bound_are_counted_out_and_a_full_disk_is_told(scene, monkeypatch):
-    monkeypatch.setattr(around_feed, "MOST_EVENTS", 1)
-    monkeypatch.setattr(around_feed, "_MOST_STRANGE", 1)
+    monkeypatch.setattr(cluster_context, "MOST_EVENTS", 1)
+    monkeypatch.setattr(cluster_context, "_MOST_STRANGE", 1)
     scene.server.objects = {
         EVENTS: [event(str(n), kind="Pod", name="job-0", about="u0") for n in range(3)]
         + [event(f"s{n}", kind="Pod", name="other", about="x") for n in range(3)]

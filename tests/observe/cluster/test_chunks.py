@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankfall.observe.cluster import chunks
-from rankfall.observe.cluster.apilines import StampParser
-from rankfall.observe.cluster.chunks import Splitter, Taken
-from rankfall.observe.cluster.instance import InstanceLog
+from rankfall.collect.pods import chunks
+from rankfall.collect.pods.chunks import SplitChunk, Splitter
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.collect.pods.line_splitter import StampParser
 
 pytestmark = pytest.mark.steady
 
@@ -106,7 +106,7 @@ def test_every_way_to_take_a_chunk_apart_stores_the_same(tmp_path_factory, monke
     found = {}
     for way in ("alike", "mixed", "lines"):
         with monkeypatch.context() as patch:
-            patch.setattr("rankfall.observe.cluster.instance.LEAST", 1)
+            patch.setattr("rankfall.collect.pods.instance_log.LEAST", 1)
             if way != "alike":
                 patch.setattr(Splitter, "_alike", lambda _self, _data: None)
             if way == "lines":
@@ -133,7 +133,7 @@ def alone(monkeypatch):
 
 def test_a_chunk_of_one_rank_and_second_is_taken_by_its_head(alone):
     body = b"".join(b"%b.%09dZ [rank 7] line %d\n" % (STAMP, number, number) for number in range(3))
-    assert alone.split(body) == Taken(
+    assert alone.split(body) == SplitChunk(
         3,
         {b"7": b"line 0\nline 1\nline 2\n"},
         {b"7": 3},

@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.kube.server_clock import ServerClock
-from rankfall.model.clocks import EXACT, Bound
-from rankfall.observe.cluster.clock_proofs import by_server, lease_look, of_lease, of_pod
-from rankfall.observe.cluster.clocks import ClockFile, Proofs, ProofView, proofs_path
-from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
+from rankfall.kube.http.transport import ServerClock
+from rankfall.model.timestamps import EXACT, Bound
+from rankfall.rundir.cluster.clock_bounds import (
+    ClockFile,
+    Proofs,
+    ProofView,
+    by_server,
+    lease_snapshot,
+    of_lease,
+    of_pod,
+    proofs_path,
+)
+from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact
 
 NS = 1_000_000_000
 DAY = 1_795_276_800
@@ -90,8 +98,8 @@ def lease(renewed: str | None, written: str | None = None, **spec: Any) -> dict[
 def test_a_renewal_is_after_the_servers_stamp_of_the_one_before_and_before_its_own():
     server = Bound(2 * NS, 3 * NS)
     # The kubelet is 90 s ahead of us, the server 2.5 s.
-    first = lease_look(lease("2026-11-21T16:01:30.500000Z", "2026-11-21T16:00:03Z"), seen_ns=(DAY + 1) * NS)
-    then = lease_look(lease("2026-11-21T16:01:40.500000Z", "2026-11-21T16:00:13Z"), seen_ns=(DAY + 11) * NS)
+    first = lease_snapshot(lease("2026-11-21T16:01:30.500000Z", "2026-11-21T16:00:03Z"), seen_ns=(DAY + 1) * NS)
+    then = lease_snapshot(lease("2026-11-21T16:01:40.500000Z", "2026-11-21T16:00:13Z"), seen_ns=(DAY + 11) * NS)
     assert first is not None
     assert then is not None
     one = of_lease(first, None, server=server)
@@ -104,7 +112,7 @@ def test_a_renewal_is_after_the_servers_stamp_of_the_one_before_and_before_its_o
 
 @pytest.mark.parametrize("item", [{}, lease(None), lease("soon"), lease("2026-11-21T16:01:30.500000Z") | {"spec": 3}])
 def test_a_lease_without_a_stamp_is_no_look(item):
-    assert lease_look(item, seen_ns=DAY * NS) is None
+    assert lease_snapshot(item, seen_ns=DAY * NS) is None
 
 
 # -- the server's answers

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import NS, Pod, World, world
 from patience import scaled
+from rankfall.collect.pods import collector, log_tailer
+from rankfall.collect.pods.collector import Session
+from rankfall.collect.pods.resume import NAME
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeConfigError
-from rankfall.kube.retry import Retry
-from rankfall.observe.cluster import follower, session, silence
-from rankfall.observe.cluster.cursor import NAME
-from rankfall.observe.cluster.session import Session
-from rankfall.store import append
-from rankfall.store.incomplete import lost_of_run
+from rankfall.kube.request import Retry
+from rankfall.rundir.incomplete import lost_of_run
+from rankfall.rundir.streams import writer
 
 Story = Callable[[World, Fed], Awaitable[None]]
 
@@ -93,7 +93,7 @@ class Printer:
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schedule=st.lists(steps, max_size=14), past=st.booleans(), join=st.sampled_from([2, 250]))
 def test_any_schedule_every_line_once_and_an_end(schedule, past, join, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(follower, "_JOIN", join)
+    monkeypatch.setattr(log_tailer, "_JOIN", join)
 
     async def story(made: World, fed: Fed) -> None:
         made.past = past
@@ -148,8 +148,8 @@ def test_any_schedule_every_line_once_and_an_end(schedule, past, join, tmp_path_
 
 
 def test_over_tls_lines_records_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
-    monkeypatch.setattr(follower, "SETTLE_S", 10.0)
+    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "SETTLE_S", 10.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -208,7 +208,7 @@ def test_i19_p14_the_last_reading_of_an_ended_container_repeats_little(tmp_path)
 
 def test_i19_p14_the_end_of_a_log_whose_last_lines_are_unknown_again_is_complete(tmp_path, monkeypatch):
     """What a joining reading begins with is longer than what comes first of it, so that it cannot be known again."""
-    monkeypatch.setattr(follower, "_JOIN", 1)
+    monkeypatch.setattr(log_tailer, "_JOIN", 1)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -225,7 +225,7 @@ def test_i19_p14_the_end_of_a_log_whose_last_lines_are_unknown_again_is_complete
 @pytest.mark.parametrize("alike", [False, True], ids=["more came", "alike"])
 def test_a_follow_that_does_not_join_what_was_read_begins_at_the_cursor(tmp_path, monkeypatch, alike):
     """Because more came meanwhile than is asked for again, or because lines that are all alike do not tell where it begins."""
-    monkeypatch.setattr(follower, "_JOIN", 5)
+    monkeypatch.setattr(log_tailer, "_JOIN", 5)
 
     async def story(made: World, fed: Fed) -> None:
         made.past = True
@@ -252,7 +252,7 @@ def test_a_follow_that_does_not_join_what_was_read_begins_at_the_cursor(tmp_path
 
 
 def test_launch_s28_a_late_pod_is_followed_from_its_first_line_and_the_others_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         first, late = made.add(0), made.add(1, start=False)
@@ -295,7 +295,7 @@ def test_first_bytes_of_a_stream_and_changes_of_a_pod_stir_and_further_lines_do_
 
 def test_a_feed_follows_when_each_log_of_a_running_container_was_opened(tmp_path, monkeypatch):
     """What a stop waits for: a log that is not open yet goes with its pod."""
-    monkeypatch.setattr(follower, "LIVE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "LIVE_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         first, second, late = made.add(0), made.add(1), made.add(2, start=False)
@@ -319,7 +319,7 @@ def test_a_feed_follows_when_each_log_of_a_running_container_was_opened(tmp_path
 
 
 def test_a_log_that_cannot_be_had_is_not_waited_for_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "LIVE_S", 0.05)
+    monkeypatch.setattr(log_tailer, "LIVE_S", 0.05)
 
     async def story(made: World, fed: Fed) -> None:
         made.add(0).faults += ["502"] * 10_000
@@ -383,9 +383,9 @@ def test_logs_s23_a_clean_end_of_a_container_that_runs_is_resumed_within_2_s_and
     tmp_path, monkeypatch
 ):
     # The pauses that the product has.
-    monkeypatch.setattr(follower, "_FIRST_S", 0.1)
-    monkeypatch.setattr(follower, "SETTLE_S", 1.0)
-    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "_FIRST_S", 0.1)
+    monkeypatch.setattr(log_tailer, "SETTLE_S", 1.0)
+    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0, start=False)
@@ -488,9 +488,9 @@ def test_a_container_that_was_restarted_very_often_costs_few_records(tmp_path):
 
 
 def test_a_dead_connection_is_found_soon_where_the_log_had_spoken_until_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
-    monkeypatch.setattr(silence, "KNOWN_S", 0.2)
-    monkeypatch.setattr(silence, "QUIET_S", 0.2)
+    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "KNOWN_S", 0.2)
+    monkeypatch.setattr(log_tailer, "QUIET_S", 0.2)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -509,7 +509,7 @@ def test_a_dead_connection_is_found_soon_where_the_log_had_spoken_until_then(tmp
 
 def test_launch_s27_a_pod_that_is_deleted_at_once_keeps_what_came_and_its_gap_is_recorded(tmp_path, monkeypatch):
     # Its stream stays open and silent: the deletion alone tells that nothing more comes.
-    monkeypatch.setattr(silence, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -582,7 +582,7 @@ def test_a_refused_pod_and_one_that_never_started_have_no_log(tmp_path):
 
 
 def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(log_tailer, "PATIENCE_S", 0.05)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -602,7 +602,7 @@ def test_a_node_that_is_lost_ends_the_log_after_some_patience(tmp_path, monkeypa
 
 
 def test_i19_p15_logs_that_cannot_be_read_are_counted_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(log_tailer, "PATIENCE_S", 0.05)
 
     async def story(made: World, fed: Fed) -> None:
         pods = [made.add(slot) for slot in range(2)]
@@ -624,7 +624,7 @@ def test_i19_p15_logs_that_cannot_be_read_are_counted_with_the_reason(tmp_path, 
 
 def test_launch_s32_a_server_that_denies_a_last_reading_for_a_moment_costs_no_line(tmp_path, monkeypatch):
     """As one that has just started and has not read its roles."""
-    monkeypatch.setattr(follower, "DENIED_S", 60.0)
+    monkeypatch.setattr(log_tailer, "DENIED_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -644,7 +644,7 @@ def test_launch_s32_a_server_that_denies_a_last_reading_for_a_moment_costs_no_li
 
 @pytest.mark.parametrize("back", ["at any moment", "after the last try"])
 def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, monkeypatch, back):
-    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(log_tailer, "PATIENCE_S", 0.05)
 
     async def story(made: World, fed: Fed) -> None:
         fed.connect = lambda: Kube(made.access(), rate=10_000, burst=10_000, retry=Retry(attempts=1))
@@ -674,7 +674,7 @@ def test_launch_s32_an_api_that_is_away_spends_no_patience_with_a_log(tmp_path, 
 
 
 def test_a_pod_that_is_to_end_and_of_which_nobody_says_it_has_is_overdue(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "OVERDUE_S", 0.05)
+    monkeypatch.setattr(collector, "OVERDUE_S", 0.05)
 
     async def story(made: World, fed: Fed) -> None:
         fed.connect = lambda: Kube(made.access(), rate=10_000, burst=10_000, retry=Retry(attempts=1))
@@ -813,7 +813,7 @@ def test_a_crash_is_told_and_the_work_taken_up_again(tmp_path, monkeypatch):
 
 
 def test_a_crash_of_one_log_is_told_and_the_log_opened_again(tmp_path, monkeypatch):
-    run = follower.Follower.run
+    run = log_tailer.Follower.run
     crashes = iter([True])
 
     async def crash(self):
@@ -821,7 +821,7 @@ def test_a_crash_of_one_log_is_told_and_the_log_opened_again(tmp_path, monkeypat
             raise RuntimeError("a fault of ours")
         return await run(self)
 
-    monkeypatch.setattr(follower.Follower, "run", crash)
+    monkeypatch.setattr(log_tailer.Follower, "run", crash)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -856,7 +856,7 @@ def test_a_cluster_that_cannot_be_reached_yet_is_tried_again(tmp_path):
 
 def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path, monkeypatch):
     full = False
-    write, real = append._all, os.write
+    write, real = writer._all, os.write
 
     def append_all(fd: int, data: bytes) -> int:
         if full:
@@ -869,8 +869,8 @@ def test_a_full_disk_is_told_once_and_nothing_is_lost(tmp_path, monkeypatch):
             return real(fd, data[: len(data) // 2])
         return real(fd, data)
 
-    monkeypatch.setattr(append, "_all", append_all)
-    monkeypatch.setattr("rankfall.observe.cluster.looks.os.write", to_journal)
+    monkeypatch.setattr(writer, "_all", append_all)
+    monkeypatch.setattr("rankfall.rundir.cluster.journal.os.write", to_journal)
 
     async def story(made: World, fed: Fed) -> None:
         nonlocal full

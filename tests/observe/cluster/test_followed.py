@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankfall.observe.cluster.followed import Followed, InstanceFollowed, idle_of, instance_state, instances_of, missed
-from rankfall.observe.cluster.podfacts import ContainerFact, ContainerState, PodFact
+from rankfall.collect.pods.known_pods import Followed, FollowedInstance, idle_of, instance_state, instances_of, missed
+from rankfall.rundir.cluster.pod_facts import ContainerFact, ContainerState, PodFact
 
 
 def one(state: ContainerState, restarts: int = 0) -> ContainerFact:
@@ -57,7 +57,7 @@ def test_state_of_an_instance(fact, number, state, instances):
 )
 def test_state_of_a_pods_log(fact, ends, state):
     followed = Followed(fact)
-    followed.logs = {number: InstanceFollowed(end) for number, end in enumerate(ends)}
+    followed.logs = {number: FollowedInstance(end) for number, end in enumerate(ends)}
     assert followed.log_state == state
 
 

@@ -14,17 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patience import scaled
-from rankfall.kube.access import Access, Endpoint
+from rankfall.collect.pods import rank_discovery
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.collect.pods.rank_discovery import COMMAND, END, RankProber, Seen, read_ranks, update_rank_map
+from rankfall.kube.auth.access import Access, Endpoint
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Forbidden, ObjectNotFound
-from rankfall.kube.exec import ExecResult
-from rankfall.observe.cluster import identify
-from rankfall.observe.cluster.environ import COMMAND, END, Seen, read_ranks
-from rankfall.observe.cluster.identify import Identifier, after_look
-from rankfall.observe.cluster.instance import InstanceLog
-from rankfall.observe.cluster.manifest_ranks import Launch, launch_of
-from rankfall.observe.cluster.told import ROUND, Told, read_told, write_told
-from rankfall.store import StreamAppender
+from rankfall.kube.exec.session import ExecResult
+from rankfall.rundir import StreamAppender
+from rankfall.rundir.cluster.manifest_ranks import Launch, launch_of
+from rankfall.rundir.cluster.marks import ROUND, Told, read_rank_map, write_rank_map
 
 NS = 1_000_000_000
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -242,15 +241,15 @@ def seen(rank: int, local: int, *, pid: int, started: int = 0) -> Seen:
 
 def test_launch_s17_another_round_ends_what_the_first_one_proved_where_it_was_seen_last(tmp_path):
     first = {0: seen(2, 0, pid=10), 1: seen(3, 1, pid=11)}
-    told = after_look(Told(), first, sizes={"0.out.log": 5, "1.out.log": 7}, folder=tmp_path)
+    told = update_rank_map(Told(), first, sizes={"0.out.log": 5, "1.out.log": 7}, folder=tmp_path)
     assert {n: (one.rank, one.since, one.until) for n, one in told.ranks.items()} == {0: (2, 0, None), 1: (3, 0, None)}
-    told = after_look(told, first, sizes={"0.out.log": 50, "1.out.log": 70}, folder=tmp_path)
+    told = update_rank_map(told, first, sizes={"0.out.log": 50, "1.out.log": 70}, folder=tmp_path)
     assert (told.base, told.confirmed) == (0, {0: 50, 1: 70})
     # One rank has ended, and no other came: nothing else is proved.
-    told = after_look(told, {1: first[1]}, sizes={"1.out.log": 70}, folder=tmp_path)
+    told = update_rank_map(told, {1: first[1]}, sizes={"1.out.log": 70}, folder=tmp_path)
     assert (told.base, told.confirmed) == (0, {0: 50, 1: 70})
     second = {0: seen(0, 0, pid=20), 1: seen(1, 1, pid=21)}
-    told = after_look(told, second, sizes={"0.out.log": 90, "1.out.log": 90}, folder=tmp_path)
+    told = update_rank_map(told, second, sizes={"0.out.log": 90, "1.out.log": 90}, folder=tmp_path)
     assert told.base == ROUND
     assert {n: (one.rank, one.until) for n, one in told.ranks.items()} == {
         0: (2, 50),
@@ -265,9 +264,9 @@ def test_lines_from_before_the_process_are_of_no_rank(tmp_path):
     stream.write(b"of an earlier round\n", 10 * NS)
     stream.write(b"of this one\n", 20 * NS)
     stream.close()
-    told = after_look(Told(), {0: seen(2, 0, pid=10, started=15 * NS)}, sizes={}, folder=tmp_path)
+    told = update_rank_map(Told(), {0: seen(2, 0, pid=10, started=15 * NS)}, sizes={}, folder=tmp_path)
     assert told.ranks[0].since == len(b"of an earlier round\n")
-    told = after_look(Told(), {0: seen(2, 0, pid=10, started=30 * NS)}, sizes={}, folder=tmp_path)
+    told = update_rank_map(Told(), {0: seen(2, 0, pid=10, started=30 * NS)}, sizes={}, folder=tmp_path)
     assert told.ranks[0].since == len(b"of an earlier round\nof this one\n")
 
 
@@ -300,7 +299,7 @@ def test_text_that_looks_like_a_wrappers_is_the_jobs_own_in_a_foreign_log(tmp_pa
     }
 
 
-def looker(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Identifier, list[str]]:
+def looker(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[RankProber, list[str]]:
     said: list[str] = []
     left = list(answers)
 
@@ -310,17 +309,17 @@ def looker(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[Identifier, 
             raise answer
         return ExecResult(answer.encode(), b"", 0)
 
-    monkeypatch.setattr(identify, "execute", execute)
+    monkeypatch.setattr(rank_discovery, "execute", execute)
     for name in ("_FIRST_S", "_EVERY_S"):
-        monkeypatch.setattr(identify, name, 0.001)
+        monkeypatch.setattr(rank_discovery, name, 0.001)
     access = Access(context="c", cluster="k", user="u", namespace="here", endpoint=Endpoint(server="http://nowhere"))
-    return Identifier(Kube(access), namespace="here", trouble=lambda name, text: said.append(text)), said
+    return RankProber(Kube(access), namespace="here", trouble=lambda name, text: said.append(text)), said
 
 
 ANSWER = whole("@clock 100 100", process(10, 1, "RANK=3", "LOCAL_RANK=1"), *redirected(1, 1))
 
 
-def watched(identifier: Identifier, folder: Path, *texts: str, looks: int) -> dict[str, str]:
+def watched(identifier: RankProber, folder: Path, *texts: str, looks: int) -> dict[str, str]:
     """Streams after the lines came, these looks, and the same lines once more."""
     made = log(folder)
     made.opened()
@@ -339,9 +338,9 @@ def watched(identifier: Identifier, folder: Path, *texts: str, looks: int) -> di
 def test_a_container_is_looked_into_once_its_lines_bear_local_ranks(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, ANSWER)
     watched(identifier, tmp_path, "[rank3]: ValueError", "[default]:x", "plain", looks=3)
-    assert read_told(tmp_path) == Told()
+    assert read_rank_map(tmp_path) == Told()
     watched(identifier, tmp_path, "[default1]:x", looks=3)
-    assert read_told(tmp_path).ranks[1].rank == 3
+    assert read_rank_map(tmp_path).ranks[1].rank == 3
     assert said == []
 
 
@@ -349,7 +348,7 @@ def test_i19_p11_processes_name_the_role_of_the_prefixes_and_no_other_local_rank
     answer = ANSWER.replace("LOCAL_RANK=1", "LOCAL_RANK=1\nROLE_NAME=learner")
     identifier, _ = looker(monkeypatch, answer)
     found = watched(identifier, tmp_path, "[learner1]:x", "[learner7]:y", "[default1]:z", looks=3)
-    told = read_told(tmp_path)
+    told = read_rank_map(tmp_path)
     assert (told.roles, told.locals, told.of_no_rank(7), told.of_no_rank(1)) == (("learner",), {1}, True, False)
     assert found["1"] == "[default1]:z\n[learner1]:x\n"
     assert found["slot"] == "[learner1]:x\n[learner7]:y\n[learner7]:y\n[default1]:z\n"
@@ -360,7 +359,7 @@ def test_i19_p11_where_torchrun_marks_no_lines_their_text_proves_no_rank_and_is_
     fresh = plain.replace("@clock 100 100", "@clock 100 11")
     identifier, said = looker(monkeypatch, fresh, "", plain, Forbidden("asked again", status=403))
     found = watched(identifier, tmp_path, "[default1]:printed by rank 0 really", looks=9)
-    told = read_told(tmp_path)
+    told = read_rank_map(tmp_path)
     assert (told.ranks, told.settled, told.of_no_rank(1)) == ({}, True, True)
     assert found["slot"] == "[default1]:printed by rank 0 really\n"
     assert said == []
@@ -371,7 +370,7 @@ def test_after_an_answer_that_was_cut_the_container_is_looked_into_again(tmp_pat
     cut = ANSWER[: ANSWER.index("@reads")]
     identifier, said = looker(monkeypatch, cut, ANSWER)
     watched(identifier, tmp_path, "[default1]:x", looks=4)
-    told = read_told(tmp_path)
+    told = read_rank_map(tmp_path)
     assert (told.ranks[1].rank, told.settled, said) == (3, False, [])
 
 
@@ -379,7 +378,7 @@ def test_a_missing_right_is_told_and_not_asked_for_again(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, Forbidden("no exec for you", status=403))
     watched(identifier, tmp_path, "[default1]:x", looks=5)
     assert said == ["ranks that only a look into their pods would tell stay unknown: no exec for you"]
-    assert read_told(tmp_path).settled
+    assert read_rank_map(tmp_path).settled
 
 
 def test_a_container_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
@@ -389,11 +388,11 @@ def test_a_container_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
 
 
 def test_what_is_damaged_or_missing_tells_nothing(tmp_path):
-    assert read_told(tmp_path) == Told()
+    assert read_rank_map(tmp_path) == Told()
     (tmp_path / "ranks.json").write_text("{")
-    assert read_told(tmp_path) == Told()
-    write_told(tmp_path, Told(base=3))
-    assert read_told(tmp_path).base == 3
+    assert read_rank_map(tmp_path) == Told()
+    write_rank_map(tmp_path, Told(base=3))
+    assert read_rank_map(tmp_path).base == 3
 
 
 @given(

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankfall.observe.cluster import overlap
-from rankfall.observe.cluster.apilines import StampParser
-from rankfall.observe.cluster.cursor import MARGIN_S, NAME, Cursor
-from rankfall.observe.cluster.instance import MAX_PART, InstanceLog
-from rankfall.observe.cluster.overlap import Overlap
-from rankfall.store.stream import IndexReader
+from rankfall.collect.pods import recent_lines
+from rankfall.collect.pods.instance_log import MAX_PART, InstanceLog
+from rankfall.collect.pods.line_splitter import StampParser
+from rankfall.collect.pods.recent_lines import Overlap
+from rankfall.collect.pods.resume import MARGIN_S, NAME, Cursor
+from rankfall.rundir.streams.files import IndexReader
 
 pytestmark = pytest.mark.steady
 
@@ -101,7 +101,7 @@ def way(request, monkeypatch):
     if request.param == "lines":
         return MARGIN_S
     remember_little(monkeypatch)
-    monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", 1)
+    monkeypatch.setattr("rankfall.collect.pods.instance_log.LEAST", 1)
     return LITTLE_S
 
 
@@ -111,9 +111,9 @@ LITTLE_S = 2
 
 def remember_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little as a log of thousands of lines a second leaves of its last seconds."""
-    monkeypatch.setattr("rankfall.observe.cluster.overlap.SEGMENT", 100)
-    monkeypatch.setattr("rankfall.observe.cluster.overlap.KEEP", 5)
-    monkeypatch.setattr("rankfall.observe.cluster.cursor.MARGIN_S", LITTLE_S)
+    monkeypatch.setattr("rankfall.collect.pods.recent_lines.SEGMENT", 100)
+    monkeypatch.setattr("rankfall.collect.pods.recent_lines.KEEP", 5)
+    monkeypatch.setattr("rankfall.collect.pods.resume.MARGIN_S", LITTLE_S)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -425,7 +425,7 @@ def test_a_damaged_cursor_is_read_up_to_the_damage(tmp_path):
 
 
 def test_the_cursor_file_stays_small(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.cluster.cursor._COMPACT", 5_000)
+    monkeypatch.setattr("rankfall.collect.pods.resume._COMPACT", 5_000)
     cursor = Cursor(tmp_path)
     for number in range(800):
         cursor.take([(START + number, number)])
@@ -488,7 +488,7 @@ def test_a_chunk_is_stored_as_its_lines_would_be(odd, tmp_path, monkeypatch):
     body = Server(lines).body(None)
     by_chunk = opened(tmp_path / "chunk")
     by_chunk.feed(body)
-    monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", 1 << 30)
+    monkeypatch.setattr("rankfall.collect.pods.instance_log.LEAST", 1 << 30)
     by_line = opened(tmp_path / "line")
     by_line.feed(body)
     for log in (by_chunk, by_line):
@@ -521,8 +521,8 @@ def test_ranks_of_a_chunk_come_apart_in_order_with_the_stamp_of_their_own_first_
 
 
 def test_chunks_are_known_again_after_a_kill_and_their_files_go_with_the_log(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.cluster.overlap.SEGMENT", 4_000)
-    monkeypatch.setattr("rankfall.observe.cluster.overlap.KEEP", 300)
+    monkeypatch.setattr("rankfall.collect.pods.recent_lines.SEGMENT", 4_000)
+    monkeypatch.setattr("rankfall.collect.pods.recent_lines.KEEP", 300)
     lines = many(2_000)
     server = Server(lines)
     log = opened(tmp_path)
@@ -573,7 +573,7 @@ def test_a_chunk_that_the_disk_does_not_take_comes_again(tmp_path, monkeypatch):
 
 
 def test_only_so_many_logs_keep_their_newest_file_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(overlap, "MOST_OPEN", 2)
+    monkeypatch.setattr(recent_lines, "MOST_OPEN", 2)
     # Those of other tests may be open still.
     monkeypatch.setattr(Overlap, "_open", 0)
     before = len(list(Path("/proc/self/fd").iterdir()))

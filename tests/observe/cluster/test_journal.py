@@ -7,9 +7,9 @@ import os
 import msgspec
 import pytest
 
-from rankfall.observe.cluster import looks as module
-from rankfall.observe.cluster.journal import JournalReader, JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import PodFact
+from rankfall.rundir.cluster import journal as module
+from rankfall.rundir.cluster.journal import JournalReader, JournalWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import PodFact
 
 
 def look(uid: str = "a", *, seen: int = 1, **fields: object) -> PodFact:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rankfall.collect.pods.cluster_context import LATER_S, MOST, SOON_S, LeasePoller
 from rankfall.kube.errors import ApiError, KubeError, Unreachable
-from rankfall.model.clocks import EXACT, Bound
-from rankfall.observe.cluster.lease_looks import LATER_S, MOST, SOON_S, LeaseLooks
+from rankfall.model.timestamps import EXACT, Bound
 
 
 class Server:
@@ -32,9 +32,9 @@ class Server:
         return {"metadata": {"name": name, "managedFields": [fields]}, "spec": spec}
 
 
-def looks(server: Server, *nodes: str) -> tuple[LeaseLooks, dict[str, Bound]]:
+def looks(server: Server, *nodes: str) -> tuple[LeasePoller, dict[str, Bound]]:
     told: dict[str, Bound] = {}
-    return LeaseLooks(server, nodes=lambda: nodes, told=told.__setitem__), told  # type: ignore[arg-type]
+    return LeasePoller(server, nodes=lambda: nodes, told=told.__setitem__), told  # type: ignore[arg-type]
 
 
 def test_two_looks_soon_and_one_now_and_then_bound_a_nodes_clock_on_both_sides():

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from observe.cluster.loki_world import UID, World, at
-from rankfall.observe.cluster.apilines import stamp_text
-from rankfall.observe.cluster.follower import Follower
-from rankfall.observe.cluster.loki_state import LokiState
-from rankfall.observe.loki.errors import LokiError
+from rankfall.collect.loki.resume_state import LokiState
+from rankfall.collect.pods.line_splitter import stamp_text
+from rankfall.collect.pods.log_tailer import Follower
+from rankfall.loki.errors import LokiError
 
 POD = "job-0-zzzzz"
 
@@ -195,8 +195,8 @@ def test_every_line_comes_once_whatever_is_late_away_or_killed(tmp_path_factory,
     script.line(800, world.record(2, "slot_end", pod_uid="0b-uid"))
     real = LokiState.intend
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rankfall.observe.cluster.loki_live.POLL_S", 20.0)
-        patch.setattr("rankfall.observe.cluster.loki_pod.PAGE", 5)
+        patch.setattr("rankfall.collect.loki.attempt_lines.POLL_S", 20.0)
+        patch.setattr("rankfall.collect.loki.pod_lines.PAGE", 5)
         for count, before in kills:
 
             def intend(self, state, parts, left=[count], before=before):  # noqa: B006 - counts on purpose

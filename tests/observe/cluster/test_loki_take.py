@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from observe.cluster.feeding import CHANNEL, record_line
 from observe.cluster.loki_world import UID, World, at
+from rankfall.collect.loki.pod_lines import Origin, origin
+from rankfall.collect.loki.resume_state import LokiState
+from rankfall.collect.pods.line_splitter import StampParser, stamp_text
+from rankfall.loki.errors import LokiError
+from rankfall.loki.settings import LABELS
 from rankfall.model import JobSpec
-from rankfall.observe.cluster.apilines import StampParser, stamp_text
-from rankfall.observe.cluster.loki_labels import Origin, origin
-from rankfall.observe.cluster.loki_state import LokiState
-from rankfall.observe.loki.errors import LokiError
-from rankfall.observe.loki.settings import LABELS
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
 
 
 @pytest.fixture
@@ -165,15 +165,15 @@ def test_a_process_killed_between_any_two_steps_neither_loses_nor_repeats(tmp_pa
     """launch-logs S12: each line once, however often the client dies while it takes them in."""
     world = World(tmp_path_factory.mktemp("kill"))
     world.pod(log="open")
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     texts = [f"[rank 0] {number}" for number in range(40)]
     for number, text in enumerate(texts):
         world.loki.add(at(number // 3), text)
-    dice.shuffle(world.loki.rows)
+    rng.shuffle(world.loki.rows)
 
     def attempt(kill: str | None) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            real, count = LokiState.intend, dice.randrange(4)
+            real, count = LokiState.intend, rng.randrange(4)
 
             def intend(self, state, parts):
                 nonlocal count
@@ -185,7 +185,7 @@ def test_a_process_killed_between_any_two_steps_neither_loses_nor_repeats(tmp_pa
                     raise KilledError
 
             patch.setattr(LokiState, "intend", intend)
-            patch.setattr("rankfall.observe.cluster.loki_pod.PAGE", 7)
+            patch.setattr("rankfall.collect.loki.pod_lines.PAGE", 7)
             world.take()
 
     for kill in kills:
@@ -211,8 +211,8 @@ def test_what_comes_after_a_wrappers_last_word_is_stored_too_and_the_gap_of_an_e
 
 
 def test_the_state_stays_small_and_survives_a_torn_row(world, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.cluster.loki_state.COMPACT", 2000)
-    monkeypatch.setattr("rankfall.observe.cluster.loki_pod.PAGE", 50)
+    monkeypatch.setattr("rankfall.collect.loki.resume_state.COMPACT", 2000)
+    monkeypatch.setattr("rankfall.collect.loki.pod_lines.PAGE", 50)
     world.pod(log="open")
     world.until = at(15000)
     for number in range(3000):

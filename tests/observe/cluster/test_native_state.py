@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.cluster.native_state import (
+from rankfall.rundir.cluster.workload_state import (
     NativeState,
     dated,
     native_state,

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from observe.cluster.kubemodel import NS
-from rankfall.kube.fields import MAX_TEXT, MAX_WORD
-from rankfall.kube.labels import COMPLETION_INDEX
-from rankfall.observe.cluster.podfacts import PodFact, later, pod_fact, stamp_ns
-from rankfall.observe.cluster.source import PodSource
+from rankfall.kube.object_fields import COMPLETION_INDEX, MAX_TEXT, MAX_WORD
+from rankfall.rundir.cluster.pod_facts import PodFact, later, pod_fact, stamp_ns
+from rankfall.rundir.cluster.pod_source import PodSource
 
 DAY = "2026-11-21T16:00:00Z"
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from observe.cluster.kubemodel import NS
+from rankfall.evidence.cluster.pod_evidence import PodView
 from rankfall.model import SlotFacts
-from rankfall.observe.cluster.journal import JournalWriter, journal_path
-from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact, later
-from rankfall.observe.cluster.pods import PodView
-from rankfall.observe.cluster.stops import Stop, mark_stop
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.marks import Stop, mark_stop
+from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact, later
 
 DAY = "2026-11-21T16:00:00Z"
 DAY_NS = 1_795_276_800 * NS

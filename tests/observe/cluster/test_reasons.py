@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankfall.diagnose import diagnose
+from rankfall.evidence.cluster.reasons import Reason, ending_evidence, row_of, rows, waiting_evidence
 from rankfall.model import Case, SlotFacts
 from rankfall.model.causes import catalogue
-from rankfall.observe.cluster.podfacts import Condition, ContainerFact, PodFact
-from rankfall.observe.cluster.reasons import Reason, ending_evidence, row_of, rows, waiting_evidence
+from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact
+from rankfall.verdict.diagnose import diagnose
 
 DAY = "2026-11-21T16:00:00Z"
 DAY_NS = 1_795_276_800_000_000_000

@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from observe.cluster.feeding import CHANNEL, record_line
+from rankfall.collect.pods import instance_folders
+from rankfall.collect.pods.instance_folders import MAX_LINE, Instances, RecordIntake, write_progress
+from rankfall.collect.pods.log_gaps import LogOf, gap_record
+from rankfall.evidence.attempt.activity import read_steps
 from rankfall.model import JobSpec, Record
-from rankfall.observe.cluster import channel
-from rankfall.observe.cluster.channel import MAX_LINE, RecordIntake
-from rankfall.observe.cluster.gaps import LogOf, gap_record
-from rankfall.observe.cluster.instances import Instances, write_progress
-from rankfall.observe.progress import read_steps
-from rankfall.observe.records import RecordFolder
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.records import RecordFolder
 
 AT = 1_790_000_000_123_456_789
 
@@ -145,7 +144,7 @@ def test_progress_is_told_and_not_kept(scene):
 
 
 def test_a_job_cannot_fill_the_disk_with_records(scene, monkeypatch):
-    monkeypatch.setattr(channel, "MAX_RECORDS", 3)
+    monkeypatch.setattr(instance_folders, "MAX_RECORDS", 3)
     assert [scene.take(record_line("job-1", 0, n)) for n in range(5)] == [True, True, True, False, False]
     assert (len(scene.names), scene.intake.refused) == (3, 2)
 
@@ -154,7 +153,7 @@ def test_a_record_that_cannot_be_stored_leaves_nothing_behind(scene, monkeypatch
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(channel.os, "utime", full)
+    monkeypatch.setattr(instance_folders.os, "utime", full)
     with pytest.raises(OSError, match="No space"):
         scene.take(good())
     assert scene.names == []
@@ -230,7 +229,7 @@ def test_a_full_disk_leaves_no_folder_behind_each_time(run, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["rankfall.store.home"], "write_file", full)
+        patch.setattr(sys.modules["rankfall.rundir.layout"], "write_file", full)
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
                 held.open(0, uid="a", number=0)

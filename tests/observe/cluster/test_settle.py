@@ -15,34 +15,34 @@ from observe.cluster.kubemodel import World, world
 from observe.cluster.loki_world import World as LokiWorld
 from observe.cluster.loki_world import at
 from patience import scaled
+from rankfall.collect.pods import log_gaps
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.collect.pods.line_splitter import stamp_text
+from rankfall.collect.pods.log_tasks import LogTasks
 from rankfall.model import Record
-from rankfall.observe.cluster import settle
-from rankfall.observe.cluster.apilines import stamp_text
-from rankfall.observe.cluster.instance import InstanceLog
-from rankfall.observe.cluster.instances import Instances
-from rankfall.observe.cluster.log_tasks import LogTasks
 
 
 @pytest.mark.parametrize(
     "printed", [{"r0": (-1, 0)}, {"../x": (1, 1)}, {"r99999999": (1, 1)}, {f"r{n}": (1, 1) for n in range(5000)}]
 )
 def test_counts_that_are_none_are_not_compared(printed):
-    assert settle.clean(printed) is None
+    assert log_gaps.clean(printed) is None
 
 
 def test_the_sum_of_many_streams_is_compared_with_the_sum():
     held = {"r0": (3, 30), "r1": (4, 44)}
     returns = {"r1": 4}
-    assert settle.compare({"all": (7, 70)}, held, returns=lambda: returns) == ((), True)
-    assert settle.compare({"all": (9, 99)}, held, returns=lambda: returns) == ((("all", 2, 29),), False)
+    assert log_gaps.compare({"all": (7, 70)}, held, returns=lambda: returns) == ((), True)
+    assert log_gaps.compare({"all": (9, 99)}, held, returns=lambda: returns) == ((("all", 2, 29),), False)
 
 
 def test_a_piece_of_a_line_is_missed_though_no_line_is():
-    assert settle.compare({"r0": (3, 31)}, {"r0": (3, 30)}, returns=dict) == ((("r0", 0, 1),), False)
+    assert log_gaps.compare({"r0": (3, 31)}, {"r0": (3, 30)}, returns=dict) == ((("r0", 0, 1),), False)
 
 
 def test_lines_that_came_twice_are_no_proof_that_none_is_missing():
-    assert settle.compare({"r0": (3, 30)}, {"r0": (4, 40)}, returns=dict) == ((), False)
+    assert log_gaps.compare({"r0": (3, 30)}, {"r0": (4, 40)}, returns=dict) == ((), False)
 
 
 # -- by the ways that records and lines come

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.observe.cluster.silence import KNOWN_S, QUIET_S, SILENCE_S, TIMES, Silence
+from rankfall.collect.pods.log_tailer import KNOWN_S, QUIET_S, SILENCE_S, TIMES, Silence
 
 
 def spoken(*moments: float) -> Silence:

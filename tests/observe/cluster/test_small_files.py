@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from observe.cluster.kubemodel import NS
-from rankfall.observe.cluster.clocks import ClockFile, ClockView, clock_path, read_clocks
-from rankfall.observe.cluster.instance import InstanceLog
-from rankfall.observe.cluster.stops import Stop, StopMark, mark_stop, read_stop, stop_path
-from rankfall.observe.cluster.troubles import AGAIN_S, Troubles, in_words
+from rankfall.collect.background import AGAIN_S, ProblemReporter, error_text
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.rundir.cluster.clock_bounds import ClockFile, ClockView, clock_path, read_clocks
+from rankfall.rundir.cluster.marks import Stop, StopMark, mark_stop, read_stop, stop_path
 
 # -- stops
 
@@ -137,10 +137,10 @@ class Clock:
     now = 1000.0
 
 
-def troubles() -> tuple[Troubles, list[str], Clock]:
+def troubles() -> tuple[ProblemReporter, list[str], Clock]:
     told: list[str] = []
     clock = Clock()
-    return Troubles(told.append, clock=lambda: clock.now), told, clock
+    return ProblemReporter(told.append, clock=lambda: clock.now), told, clock
 
 
 def test_what_lasts_is_told_once():
@@ -192,4 +192,4 @@ def test_each_name_is_told_and_their_number_is_bounded():
     ],
 )
 def test_errors_in_words(error, words):
-    assert in_words(error) == words
+    assert error_text(error) == words

@@ -13,14 +13,14 @@ from obstore.store import MemoryStore
 from observe.cluster.feeding import Fed, quicken, record_line, until
 from observe.cluster.kubemodel import World, world
 from patience import scaled
+from rankfall.collect.stores import log_store
+from rankfall.collect.stores.log_store import AT
 from rankfall.model import JobSpec
-from rankfall.model.kubernetes_spec import Kubernetes
-from rankfall.observe.cluster import store_watch
-from rankfall.observe.log_store import AT
-from rankfall.store import RunDir
-from rankfall_inside import store_parts
-from rankfall_inside.bucket import Bucket as Put
-from rankfall_inside.store import LogStore
+from rankfall.model.jobspec.kubernetes import Kubernetes
+from rankfall.rundir import RunDir
+from rankfall_inside.delivery import log_store_backends
+from rankfall_inside.delivery.bucket import Bucket as Put
+from rankfall_inside.delivery.log_store import LogStore
 
 Story = Callable[[World, Fed], Awaitable[None]]
 
@@ -28,7 +28,7 @@ Story = Callable[[World, Fed], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     quicken(monkeypatch)
-    monkeypatch.setattr(store_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(log_store, "POLL_INTERVAL_S", 0.01)
 
 
 def play(home: Path, story: Story, *, place: str) -> Fed:
@@ -91,7 +91,7 @@ def test_a_store_that_this_machine_does_not_see_is_said_and_the_log_is_not_all_h
 
 
 def test_a_folder_without_an_end_is_given_up_after_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_watch, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(log_store, "PATIENCE_S", 0.2)
     name = "run/attempt-1/worker-0/u-1"
     folder = tmp_path / "elsewhere" / name
     folder.mkdir(parents=True)
@@ -145,8 +145,8 @@ def bucket(monkeypatch):
 
     monkeypatch.setattr(Put, "__init__", lambda *_: None)
     monkeypatch.setattr(Put, "put", lambda _, key, data: obstore.put(made, key, data))
-    monkeypatch.setattr("rankfall.observe.log_parts.open_bucket", opened)
-    monkeypatch.setattr(store_parts, "EVERY_S", 0.0)
+    monkeypatch.setattr("rankfall.collect.stores.log_bucket.open_bucket", opened)
+    monkeypatch.setattr(log_store_backends, "EVERY_S", 0.0)
     return failing
 
 
@@ -177,7 +177,7 @@ def test_lines_of_ranks_come_from_a_bucket_also_after_it_was_away(tmp_path, buck
 
 
 def test_a_bucket_that_stays_away_is_given_up_and_so_is_a_folder_without_an_end(tmp_path, bucket, monkeypatch):
-    monkeypatch.setattr(store_watch, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(log_store, "PATIENCE_S", 0.2)
     bucket.append("no route")
 
     async def story(world: World, fed: Fed) -> None:

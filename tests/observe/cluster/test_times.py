@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from observe.cluster.loki_world import BEGAN, World
-from rankfall.diagnose import diagnose
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.collect.pods.line_splitter import StampParser, stamp_text
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.readers.stream_reader import Index
 from rankfall.model import Case
-from rankfall.observe.attempt import AttemptObserver
-from rankfall.observe.cluster.apilines import StampParser, stamp_text
-from rankfall.observe.cluster.instance import InstanceLog
-from rankfall.observe.streams import Index
-from rankfall.store import StreamAppender
-from rankfall.store.append import STAMP_RUNTIME, Mark
-from rankfall.store.stream import MAGIC, ROW, IndexReader
-from rankfall_inside.streams import Sink
+from rankfall.rundir import StreamAppender
+from rankfall.rundir.streams.files import MAGIC, ROW, IndexReader
+from rankfall.rundir.streams.writer import STAMP_RUNTIME, Mark
+from rankfall.verdict.diagnose import diagnose
+from rankfall_inside.delivery.stream_files import Sink
 
 NS = 1_000_000_000
 MS = 1_000_000
@@ -160,7 +160,7 @@ def nanoseconds(text: str) -> int:
 @pytest.fixture(params=[1, 2048], ids=["chunks", "lines"])
 def taken(request, monkeypatch):
     """How lines are taken, as a few at once are or by the chunk."""
-    monkeypatch.setattr("rankfall.observe.cluster.instance.LEAST", request.param)
+    monkeypatch.setattr("rankfall.collect.pods.instance_log.LEAST", request.param)
 
 
 @pytest.mark.usefixtures("taken")

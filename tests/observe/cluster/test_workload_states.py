@@ -12,21 +12,21 @@ import pytest
 from backends.cluster.launch_server import Api, Refusal
 from backends.cluster.launch_stories import tell
 from patience import scaled
-from rankfall.kube.labels import JOB_UID, JOBSET_NAME, JOBSET_UID
-from rankfall.observe.cluster import around_feed, workload_states
-from rankfall.observe.cluster.around_feed import AroundFeed
-from rankfall.observe.cluster.places import around_path
-from rankfall.observe.cluster.source import PodSource
-from rankfall.observe.cluster.workload_facts import end_of, first_gang, workload_facts
-from rankfall.observe.cluster.workload_states import WorkloadStates, pods_of_gang
+from rankfall.collect.pods import cluster_context, workload_states
+from rankfall.collect.pods.cluster_context import ContextCollector
+from rankfall.collect.pods.workload_states import WorkloadStates, pods_of_gang
+from rankfall.kube.object_fields import JOB_UID, JOBSET_NAME, JOBSET_UID
+from rankfall.rundir.cluster.pod_source import PodSource
+from rankfall.rundir.cluster.workload_state import end_of, first_gang, workload_facts
+from rankfall.rundir.layout import context_path
 
 NAME = "train-a1"
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    for name in ("REFUSED_S", "AGAIN_S", "LOOK_S"):
-        monkeypatch.setattr(around_feed, name, 0.01)
+    for name in ("REFUSED_S", "AGAIN_S", "POLL_INTERVAL_S"):
+        monkeypatch.setattr(cluster_context, name, 0.01)
     monkeypatch.setattr(workload_states, "_LISTED_S", 0.05)
 
 
@@ -74,10 +74,10 @@ def pod(job: dict[str, Any] | None, created: str = "2026-11-21T19:00:00Z", **lab
     return {"metadata": {"labels": own | labels, "creationTimestamp": created}}
 
 
-def around(watch: WorkloadStates) -> AroundFeed:
+def around(watch: WorkloadStates) -> ContextCollector:
     """The feed that has the watches."""
-    path = around_path(watch._file._path.parents[2], 1)
-    return AroundFeed(
+    path = context_path(watch._file._path.parents[2], 1)
+    return ContextCollector(
         watch._kube, path=path, source=watch._source, pods=lambda: (), full=lambda _: None, workload=watch
     )
 

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kube.apiserver import answer, cut, serving, silence
-from rankfall.observe.loki.client import Loki
-from rankfall.observe.loki.cursor import Cursor, State
-from rankfall.observe.loki.errors import LimitRefused, LokiError
-from rankfall.observe.loki.reader import Reader
-from rankfall.observe.loki.settings import loki_settings
+from rankfall.loki.client import Loki
+from rankfall.loki.cursor import Cursor, State
+from rankfall.loki.errors import LimitRefused, LokiError
+from rankfall.loki.reader import Reader
+from rankfall.loki.settings import loki_settings
 
 KEYS = ("namespace", "pod")
 TOO_MANY = b"max entries limit per query exceeded, limit > max_entries_limit_per_query (1000 > 50)"
@@ -197,7 +197,7 @@ def read(loki, end=200, *, patience_s=60.0, limit=1000):
 
 
 def test_a_reader_waits_for_a_busy_server_lowers_its_pages_and_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("rankfall.observe.loki.reader.FIRST_S", 0.001)
+    monkeypatch.setattr("rankfall.loki.reader.FIRST_S", 0.001)
     rows = [["110", "a"], ["120", "b"]]
 
     async def story():

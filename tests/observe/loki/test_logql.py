@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall.loki import logql
 from rankfall.model import UsageError
-from rankfall.observe.loki import logql
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
 # A quoted text of Go: no bare quote, no newline, only escapes that we write.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rankfall.loki.settings import LABELS, OTLP, loki_settings
 from rankfall.model import UsageError
-from rankfall.observe.loki.settings import LABELS, OTLP, loki_settings
 
 URL = "http://loki:3100"
 

@@ -1,4 +1,4 @@
-"""A foreign job as a backend: it describes where its pods are, and refuses everything that would change something."""
+"""A foreign job as a backend: says where its pods are and what state it is in, and refuses every change."""
 
 from __future__ import annotations
 
@@ -9,18 +9,79 @@ from typing import NoReturn
 
 import msgspec
 
-from rankfall.backends.cluster.submitted import cluster_of, run_of
-from rankfall.backends.foreign.record import looks_inside
-from rankfall.backends.foreign.workload import ForeignWorkload
+from rankfall.backends.foreign.objects import RESOURCES, state_of
+from rankfall.backends.foreign.targets import made_set, may_exec
+from rankfall.backends.kubernetes.attempt_record import cluster_of, run_of
 from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan
-from rankfall.backends.protocol import Company, HeldBack, HeldBy, Life, Source
-from rankfall.diagnose import CAUSAL
+from rankfall.backends.protocol import Cancellation, HeldBy, Life, Source, SuspensionState
+from rankfall.collect.pods.workload_states import pods_of_gang
+from rankfall.kube.auth.kubeconfig import access_of
 from rankfall.kube.client import Kube
-from rankfall.kube.kubeconfig import access_of
-from rankfall.kube.portal import Portal
+from rankfall.kube.errors import ObjectNotFound
+from rankfall.kube.loop_thread import EventLoopThread
+from rankfall.kube.resources import PODS
 from rankfall.model import JobSpec, Refused
 from rankfall.model.foreign import Foreign
-from rankfall.store import RunDir
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.workload_state import NativeState
+from rankfall.verdict.diagnose import CAUSAL
+
+
+class ForeignWorkload:
+    """The object of one record.
+
+    Args:
+        portal: to its cluster.
+        foreign: the object.
+    """
+
+    def __init__(self, portal: EventLoopThread, *, foreign: Foreign) -> None:
+        self._portal = portal
+        self._foreign = foreign
+        self.uid = foreign.uid
+        self.shown = f"{foreign.kind} {foreign.name}"
+
+    def look(self) -> NativeState | None:
+        """Where it stands; None when it is not there any more.
+
+        Raises:
+            KubeError: it cannot be seen now.
+        """
+        return self._portal.look(self._look)
+
+    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
+        """Phases of its pods that are there now, by UID; with ``gang`` of one JobSet of a TrainJob alone.
+
+        Raises:
+            KubeError: they cannot be seen now.
+        """
+        return self._portal.look(lambda kube: self._pods(kube, selector, gang))
+
+    async def _look(self, kube: Kube) -> NativeState | None:
+        foreign = self._foreign
+        resource = RESOURCES[foreign.kind]
+        try:
+            found = await kube.get(resource, foreign.name, namespace=foreign.namespace)
+        except ObjectNotFound:
+            return None
+        if found.get("metadata", {}).get("uid") != foreign.uid:
+            return None
+        inner = await made_set(kube, found, namespace=foreign.namespace) if foreign.kind == "trainjob" else None
+        # An object that was asked for by name does not repeat its kind.
+        return state_of(foreign.kind, {**found, "kind": resource.kind}, inner=inner)
+
+    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
+        foreign = self._foreign
+        found = await kube.list(
+            PODS, namespace=foreign.namespace, labels=selector or None, fields=foreign.fields or None
+        )
+        mine = [
+            item
+            for item in await pods_of_gang(kube, found.items, gang, foreign.name, namespace=foreign.namespace)
+            if gang
+            or foreign.marks.mine(item["metadata"].get("labels") or {}, item["metadata"].get("creationTimestamp"))
+        ]
+        return {str(item["metadata"].get("uid")): str((item.get("status") or {}).get("phase")) for item in mine}
 
 
 class ForeignBackend:
@@ -30,7 +91,7 @@ class ForeignBackend:
     avoids_nodes = False
 
     def __init__(self) -> None:
-        self._portal: Portal | None = None
+        self._portal: EventLoopThread | None = None
 
     def plan(
         self,
@@ -83,13 +144,13 @@ class ForeignBackend:
         """The object."""
         foreign = _foreign(run_of(plan))
         if self._portal is None:
-            self._portal = Portal(lambda: Kube(access_of(foreign)))
+            self._portal = EventLoopThread(lambda: Kube(access_of(foreign)))
         return ForeignWorkload(self._portal, foreign=foreign)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """Its pods."""
         run_dir = run_of(plan)
-        pods = msgspec.structs.replace(cluster_of(plan), look_inside=looks_inside(run_dir))
+        pods = msgspec.structs.replace(cluster_of(plan), look_inside=may_exec(run_dir))
         return (Source(kind="pods", path=str(run_dir.path), pods=pods),)
 
     def release(self) -> None:
@@ -118,12 +179,12 @@ class ForeignBackend:
     def adopt(self, plan: Plan) -> None:
         """Nothing is held."""
 
-    def withdrawn(self, plan: Plan, *, surely: bool = False) -> str | None:
+    def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
         """Its recorder sees that itself."""
         del plan, surely
         return None
 
-    def held_back(self, plan: Plan) -> HeldBack | None:
+    def suspension_state(self, plan: Plan) -> SuspensionState | None:
         """Its recorder sees that itself."""
         del plan
         return None
@@ -141,9 +202,9 @@ class ForeignBackend:
     def let_go(self, *, over: bool) -> None:
         """Nothing is held."""
 
-    def submit(self, plan: Plan, *, company: Company | None = None) -> tuple[int, ...]:
+    def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
         """Refused."""
-        del company
+        del cancellation
         _refuse(run_of(plan), "started")
 
     def start_again(self, plan: Plan, slot: int) -> None:
@@ -156,7 +217,7 @@ class ForeignBackend:
         del slots, grace, reason
         _refuse(run_of(plan), "stopped")
 
-    def ask_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
+    def request_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
         """Nobody there could be asked: the recorder is not in its pods."""
         del plan, slots
         return ()
@@ -170,9 +231,9 @@ class ForeignBackend:
         """Refused."""
         _refuse(run_of(plan), "resized")
 
-    def clear(self, plan: Plan, *, company: Company | None = None) -> None:
+    def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
         """Refused."""
-        del company
+        del cancellation
         _refuse(run_of(plan), "removed")
 
 

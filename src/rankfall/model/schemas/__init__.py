@@ -1,4 +1,7 @@
-"""JSON schemas of the public documents; generated from the structs by ``python -m rankfall.model.schemas``, and compared by a test."""
+"""JSON schemas of the public documents, generated from the structs by ``python -m rankfall.model.schemas``.
+
+A test compares the files with the structs.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from typing import Any
 import msgspec
 
 from rankfall.model import decoding
-from rankfall.model.health import NodeFault, NodeHealth
-from rankfall.model.health_report import KernelLine, KernelReport
-from rankfall.model.health_verdict import RunVerdicts
-from rankfall.model.nodes import NodesDocument
+from rankfall.model.jobspec.job import JobSpec
+from rankfall.model.node_health.kernel_reports import KernelLine, KernelReport
+from rankfall.model.node_health.nodes_document import NodesDocument
+from rankfall.model.node_health.records import NodeFault, NodeHealth
+from rankfall.model.node_health.run_verdicts import RunVerdicts
 from rankfall.model.record import Record
-from rankfall.model.run import RunsDocument, StatusDocument
-from rankfall.model.spec import JobSpec
+from rankfall.model.run_status import RunsDocument, StatusDocument
 from rankfall.model.verdict import Verdict
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {

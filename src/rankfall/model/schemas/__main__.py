@@ -1,4 +1,4 @@
-"""Write the schema files beside this module: ``python -m rankfall.model.schemas``."""
+"""Writes the schema files beside this module: ``python -m rankfall.model.schemas``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,252 @@
+"""From a target to its record: finds the object and finds or creates its run directory.
+
+Asks only: one ``get`` of the object (of a TrainJob also its JobSet) and one short list of pods; every failure
+names the next step. A job that is gone from the cluster is answered from its record; an object of a run of
+Rankfall leads to that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.backends.foreign.objects import RESOURCES, foreign_of
+from rankfall.kube.auth.access import Access
+from rankfall.kube.auth.kubeconfig import load_access
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound
+from rankfall.kube.loop_thread import EventLoopThread
+from rankfall.kube.resources import JOBSETS, PODS
+from rankfall.model import JobSpec, Kubernetes, NotFound, Policies, RankfallError, StoreError
+from rankfall.model.foreign import FOREIGN, Foreign, Target
+from rankfall.model.jobspec.job import Role
+from rankfall.rundir import RunDir, list_runs
+from rankfall.rundir.lease import write_file
+
+RUN_LABEL: Final = "rankfall.dev/run"
+_NEEDED: Final = {
+    "jobset": "JobSet",
+    "trainjob": "Kubeflow Trainer",
+    "pytorchjob": "the training operator of Kubeflow (v1)",
+    "tfjob": "the training operator of Kubeflow (v1)",
+    "mpijob": "the training operator of Kubeflow (v1)",
+}
+
+
+class Located(msgspec.Struct, frozen=True, kw_only=True):
+    """A target that is there.
+
+    Attributes:
+        foreign: what is known of it.
+        run: the run of Rankfall's that it belongs to; None = Rankfall did not make it.
+    """
+
+    foreign: Foreign
+    run: str | None
+
+
+async def locate(kube: Kube, target: Target, *, kubeconfig: str | None) -> Located:
+    """The object that a target names.
+
+    Args:
+        kube: an open client; its namespace is the one that is meant.
+        target: kind and name.
+        kubeconfig: the file that was named; None = as kubectl finds them.
+
+    Raises:
+        NotFound: there is no such object, or the server has no such kind.
+        Forbidden: it, or its pods, may not be read; names the right.
+        KubeError: the server cannot be asked.
+    """
+    resource = RESOURCES[target.kind]
+    try:
+        item = await kube.get(resource, target.name)
+    except ObjectNotFound as error:
+        raise _missing(error, target, kube.namespace) from None
+    except Forbidden as error:
+        raise _denied(error, resource.plural, resource.group) from None
+    inner = await made_set(kube, item, namespace=kube.namespace) if target.kind == "trainjob" else None
+    found = msgspec.structs.replace(
+        foreign_of(target.kind, item, inner=inner), context=kube.access.context, kubeconfig=kubeconfig
+    )
+    try:
+        await kube.list(PODS, labels=found.selector or None, fields=found.fields or None)
+    except Forbidden as error:
+        raise _denied(error, "pods", "", also="; and get of pods/log for their lines") from None
+    labels = (item.get("metadata") or {}).get("labels") or {}
+    run = labels.get(RUN_LABEL) if isinstance(labels, Mapping) else None
+    return Located(foreign=found, run=run if isinstance(run, str) else None)
+
+
+async def made_set(kube: Kube, item: Mapping[str, Any], *, namespace: str) -> dict[str, Any] | None:
+    """The JobSet that a TrainJob made: of its name, and owned by it; None while there is none.
+
+    Raises:
+        Forbidden: JobSets may not be read; names the right.
+        KubeError: the server cannot be asked.
+    """
+    meta = item["metadata"]
+    try:
+        found = await kube.get(JOBSETS, meta["name"], namespace=namespace)
+    except ObjectNotFound:
+        return None
+    except Forbidden as error:
+        raise _denied(error, JOBSETS.plural, JOBSETS.group) from None
+    owners = found.get("metadata", {}).get("ownerReferences") or ()
+    return found if any(owner.get("uid") == meta.get("uid") for owner in owners) else None
+
+
+def _missing(error: ObjectNotFound, target: Target, namespace: str) -> NotFound:
+    if error.details.get("name") == target.name:
+        return NotFound(
+            f"there is no {target.shown} in namespace {namespace}",
+            hint=f"kubectl get {RESOURCES[target.kind].plural} -A finds it; name its namespace with -n",
+        )
+    needed = _NEEDED.get(target.kind)
+    return NotFound(
+        f"the cluster serves no {RESOURCES[target.kind].plural} ({RESOURCES[target.kind].api_version})",
+        hint=f"that kind comes with {needed}; is this the cluster that you mean? --context names another"
+        if needed
+        else None,
+    )
+
+
+def _denied(error: Forbidden, plural: str, group: str, *, also: str = "") -> Forbidden:
+    return Forbidden(
+        error.message,
+        status=error.status,
+        reason=error.reason,
+        details=error.details,
+        hint=f"it needs get, list and watch of {plural}{f' ({group})' if group else ''} in this namespace{also}",
+    )
+
+
+_NO_EXEC: Final = "no-exec"
+
+
+def spec_of(foreign: Foreign) -> JobSpec:
+    """What is known of the job, as a spec: its slots, and where it is. No command, no variable: they may hold secrets, and prove nothing."""
+    roles = tuple(Role(name=name, nnodes=count) for name, count in foreign.slots.items())
+    one = roles[0] if len(roles) == 1 else None
+    return JobSpec(
+        name=foreign.target.shown,
+        backend=FOREIGN,
+        inside="off",
+        unattended=True,
+        role=one.name if one else "worker",
+        nnodes=one.nnodes if one else 1,
+        roles=() if one else roles,
+        policies=Policies(max_restarts=foreign.restarts),
+        kubernetes=Kubernetes(namespace=foreign.namespace, context=foreign.context, kubeconfig=foreign.kubeconfig),
+    )
+
+
+def record_of(foreign: Foreign, *, home: Path) -> RunDir:
+    """The run directory of this object: the one that there is, or a new one.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    return RunDir.of_foreign(spec_of(foreign), foreign, home=home)
+
+
+def may_exec(run_dir: RunDir) -> bool:
+    """Whether its recorder may look into the pods for the ranks of their processes."""
+    return not (run_dir.path / _NO_EXEC).exists()
+
+
+def set_may_exec(run_dir: RunDir, *, look: bool) -> None:
+    """Say whether recorders that begin from now on may.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    path = run_dir.path / _NO_EXEC
+    try:
+        if look:
+            path.unlink(missing_ok=True)
+        else:
+            write_file(path, b"")
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}", hint="make its folder writable") from error
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """A target's record.
+
+    Attributes:
+        run: its directory.
+        note: what a person should know of it; None = it is there, and as it should be.
+    """
+
+    run: RunDir
+    note: str | None = None
+
+
+def open_target(
+    target: Target,
+    *,
+    home: Path,
+    namespace: str | None = None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+    look_inside: bool = True,
+) -> Opened:
+    """The record of a target.
+
+    Args:
+        target: kind and name.
+        home: Rankfall's home.
+        namespace: None = the context's.
+        context: None = the current one.
+        kubeconfig: one file; None = as kubectl finds them.
+        look_inside: learn the ranks of its pods from their processes, by exec, where nothing else proves them.
+
+    Raises:
+        NotFound: there is no such object, and no record of one.
+        KubeError: the cluster cannot be asked, and there is no record either.
+        StoreError: the record cannot be made.
+    """
+    # Written into the record, which is read from anywhere.
+    kubeconfig = None if kubeconfig is None else str(Path(kubeconfig).expanduser().absolute())
+    access = load_access(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    try:
+        found = _located(access, target, kubeconfig)
+    except (NotFound, KubeError) as error:
+        held = _recorded(home, target, access)
+        if held is None:
+            raise
+        return Opened(run=held, note=f"as it was seen last: {error.message}")
+    if found.run is None:
+        run = record_of(found.foreign, home=home)
+        set_may_exec(run, look=look_inside)
+        return Opened(run=run)
+    try:
+        own = RunDir.open(home, found.run)
+    except RankfallError:
+        raise NotFound(
+            f"{target.shown} is of Rankfall's own run {found.run[:100]!r}, whose record is not in {home}",
+            hint="ask where that run was started, or set RANKFALL_HOME to a copy of its directory",
+        ) from None
+    return Opened(run=own, note=f"{target.shown} is of run {own.id}")
+
+
+def _located(access: Access, target: Target, kubeconfig: str | None) -> Located:
+    portal = EventLoopThread(lambda: Kube(access))
+    try:
+        return portal.call(lambda kube: locate(kube, target, kubeconfig=kubeconfig))
+    finally:
+        portal.close()
+
+
+def _recorded(home: Path, target: Target, access: Access) -> RunDir | None:
+    """The newest record of an object of this name in this place."""
+    for run in list_runs(home):
+        foreign = run.foreign if run.id.startswith(f"{target.kind}-") else None
+        place = (access.context, access.namespace)
+        if foreign is not None and foreign.target == target and (foreign.context, foreign.namespace) == place:
+            return run
+    return None

@@ -1,0 +1,251 @@
+"""Launches, stops and removes one attempt for the holder of the run's Lease, and requests its stacks.
+
+Nothing is created before the Lease is renewed. Slots are stopped by suspending their workloads and never by
+force: a pod deleted by force leaves the API while its processes may run on, and the next attempt would be a
+second gang beside them. A slot that does not end counts as lost after a while, and the next attempt waits
+until its pod is gone. What blocks a removal is named in the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from rankfall.backends.kubernetes.attempt_record import cluster_of, run_of, submitted_uid
+from rankfall.backends.kubernetes.copy.workspace import upload_code
+from rankfall.backends.kubernetes.lifecycle.errors import RetryBudget, Say
+from rankfall.backends.kubernetes.lifecycle.launch import Launched, launch
+from rankfall.backends.kubernetes.lifecycle.ownership import owner_reference
+from rankfall.backends.kubernetes.lifecycle.remove import Removed, remove
+from rankfall.backends.kubernetes.lifecycle.wait_gone import pods_of
+from rankfall.backends.kubernetes.manifests.request import Compiled
+from rankfall.backends.kubernetes.run_lease import NOTE_ATTEMPT, RunLease
+from rankfall.backends.plan import ClusterPlan, Plan
+from rankfall.backends.protocol import Cancellation
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError, ObjectNotFound
+from rankfall.kube.exec.session import execute
+from rankfall.kube.resources import WORKLOADS
+from rankfall.model import InfrastructureError
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.marks import abandon, read_stop
+from rankfall.rundir.requests import who
+
+# A call that nobody listens to keeps its newest words only.
+_MOST: Final = 200
+
+
+class MessageRelay:
+    """Words of one call.
+
+    Args:
+        cancellation: who waits; None = nobody listens.
+
+    Attributes:
+        last: the newest line.
+    """
+
+    def __init__(self, cancellation: Cancellation | None) -> None:
+        self.last = ""
+        self._company = cancellation
+        self._lines: deque[str] = deque(maxlen=_MOST)
+
+    def say(self, text: str) -> None:
+        """Take a line, from any thread."""
+        self.last = text
+        self._lines.append(text)
+
+    def meanwhile(self) -> bool:
+        """Hand on what came; whether the call is to end."""
+        if self._company is None:
+            return False
+        while self._lines:
+            self._company.say(self._lines.popleft())
+        return self._company.over()
+
+
+# How long a cluster may fail a launch, or an object of the same name may take to go, seconds.
+_LAUNCH_S: Final = 300.0
+
+
+async def submit(kube: Kube, plan: Plan, compiled: Compiled, *, hold: RunLease | None, say: Say) -> Launched:
+    """Create the attempt's objects, or find those that were made for it.
+
+    Args:
+        kube: an open client.
+        plan: of the attempt.
+        compiled: its manifests.
+        hold: of the run; None = it is supervised by nobody.
+        say: takes lines for people: what is waited for, and why.
+
+    Raises:
+        InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
+    """
+    place, run_dir = cluster_of(plan), run_of(plan)
+    objects, number = compiled.objects, compiled.workload
+    others = len(objects) - compiled.others
+    resource = WORKLOADS[place.backend]
+    if hold is not None:
+        patience = RetryBudget(until=time.monotonic() + _LAUNCH_S, say=say)
+        await hold.write_with_retries(kube, patience, notes={NOTE_ATTEMPT: str(plan.attempt)})
+    if run_dir.spec.code_folders:
+        await upload_code(kube, run_dir, namespace=place.namespace, say=say)
+    done = await launch(
+        kube,
+        objects[number],
+        objects[number + 1 : others],
+        first=objects[:number],
+        others=objects[others:],
+        resource=resource,
+        request_token=compiled.request_token,
+        hold=not compiled.release,
+        replace=run_dir.replaces and plan.attempt == 1,
+        wait_s=_LAUNCH_S,
+        say=say,
+        owner=who(),
+    )
+    if hold is not None:
+        meta = {"name": place.object, "uid": done.uid}
+        workload = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+        # What cannot be written now is written with the next renewal.
+        with contextlib.suppress(KubeError):
+            await hold.write(kube, owners=[owner_reference(workload)])
+    return done
+
+
+# For one pod, seconds.
+_EXEC_S: Final = 10.0
+_AT_ONCE: Final = 16
+# The bundle's interpreter is looked for as the container's own start does.
+_CONTROL_SCRIPT: Final = (
+    'for p in "${RANKFALL_PYTHON:-python3}" python3 python; do'
+    ' command -v "$p" >/dev/null 2>&1 || continue; "$p" /rankfall/inside.pyz tell "$@" || exit 3; echo told; exit 0;'
+    " done; exit 3"
+)
+
+
+async def request_stacks(kube: Kube, place: ClusterPlan, pods: Mapping[int, str]) -> tuple[int, ...]:
+    """Ask for stacks.
+
+    Args:
+        kube: an open client.
+        place: of the attempt.
+        pods: names of pods by slot.
+
+    Returns:
+        The slots that were told.
+    """
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(slot: int, pod: str) -> int | None:
+        async with gate:
+            try:
+                found = await execute(
+                    kube,
+                    pod,
+                    ["sh", "-c", _CONTROL_SCRIPT, "rankfall", "stacks"],
+                    container=place.container,
+                    namespace=place.namespace,
+                    timeout=_EXEC_S,
+                )
+            except KubeError:
+                return None
+        # A connection that the API server loses to the kubelet reads as exit code 0.
+        return slot if found.stdout.endswith(b"told\n") else None
+
+    told = await asyncio.gather(*(one(slot, pod) for slot, pod in pods.items()))
+    return tuple(slot for slot in told if slot is not None)
+
+
+# How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
+_UNRESPONSIVE_S: Final = 60.0
+_NS: Final = 1_000_000_000
+
+
+async def suspend(kube: Kube, place: ClusterPlan) -> None:
+    """Suspend the workloads, one request each: their pods get SIGTERM and the grace time of their template.
+
+    Raises:
+        KubeError: the server refuses, or cannot be asked; it can be asked again.
+    """
+    for name in place.workloads:
+        with contextlib.suppress(ObjectNotFound):
+            await kube.patch(
+                WORKLOADS[place.backend],
+                name,
+                {"spec": {"suspend": True}},
+                namespace=place.namespace,
+                kind="merge",
+            )
+
+
+def give_up(run_dir: RunDir, attempt: int, slots: Collection[int], *, absent: Collection[int] = ()) -> None:
+    """Write down that slots are not waited for any more, when their stop is old enough.
+
+    Args:
+        run_dir: the run.
+        attempt: its number.
+        slots: that have not ended.
+        absent: those of them that have no pod. A quota or a webhook may have refused it; while the workload is suspended none is made.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    stop = read_stop(run_dir.path, attempt)
+    patience = run_dir.spec.policies.grace_s + _UNRESPONSIVE_S
+    if stop is not None:
+        overdue = time.time_ns() - stop.at_ns > patience * _NS
+        abandon(run_dir.path, attempt, slots if overdue else absent)
+
+
+# How long the objects of an ended attempt may take to go before the next one begins, seconds.
+_CLEAR_S: Final = 300.0
+
+
+async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, telling: MessageRelay) -> None:
+    """Delete the attempt's objects and wait until its pods are gone.
+
+    Args:
+        kube: an open client.
+        plan: of the attempt.
+        hold: of the run; None = it is supervised by nobody.
+        telling: takes lines for people: what is waited for, and why.
+
+    Raises:
+        InfrastructureError: they do not go; names what blocks.
+    """
+    place, run_dir = cluster_of(plan), run_of(plan)
+    # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
+    uid = submitted_uid(run_dir, plan.attempt)
+    if hold is not None:
+        await hold.write_with_retries(kube, RetryBudget(until=time.monotonic() + _CLEAR_S, say=telling.say), owners=[])
+    answer = await _removed(kube, place, uid=uid, say=telling.say)
+    if answer != "gone":
+        raise InfrastructureError(
+            f"attempt {plan.attempt} of {run_dir.id} is still going: {telling.last or place.object}",
+            hint=f"look at it: kubectl get pods -n {place.namespace} -l {place.selector}",
+        )
+
+
+async def _removed(kube: Kube, place: ClusterPlan, *, uid: str | None, say: Say) -> Removed:
+    answer: Removed = "gone"
+    # The first one owns the others and goes last: its being gone says that they are.
+    for name in reversed(place.workloads):
+        own = name == place.object
+        answer = await remove(
+            kube,
+            resource=WORKLOADS[place.backend],
+            name=name,
+            namespace=place.namespace,
+            uid=uid if own else None,
+            pods_selector=place.selector if own else f"{place.selector},{pods_of(WORKLOADS['job'], name)}",
+            wait_s=_CLEAR_S,
+            say=say,
+        )
+        if answer != "gone":
+            break
+    return answer

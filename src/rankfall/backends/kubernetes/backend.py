@@ -1,0 +1,431 @@
+"""The Kubernetes backend: slots as pods of an Indexed Job, a JobSet or a TrainJob.
+
+It holds what lasts between calls: the connection, the run's Lease, compiled manifests and pod journals. Each
+step is in a module of its own. It asks the API only to change something or to learn of changes by others;
+pods are read from the run directory. Every method but ``plan`` can be called again, also by another process,
+without creating a second object.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Final, TypeVar
+
+from rankfall.backends.kubernetes.attempt_control import MessageRelay, clear, give_up, request_stacks, submit, suspend
+from rankfall.backends.kubernetes.attempt_record import (
+    SlotPods,
+    cluster_of,
+    is_cleared,
+    is_submitted,
+    life_of,
+    mark_cleared,
+    mark_submitted,
+    run_of,
+    submitted_uid,
+)
+from rankfall.backends.kubernetes.manifests.request import Compiled
+from rankfall.backends.kubernetes.planning import check_fields, compiled_for, offer_to, place_for, planned
+from rankfall.backends.kubernetes.run_lease import RunLease
+from rankfall.backends.kubernetes.verdict_annotation import annotate
+from rankfall.backends.kubernetes.workload import (
+    Workload,
+    attempt_suspension,
+    deleted_workload,
+    gang_of,
+    how_expired,
+    set_size,
+)
+from rankfall.backends.plan import ClusterPlan, Plan
+from rankfall.backends.protocol import Cancellation, HeldBy, Life, Source, SuspensionState
+from rankfall.kube.auth.kubeconfig import Place, access_of
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, Forbidden, KubeError, ObjectNotFound
+from rankfall.kube.loop_thread import EventLoopThread
+from rankfall.kube.resources import LEASES, NODES
+from rankfall.model import JobSpec, Verdict
+from rankfall.model.errors import EvidenceLost
+from rankfall.model.jobspec.sizes import sized
+from rankfall.model.node_health.records import ANNOTATION, CONDITION, NodeHealth, decode_health
+from rankfall.model.node_health.run_verdicts import (
+    CONTROLLER_NAMESPACE,
+    LEASE,
+    NAMESPACE,
+    VERDICTS_ANNOTATION,
+    NodeAnswer,
+    RunVerdict,
+    RunVerdicts,
+    answer_of,
+    decode_verdicts,
+    encode_verdicts,
+)
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.marks import Stop, abandoned, mark_stop
+from rankfall.verdict.diagnose import CAUSAL
+
+# A busy Node changes every few seconds; between read and write lie milliseconds.
+_TRIES: Final = 8
+
+
+async def report_to_node(kube: Kube, node: str, verdict: RunVerdict) -> str | None:
+    """Write the verdict onto its Node, once; may be called again.
+
+    Args:
+        kube: an open client.
+        node: name of the Node.
+        verdict: about it.
+
+    Returns:
+        What could not be done and why, in words; None when it stands there.
+    """
+    try:
+        for _ in range(_TRIES):
+            item = await kube.get(NODES, node)
+            held = _verdicts(item)
+            if any(each.id == verdict.id for each in held.verdicts):
+                return None
+            body = {"metadata": {"annotations": {VERDICTS_ANNOTATION: encode_verdicts(held.with_one(verdict))}}}
+            version = str(item["metadata"]["resourceVersion"])
+            try:
+                await kube.patch(NODES, node, body, kind="merge", subresource="status", resource_version=version)
+            except Conflict:
+                continue
+            return None
+    except ObjectNotFound:
+        return f"node {node} is gone; nobody needs to be told that it felled this run"
+    except KubeError as error:
+        return f"node {node} could not be told that it felled this run: {error.message}"
+    return f"node {node} could not be told that it felled this run: others changed it {_TRIES} times meanwhile"
+
+
+async def node_report_answer(kube: Kube, node: str, verdict: RunVerdict, *, namespace: str) -> NodeAnswer:
+    """What became of a verdict that was told.
+
+    Args:
+        kube: an open client.
+        node: name of the Node.
+        verdict: as it was told.
+        namespace: of the controller.
+
+    Raises:
+        KubeError: the server cannot be asked now.
+    """
+    try:
+        item = await kube.get(NODES, node)
+    except ObjectNotFound:
+        return NodeAnswer(state="noted", text=f"node {node} is gone")
+    found = answer_of(_record(item), verdict, condition=_condition(item))
+    if found.state == "waiting" and not await _controlled(kube, namespace):
+        return NodeAnswer(state="none")
+    return found
+
+
+async def _controlled(kube: Kube, namespace: str) -> bool:
+    """Whether a controller is there, or was until a moment ago: it holds its lease."""
+    try:
+        lease = await kube.get(LEASES, LEASE, namespace=namespace)
+    except (ObjectNotFound, Forbidden):
+        return False
+    return bool((lease.get("spec") or {}).get("holderIdentity"))
+
+
+def _verdicts(item: dict[str, Any]) -> RunVerdicts:
+    text = (item["metadata"].get("annotations") or {}).get(VERDICTS_ANNOTATION)
+    try:
+        return RunVerdicts() if not isinstance(text, str) else decode_verdicts(text)
+    except EvidenceLost:
+        # The controller refuses it whole and says so; what it made of ours before stands in the node's record.
+        return RunVerdicts()
+
+
+def _record(item: dict[str, Any]) -> NodeHealth | None:
+    text = (item["metadata"].get("annotations") or {}).get(ANNOTATION)
+    try:
+        return None if not isinstance(text, str) else decode_health(text)
+    except EvidenceLost:
+        return None
+
+
+def _condition(item: dict[str, Any]) -> str:
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    found = [each for each in conditions if isinstance(each, dict) and each.get("type") == CONDITION]
+    return "; ".join(f"{each.get('reason')}: {each.get('message')}" for each in found)
+
+
+_T = TypeVar("_T")
+
+
+class ClusterBackend:
+    """Backend of one run's attempts on Kubernetes, one after the other."""
+
+    strategy = CAUSAL.name
+    avoids_nodes = True
+
+    def __init__(self) -> None:
+        self._portal: EventLoopThread | None = None
+        self._compiled: dict[int, Compiled] = {}
+        self._pods = SlotPods()
+        self._hold: RunLease | None = None
+
+    def plan(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        attempt: int,
+        *,
+        nnodes: int | None = None,
+        exclude: Collection[str] = (),
+    ) -> Plan:
+        """What would be created. Asks the server what it offers; creates nothing.
+
+        Raises:
+            Refused: the backend or the server cannot do what is asked.
+            SpecError: overrides or flags contradict the job.
+            KubeError: the cluster cannot be reached.
+        """
+        place = place_for(spec, access_of(spec.kubernetes), exclude=exclude)
+        compiled = self._compile(spec, run_dir, attempt, place=place, nnodes=nnodes)
+        return planned(spec, run_dir, attempt, place=place, compiled=compiled, strategy=self.strategy)
+
+    def hold(self, run_dir: RunDir, *, attempts: int, lost: Callable[[str], None]) -> HeldBy | None:
+        """One try to take the run's Lease; it is renewed from then on.
+
+        Raises:
+            EvidenceLost: the directory is an old copy.
+            KubeError: the Lease cannot be seen or written.
+        """
+        section = run_dir.spec.kubernetes
+        access = access_of(section)
+        portal = self._connected(section)
+        held = self._hold
+        if held is None:
+            held = self._hold = RunLease(run_dir, namespace=access.namespace, lost=lost)
+        other = portal.call(lambda kube: held.step(kube, attempts=attempts))
+        if other is None:
+            portal.start(held.keep)
+        return other
+
+    def let_go(self, *, over: bool) -> None:
+        """Give the Lease back, or remove it with a run that left nothing."""
+        held, self._hold = self._hold, None
+        if held is not None and self._portal is not None:
+            self._portal.call(lambda kube: held.let_go(kube, over=over))
+
+    def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
+        """Create the attempt's objects, or find those that an earlier call made; all slots, when this call made them.
+
+        Raises:
+            Abandoned: the company is gone; what was made until then is found again by the next call.
+            InfrastructureError: they cannot be created, in the server's own words; or somebody removed them since.
+        """
+        place, run_dir = cluster_of(plan), run_of(plan)
+        if is_submitted(run_dir, plan.attempt):
+            # What was created once is never created again: if it is gone, somebody took it away.
+            return ()
+        compiled = self._compiled.get(plan.attempt) if not plan.left_out else None
+        if compiled is None:
+            spec = sized(run_dir.whole_spec(), plan.sizes)
+            nnodes = plan.sizes.get(spec.role, len(plan.slots)) if spec.elastic else None
+            compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes, left_out=plan.left_out)
+        telling, hold = MessageRelay(cancellation), self._hold
+        done = self._connected(place).call(
+            lambda kube: submit(kube, plan, compiled, hold=hold, say=telling.say), meanwhile=telling.meanwhile
+        )
+        mark_submitted(run_dir, plan.attempt, uid=done.uid, workload=place.object)
+        return tuple(slot.slot for slot in plan.slots)
+
+    def adopt(self, plan: Plan) -> None:
+        """Nothing is held outside the cluster."""
+
+    def start_again(self, plan: Plan, slot: int) -> None:
+        """Nothing to do: the platform replaces the pod itself, after its own back-off."""
+
+    def life(self, plan: Plan, slot: int) -> Life:
+        """What the journal of pods says of a slot; one that was given up before it had a pod gets none any more."""
+        fact = self._pods.of(plan, slot)
+        if fact is None and slot in abandoned(run_of(plan).path, plan.attempt):
+            return "dead"
+        return life_of(fact)
+
+    def alive(self, plan: Plan, slot: int) -> bool:
+        """Whether its container runs or is starting."""
+        return self.life(plan, slot) in {"starting", "running"}
+
+    def exit_code(self, plan: Plan, slot: int) -> int | None:
+        """None: what a container ended with stands in the journal, and observers read it there."""
+        del plan, slot
+        return None
+
+    def stop(self, plan: Plan, slots: Collection[int], *, grace: float, reason: str) -> tuple[int, ...]:
+        """Suspend the workload: its pods get SIGTERM and the grace time of their template. One request a workload, however many slots."""
+        del grace
+        place, run_dir = cluster_of(plan), run_of(plan)
+        if self._hold is not None and not self._hold.firm():
+            try:
+                self._call(plan, self._hold.write)
+            except KubeError:
+                # Somebody else may supervise the run by now. Asked again at the next look.
+                return ()
+        mark_stop(run_dir.path, plan.attempt, Stop(at_ns=time.time_ns(), reason=reason))
+        try:
+            self._call(plan, lambda kube: suspend(kube, place))
+        except KubeError:
+            # Asked again at the next look.
+            return ()
+        return tuple(sorted(slots))
+
+    def request_stacks(self, plan: Plan, slots: Collection[int]) -> tuple[int, ...]:
+        """Ask the wrappers for the stacks of their ranks; they come as records. Needs the right to exec; without it none can be told."""
+        place = cluster_of(plan)
+        facts = {slot: self._pods.of(plan, slot) for slot in slots}
+        pods = {slot: fact.name for slot, fact in facts.items() if fact is not None and not fact.gone}
+        try:
+            return self._call(plan, lambda kube: request_stacks(kube, place, pods))
+        except KubeError:
+            return ()
+
+    def end(self, plan: Plan, slots: Collection[int], *, grace: float) -> int:
+        """Give up on slots that do not end, after a while, and at once on those without a pod or a reporting node: 0, because nothing is forced."""
+        del grace
+        facts = {slot: self._pods.of(plan, slot) for slot in slots}
+        absent = [slot for slot, fact in facts.items() if fact is None or fact.unheard]
+        give_up(run_of(plan), plan.attempt, slots, absent=absent)
+        return 0
+
+    def resizes(self, plan: Plan) -> bool:
+        """Whether the pods are those of an Indexed Job whose torchruns make a new round when some come or go."""
+        return cluster_of(plan).backend == "job" and plan.rdzv == "c10d"
+
+    def resize(self, plan: Plan) -> bool:
+        """Give the Job the size of the plan, by one patch; its controller makes the pods that joined and ends those that left.
+
+        Raises:
+            InfrastructureError: the cluster does not answer, or refuses, in its own words.
+        """
+        place, run_dir = cluster_of(plan), run_of(plan)
+        uid = submitted_uid(run_dir, plan.attempt)
+        size = plan.sizes[run_dir.spec.role]
+        self._call(plan, lambda kube: set_size(kube, name=place.object, namespace=place.namespace, uid=uid, size=size))
+        return True
+
+    def sources(self, plan: Plan) -> tuple[Source, ...]:
+        """The attempt's pods."""
+        return (Source(kind="pods", path=str(run_of(plan).path), pods=cluster_of(plan)),)
+
+    def workload(self, plan: Plan) -> Workload | None:
+        """What a launched attempt's Kubernetes restarts and ends by itself; None where nothing was launched until now."""
+        place = cluster_of(plan)
+        uid = submitted_uid(run_of(plan), place.named or plan.attempt)
+        return None if uid is None else Workload(self._connected(place), place=place, uid=uid)
+
+    def deleted_externally(self, plan: Plan, *, surely: bool = False) -> str | None:
+        """Whether somebody deleted the workload: Rankfall itself does so only when the attempt is over and its verdict known."""
+        place, run_dir, number = cluster_of(plan), run_of(plan), plan.attempt
+        uid = submitted_uid(run_dir, number)
+        if uid is None or is_cleared(run_dir, number):
+            return None
+        gang, expires = gang_of(run_dir, number), run_dir.spec.ttl_s is not None and place.backend != "trainjob"
+        try:
+            gone = self._call(plan, lambda kube: deleted_workload(kube, place, uid=uid, gang=gang, expires=expires))
+        except KubeError:
+            if surely:
+                raise
+            return None
+        if gone is None:
+            return None
+        if gone.expired:
+            return how_expired(run_dir, number, uid=uid, shown=gone.shown, surely=surely)
+        return f"{gone.shown} was deleted in the cluster"
+
+    def show(self, plan: Plan, verdict: Verdict) -> str | None:
+        """Put a verdict on the workload as annotation and Event; what could not be done and why, in words."""
+        place = cluster_of(plan)
+        uid = submitted_uid(run_of(plan), place.named or plan.attempt)
+        if uid is None:
+            return None
+        try:
+            return self._call(plan, lambda kube: annotate(kube, place, uid=uid, verdict=verdict, at=time.time_ns()))
+        except KubeError as error:
+            return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
+
+    def blame(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
+        """Write a verdict onto its Node, for the controller of node health; what could not be done and why, in words."""
+        try:
+            return self._call(plan, lambda kube: report_to_node(kube, node, verdict))
+        except KubeError as error:
+            return f"node {node} could not be told that it felled this run: {error.message}"
+
+    def answered(self, plan: Plan, node: str, verdict: RunVerdict) -> NodeAnswer:
+        """What the controller of node health made of it.
+
+        Raises:
+            KubeError: the cluster cannot be asked now.
+        """
+        namespace = os.environ.get(CONTROLLER_NAMESPACE) or NAMESPACE
+        return self._call(plan, lambda kube: node_report_answer(kube, node, verdict, namespace=namespace))
+
+    def suspension_state(self, plan: Plan) -> SuspensionState | None:
+        """What the workload says of itself; None where it was never launched, or cannot be seen."""
+        place = cluster_of(plan)
+        uid = submitted_uid(run_of(plan), plan.attempt)
+        if uid is None:
+            return None
+        try:
+            return self._call(plan, lambda kube: attempt_suspension(kube, place, uid=uid))
+        except KubeError:
+            return None
+
+    def clear(self, plan: Plan, *, cancellation: Cancellation | None = None) -> None:
+        """Delete the attempt's objects and wait until its pods are gone: two gangs never run side by side.
+
+        Raises:
+            Abandoned: the company is gone.
+            InfrastructureError: they do not go; names what blocks.
+        """
+        telling, hold, place = MessageRelay(cancellation), self._hold, cluster_of(plan)
+        # From here on its being gone says nothing about anybody else.
+        mark_cleared(run_of(plan), plan.attempt)
+        self._connected(place).call(
+            lambda kube: clear(kube, plan, hold=hold, telling=telling), meanwhile=telling.meanwhile
+        )
+
+    def release(self) -> None:
+        """Close the connection to the cluster."""
+        if self._portal is not None:
+            self._portal.close()
+            self._portal = None
+
+    # -- inside
+
+    def _compile(
+        self,
+        spec: JobSpec,
+        run_dir: RunDir,
+        attempt: int,
+        *,
+        place: ClusterPlan,
+        nnodes: int | None,
+        left_out: Collection[str] = (),
+    ) -> Compiled:
+        served = offer_to(self._connected(place), spec, run_dir)
+        compiled = self._compiled[attempt] = compiled_for(
+            served,
+            spec,
+            run_dir,
+            attempt,
+            place=place,
+            nnodes=nnodes,
+            left_out=left_out,
+            strategy=self.strategy,
+        )
+        check_fields(served, compiled.objects, backend=spec.backend)
+        return compiled
+
+    def _connected(self, place: Place) -> EventLoopThread:
+        if self._portal is None:
+            self._portal = EventLoopThread(lambda: Kube(access_of(place)))
+        return self._portal
+
+    def _call(self, plan: Plan, work: Callable[[Kube], Awaitable[_T]]) -> _T:
+        return self._connected(cluster_of(plan)).call(work)

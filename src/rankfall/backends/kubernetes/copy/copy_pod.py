@@ -1,0 +1,324 @@
+"""The temporary pod that mounts a volume while files are copied.
+
+Its first process leaves when nothing has moved for a minute, so a client that died holds no volume; the next
+transfer removes such a pod. Refuses early, with the reason, what will never run: a quota, an image that
+cannot be pulled or has no shell, a missing claim, a volume attached to another node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.backends.kubernetes.lifecycle.ownership import Object, meta, uid_of
+from rankfall.backends.kubernetes.manifests.pod import MANAGED_BY
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, KubeError, ObjectNotFound
+from rankfall.kube.resources import EVENTS, PODS, PVCS
+from rankfall.kube.secret import excerpt
+from rankfall.model import InfrastructureError
+
+Say = Callable[[str], None]
+
+LABEL_TRANSFER: Final = "rankfall.dev/transfer"
+CONTAINER: Final = "mover"
+SCRATCH: Final = "/rankfall-run"
+BEAT: Final = f"{SCRATCH}/beat"
+# Nothing moves for so long: the client is gone. Several times what a client lets pass between two signs of life.
+IDLE_S: Final = 60
+# No transfer is longer, however alive its client is; it goes on in another pod then.
+_DEADLINE_S: Final = 12 * 3600
+_GRACE_S: Final = 3
+_LOOK_S: Final = 0.5
+# A node may be free in a moment, an autoscaler is not waited for; images can be large.
+UNSCHEDULABLE_S: Final = 30.0
+_STARTING_S: Final = 600.0
+_EVENTS_AFTER_S: Final = 5.0
+_GONE_S: Final = 30.0
+
+# $1: seconds. Plain POSIX; a signal must not wait for the end of a sleep.
+_POD_SCRIPT: Final = f"""\
+trap 'exit 0' TERM INT
+left=$1
+while [ "$left" -gt 0 ]; do
+  sleep 1 & wait $!
+  if [ -e {BEAT} ]; then rm -f {BEAT}; left=$1; else left=$((left - 1)); fi
+done
+"""
+_NEVER: Final = frozenset(
+    {
+        "ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError",
+        "RunContainerError", "StartError", "ImageInspectError", "CrashLoopBackOff",
+    }
+)  # fmt: skip
+_ELSEWHERE: Final = ("FailedAttachVolume", "FailedMount", "FailedMapVolume")
+
+
+class Volume(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim and how a pod that holds it looks.
+
+    Attributes:
+        claim: name of the PersistentVolumeClaim.
+        namespace: of claim and pod.
+        path: where it is mounted.
+        image: of the pod: one with ``sh`` and a Python 3.8.
+        python: that is tried first.
+        pod: parts of a pod's spec that are taken over: pull secrets, tolerations, service account, security context.
+        container: the same of its container: pull policy, security context.
+    """
+
+    claim: str
+    namespace: str
+    path: str
+    image: str
+    python: str | None = None
+    pod: Mapping[str, Any] = {}
+    container: Mapping[str, Any] = {}
+
+
+def manifest(volume: Volume, *, name: str, transfer: str, node: str | None = None) -> Object:
+    """The pod.
+
+    Args:
+        volume: that it holds.
+        name: its name.
+        transfer: names the transfer.
+        node: that has the volume already; None = any.
+    """
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **volume.container.get("securityContext", {}),
+    }
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    pin = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": volume.namespace,
+            "labels": {**MANAGED_BY, LABEL_TRANSFER: transfer},
+        },
+        "spec": {
+            **volume.pod,
+            **({"affinity": pin} if node is not None else {}),
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _DEADLINE_S,
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": volume.image,
+                    **volume.container,
+                    "command": ["sh", "-c", _POD_SCRIPT, "rankfall", str(IDLE_S)],
+                    "securityContext": security,
+                    "resources": {
+                        "requests": {"cpu": "100m", "memory": "64Mi"},
+                        "limits": {"cpu": "1", "memory": "512Mi"},
+                    },
+                    "volumeMounts": [
+                        {"name": "workspace", "mountPath": volume.path},
+                        {"name": "scratch", "mountPath": SCRATCH},
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": "workspace", "persistentVolumeClaim": {"claimName": volume.claim}},
+                {"name": "scratch", "emptyDir": {}},
+            ],
+        },
+    }
+
+
+@contextlib.asynccontextmanager
+async def running(
+    kube: Kube, volume: Volume, *, say: Say, unschedulable_s: float = UNSCHEDULABLE_S
+) -> AsyncIterator[str]:
+    """A pod of this transfer's own, running; gone when the block ends, however it ends.
+
+    Args:
+        kube: an open client.
+        volume: that it holds.
+        say: takes lines for people.
+        unschedulable_s: how long no node may have room for it.
+
+    Raises:
+        InfrastructureError: it will not run; the message says why, and no pod is left.
+    """
+    node = await _node_of(kube, volume)
+    await _sweep(kube, volume.namespace)
+    transfer = os.urandom(5).hex()
+    name = f"rankfall-cp-{transfer}"
+    body = manifest(volume, name=name, transfer=transfer, node=node)
+    try:
+        try:
+            await kube.create(PODS, body)
+        except ApiError as error:
+            raise InfrastructureError(
+                f"the pod that would copy cannot be made: {error.message}",
+                hint="its rights, quota or pod security: docs/kubernetes.md#code-and-files",
+            ) from error
+        await _until_running(kube, volume, name=name, say=say, unschedulable_s=unschedulable_s)
+        yield name
+    finally:
+        await asyncio.shield(asyncio.create_task(_remove(kube, name, namespace=volume.namespace, say=say)))
+
+
+async def alive(kube: Kube, name: str, *, namespace: str) -> bool:
+    """Whether the pod still runs."""
+    try:
+        found = await kube.get(PODS, name, namespace=namespace)
+    except ObjectNotFound:
+        return False
+    return _status(found).get("phase") == "Running" and not meta(found).get("deletionTimestamp")
+
+
+async def _node_of(kube: Kube, volume: Volume) -> str | None:
+    """The node that a volume of one node's is used on now; None: any will do.
+
+    Raises:
+        InfrastructureError: there is no such claim, or nobody else may use it now.
+    """
+    try:
+        claim = await kube.get(PVCS, volume.claim, namespace=volume.namespace)
+    except ObjectNotFound as error:
+        raise InfrastructureError(
+            error.message, hint=f"make it, or name another claim of namespace {volume.namespace}"
+        ) from error
+    phase = _status(claim).get("phase")
+    if phase == "Lost" or meta(claim).get("deletionTimestamp"):
+        raise InfrastructureError(
+            f"claim {volume.claim} cannot be used: {'it is being deleted' if phase != 'Lost' else 'its volume is lost'}",
+            hint="name another claim",
+        )
+    modes = set(_dict(claim.get("spec")).get("accessModes") or ())
+    if modes & {"ReadWriteMany", "ReadOnlyMany"}:
+        return None
+    for pod in (await kube.list(PODS, namespace=volume.namespace)).items:
+        place = _dict(pod.get("spec")).get("nodeName")
+        if not place or _status(pod).get("phase") in {"Succeeded", "Failed"} or not _uses(pod, volume.claim):
+            continue
+        if modes == {"ReadWriteOncePod"}:
+            raise InfrastructureError(
+                f"claim {volume.claim} is used by pod {meta(pod).get('name')}, and only one pod may use it (ReadWriteOncePod)",
+                hint="copy when that pod has ended, or use a claim with ReadWriteMany",
+            )
+        return str(place)
+    return None
+
+
+def _uses(pod: Object, claim: str) -> bool:
+    volumes = _dict(pod.get("spec")).get("volumes") or ()
+    return any(_dict(one.get("persistentVolumeClaim")).get("claimName") == claim for one in volumes)
+
+
+async def _until_running(kube: Kube, volume: Volume, *, name: str, say: Say, unschedulable_s: float) -> None:
+    began = time.monotonic()
+    said, events = "", True
+    while True:
+        pod = await kube.get(PODS, name, namespace=volume.namespace)
+        phase = _status(pod).get("phase")
+        if phase == "Running":
+            return
+        waits = _waits(pod)
+        reason, text = waits
+        passed = time.monotonic() - began
+        if phase in {"Failed", "Succeeded"} or reason in _NEVER:
+            raise _never(volume, f"{reason}: {text}" if text else reason or str(phase))
+        if reason == "Unschedulable" and passed > unschedulable_s:
+            raise _never(volume, f"no node takes it: {text}")
+        if passed > _STARTING_S:
+            raise _never(volume, f"it has not started in {_STARTING_S:.0f} s: {reason or phase}")
+        if events and passed > _EVENTS_AFTER_S and reason != "Unschedulable":
+            events, trouble = await _trouble(kube, name, namespace=volume.namespace)
+            if "Multi-Attach" in trouble:
+                raise _never(volume, trouble)
+            text = text or trouble
+        line = f"{reason}: {text}" if text else reason
+        if line and line != said and passed > _EVENTS_AFTER_S:
+            said = line
+            say(f"the pod that copies waits: {line}")
+        await asyncio.sleep(_LOOK_S)
+
+
+def _waits(pod: Object) -> tuple[str, str]:
+    """Reason and message of what keeps a pod from running; hostile text made harmless."""
+    for state in _status(pod).get("containerStatuses") or ():
+        found = _dict(state.get("state"))
+        for how in ("waiting", "terminated"):
+            if how in found:
+                said = _dict(found[how])
+                return excerpt(str(said.get("reason") or how)), excerpt(str(said.get("message") or ""))
+    for condition in _status(pod).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return excerpt(str(condition.get("reason") or "")), excerpt(str(condition.get("message") or ""))
+    return excerpt(str(_status(pod).get("reason") or "")), excerpt(str(_status(pod).get("message") or ""))
+
+
+def _never(volume: Volume, why: str) -> InfrastructureError:
+    if "sh" in why and ("executable file not found" in why or "no such file" in why):
+        return InfrastructureError(
+            f"image {volume.image} has no sh, which the pod that copies starts with: {why}",
+            hint="name an image with sh and Python 3.8 in kubernetes.workspace.image (cp: --image)",
+        )
+    return InfrastructureError(
+        f"the pod that would copy to claim {volume.claim} does not run: {why}",
+        hint="cure that and try again; another image: kubernetes.workspace.image (cp: --image)",
+    )
+
+
+async def _trouble(kube: Kube, name: str, *, namespace: str) -> tuple[bool, str]:
+    """Whether events may be read, and what they say of a volume that does not come."""
+    try:
+        found = await kube.list(EVENTS, namespace=namespace, fields=f"involvedObject.name={name}")
+    except KubeError:
+        return False, ""
+    said = [str(item.get("message") or "") for item in found.items if item.get("reason") in _ELSEWHERE]
+    return True, excerpt(said[-1]) if said else ""
+
+
+async def _remove(kube: Kube, name: str, *, namespace: str, say: Say) -> None:
+    """Delete the pod and wait until it is gone: what it holds may be wanted by the next one at once."""
+    try:
+        until = time.monotonic() + _GONE_S
+        while time.monotonic() < until:
+            found = await kube.get(PODS, name, namespace=namespace)
+            if not meta(found).get("deletionTimestamp"):
+                await kube.delete(PODS, name, namespace=namespace, uid=uid_of(found))
+            await asyncio.sleep(_LOOK_S / 2)
+    except ObjectNotFound:
+        return
+    except KubeError as error:
+        say(f"pod {namespace}/{name} could not be removed: {error.message}; it ends by itself")
+        return
+    say(f"pod {namespace}/{name} is still going; it ends by itself")
+
+
+async def _sweep(kube: Kube, namespace: str) -> None:
+    """Remove pods of transfers that ended by themselves, because their client had died."""
+    try:
+        found = await kube.list(PODS, namespace=namespace, labels=LABEL_TRANSFER)
+        for pod in found.items:
+            if _status(pod).get("phase") in {"Succeeded", "Failed"}:
+                await kube.delete(PODS, str(meta(pod)["name"]), namespace=namespace, uid=uid_of(pod))
+    except KubeError:
+        # Only tidying: whatever is wrong shows at once with the pod of this transfer.
+        return
+
+
+def _status(item: Object) -> dict[str, Any]:
+    return _dict(item.get("status"))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

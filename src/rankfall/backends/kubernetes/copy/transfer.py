@@ -1,0 +1,369 @@
+"""Copies trees to and from a volume through a copy pod: frames over exec, resumed where a cut left them.
+
+The pod needs only ``sh`` and Python 3.8; the code that copies travels with the first bytes. A cut connection
+or a lost pod costs time only. Files are read and written in a thread; a few megabytes are buffered at most; a
+silent side counts as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rankfall.backends.kubernetes.copy import copy_pod
+from rankfall.backends.kubernetes.copy.copy_pod import BEAT, CONTAINER, SCRATCH, Say, Volume
+from rankfall.backends.payload import build_zip
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError, ObjectNotFound, ServerError, Unreachable
+from rankfall.kube.exec.protocol import ExecFailed, ExecLost
+from rankfall.kube.exec.session import Exec, open_exec
+from rankfall.kube.secret import excerpt
+from rankfall.model import InfrastructureError
+from rankfall_inside.transfer import frames
+from rankfall_inside.transfer.frames import Channel, TransferError, TransferInterruptedError
+from rankfall_inside.transfer.receive import Receiver
+from rankfall_inside.transfer.send import Counts, send
+from rankfall_inside.transfer.tree import Tree
+
+_T = TypeVar("_T")
+_PING_S: Final = 5.0
+# The other side answers a ping only while it is not writing to a slow volume; twelve of them are more than slowness.
+_SILENT_S: Final = 60.0
+_MOST_WAITING: Final = 8 << 20
+_STDERR: Final = 2000
+
+
+class ExecChannel(Channel):
+    """The thread's end.
+
+    Args:
+        session: of the command.
+        loop: in which it lives.
+
+    Attributes:
+        moved: bytes of files that travelled.
+        stderr: the end of what the command said there.
+    """
+
+    def __init__(self, session: Exec, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(self._take, self._give, tick=self._look)
+        self.moved = 0
+        self.stderr = b""
+        self._session, self._loop = session, loop
+        self._buffer: deque[bytes] = deque()
+        self._waiting = 0
+        self._over = False
+        self._news = threading.Condition()
+        self._room = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._heard = time.monotonic()
+
+    def close(self) -> None:
+        """Nothing more comes, and nothing more is taken."""
+        with self._news:
+            self._over = True
+            self._news.notify_all()
+
+    @property
+    def code(self) -> int | None:
+        """What the command ended with; None while it has not, or when nobody knows."""
+        return self._session.code
+
+    # -- in the thread
+
+    def put(self, kind: bytes, body: bytes = b"") -> None:
+        """Write one frame."""
+        super().put(kind, body)
+        self.moved += len(body) if kind == frames.DATA else 0
+
+    def get(self) -> tuple[bytes, bytes]:
+        """The next frame that is no ping."""
+        kind, body = super().get()
+        self.moved += len(body) if kind == frames.DATA else 0
+        return kind, body
+
+    def send_raw(self, data: bytes) -> None:
+        """What comes before all frames."""
+        self._give(data)
+
+    def _take(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            with self._news:
+                while not self._buffer and not self._over:
+                    self._news.wait()
+                if not self._buffer:
+                    break
+                data = self._buffer.popleft()
+                if len(data) > size:
+                    self._buffer.appendleft(data[size:])
+                    data = data[:size]
+                self._waiting -= len(data)
+            parts.append(data)
+            size -= len(data)
+            self._loop.call_soon_threadsafe(self._room.set)
+        return b"".join(parts)
+
+    def _give(self, data: bytes) -> None:
+        self._look()
+        try:
+            asyncio.run_coroutine_threadsafe(self._send(data), self._loop).result()
+        except KubeError as error:
+            self.last_words()
+            raise TransferInterruptedError(error.message) from None
+
+    def _look(self) -> None:
+        if self._over and not self._buffer:
+            raise TransferInterruptedError("the connection ended before all was there")
+
+    def last_words(self) -> None:
+        """When the other side said why it ends, say that.
+
+        Raises:
+            CarryError: its words.
+        """
+        with contextlib.suppress(TransferInterruptedError):
+            while True:
+                self.get()
+
+    # -- in the loop
+
+    async def serve(self) -> None:
+        """Take what comes until the command ends or its connection does."""
+        try:
+            async for name, data in self._session.output():
+                self._heard = time.monotonic()
+                if name == "stderr":
+                    self.stderr = (self.stderr + data)[-_STDERR:]
+                    continue
+                with self._news:
+                    self._buffer.append(data)
+                    self._waiting += len(data)
+                    self._news.notify_all()
+                while self._waiting > _MOST_WAITING:
+                    self._room.clear()
+                    await self._room.wait()
+                    self._heard = time.monotonic()
+        except KubeError:
+            return
+        finally:
+            self.close()
+
+    async def keep(self) -> None:
+        """Say now and then that this side lives, and give the other up when it does not."""
+        while True:
+            await asyncio.sleep(_PING_S)
+            if time.monotonic() - self._heard > _SILENT_S and not self._waiting:
+                self._session.abandon()
+            if self._turn.locked():
+                # What is being sent is sign enough, and may itself wait for a side that is gone.
+                continue
+            try:
+                await self._send(frames.frame(frames.PING))
+            except KubeError:
+                return
+
+    async def _send(self, data: bytes) -> None:
+        async with self._turn:
+            await self._session.write(data)
+
+
+@contextlib.asynccontextmanager
+async def channel(
+    kube: Kube,
+    pod: str,
+    argv: Sequence[str],
+    *,
+    container: str,
+    namespace: str,
+) -> AsyncIterator[ExecChannel]:
+    """A command in a pod and the channel to it; the connection ends with the block."""
+    opened = open_exec(kube, pod, argv, container=container, namespace=namespace, stdin=True, timeout=None)
+    async with opened as session:
+        made = ExecChannel(session, loop=asyncio.get_running_loop())
+        tasks = [asyncio.create_task(made.serve()), asyncio.create_task(made.keep())]
+        try:
+            yield made
+        finally:
+            session.abandon()
+            made.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(work: Callable[[], _T], made: ExecChannel) -> _T:
+    """Do blocking work over a channel; a caller that is cancelled leaves no thread behind that still waits."""
+    task = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        made.close()
+        raise
+
+
+# Cuts in a row without a byte between them.
+_MOST_CUTS: Final = 5
+_PAUSE_S: Final = 0.5
+_NO_PYTHON: Final = 96
+# The zip comes first on stdin; $0 is what reads it. A Python without zlib could not open it.
+_LOADER: Final = f"""\
+import os, sys
+data = sys.stdin.buffer.read(int(sys.argv[1]))
+path = "{SCRATCH}/carry-%d.zip" % os.getpid()
+with open(path, "wb") as file:
+    file.write(data)
+sys.path.insert(0, path)
+from rankfall_inside.transfer import stdio as carry
+sys.exit(carry.main(sys.argv[2:]))
+"""
+_FIND: Final = f"""\
+for python in "$1" python3 python; do
+  [ -n "$python" ] && command -v "$python" >/dev/null 2>&1 || continue
+  "$python" -I -S -c 'import sys, zlib; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1 || continue
+  shift
+  exec "$python" -I -S -c "$0" "$@"
+done
+exit {_NO_PYTHON}
+"""
+
+
+class VolumeCopier:
+    """Copies through one pod, and through another one when that is lost.
+
+    Args:
+        kube: an open client.
+        volume: that is copied to and from.
+        say: takes lines for people.
+    """
+
+    def __init__(self, kube: Kube, volume: Volume, *, say: Say) -> None:
+        self._kube, self._volume, self._say = kube, volume, say
+        self._zip = build_zip()
+        self._held = AsyncExitStack()
+        self._pod: str | None = None
+
+    async def put(self, tree: Tree, below: bytes) -> Counts:
+        """Send a tree to a path below the volume's root; what is there already is not sent again.
+
+        Raises:
+            InfrastructureError: it cannot be done; in the words of whoever saw why.
+        """
+        words = ("receive", owner_of(tree, below), os.fsencode(self._volume.path).hex(), below.hex(), BEAT)
+        return await self._carried(words, lambda made: send(tree, made))
+
+    async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
+        """Receive what is at a path below the volume's root.
+
+        Raises:
+            InfrastructureError: it cannot be done.
+        """
+        place = os.path.abspath(os.fsencode(dest))  # noqa: PTH100, ASYNC240 - any bytes; looks at nothing but the current folder
+        owner = hashlib.sha256(b"\0".join((b"get", os.fsencode(self._volume.claim), below, place))).hexdigest()[:12]
+        patterns = [os.fsencode(pattern).hex() for pattern in exclude]
+        words = ("send", owner, os.fsencode(self._volume.path).hex(), below.hex(), BEAT, *patterns)
+        return await self._carried(words, lambda made: Receiver(made, place, owner=owner).run())
+
+    async def close(self) -> None:
+        """End the pod, if there is one."""
+        self._pod = None
+        await self._held.aclose()
+
+    async def _carried(self, words: Sequence[str], work: Callable[[ExecChannel], _T]) -> _T:
+        cuts = 0
+        while True:
+            if self._pod is None:
+                self._pod = await self._held.enter_async_context(
+                    copy_pod.running(self._kube, self._volume, say=self._say)
+                )
+            moved, why, found = await self._once(self._pod, words, work)
+            if found is not None:
+                return found
+            cuts = 1 if moved else cuts + 1
+            if cuts > _MOST_CUTS:
+                raise InfrastructureError(
+                    f"the copy was cut {cuts} times in a row: {why}", hint="the same again goes on where it stopped"
+                )
+            self._say(f"the copy was cut and goes on: {why}")
+            await asyncio.sleep(_PAUSE_S * 2**cuts)
+            if not await self._alive(self._pod):
+                await self.close()
+
+    async def _once(
+        self, pod: str, words: Sequence[str], work: Callable[[ExecChannel], _T]
+    ) -> tuple[int, str, _T | None]:
+        """One session: bytes that travelled, why it was cut, and what came of it when it was not."""
+        argv = ["sh", "-c", _FIND, _LOADER, self._volume.python or "", str(len(self._zip)), *words]
+        made: ExecChannel | None = None
+        try:
+            opened = channel(
+                self._kube,
+                pod,
+                argv,
+                container=CONTAINER,
+                namespace=self._volume.namespace,
+            )
+            async with opened as made:
+                return made.moved, "", await in_thread(lambda: self._work(made, work), made)
+        except TransferInterruptedError as error:
+            self._complain(made)
+            return (made.moved if made else 0), str(error), None
+        except TransferError as error:
+            raise InfrastructureError(
+                str(error), hint="nothing half-copied bears its name; the same again goes on"
+            ) from None
+        except (ExecLost, ExecFailed, Unreachable, ServerError, ObjectNotFound) as error:
+            return (made.moved if made else 0), error.message, None
+
+    def _work(self, made: ExecChannel, work: Callable[[ExecChannel], _T]) -> _T:
+        made.send_raw(self._zip)
+        return work(made)
+
+    def _complain(self, made: ExecChannel | None) -> None:
+        """A command that ended by itself and did not come to speak our language.
+
+        Raises:
+            InfrastructureError: its words.
+        """
+        if made is None or not made.code:
+            return
+        if made.code == _NO_PYTHON:
+            raise InfrastructureError(
+                f"image {self._volume.image} has no Python 3.8 or newer, which copies files",
+                hint="name an image that has one in kubernetes.workspace.image (cp: --image)",
+            )
+        if made.stderr:
+            said = excerpt(made.stderr.decode("utf-8", "replace"))
+            raise InfrastructureError(f"the copy ended with code {made.code}: {said}", hint="try another image")
+
+    async def _alive(self, pod: str) -> bool:
+        try:
+            return await copy_pod.alive(self._kube, pod, namespace=self._volume.namespace)
+        except (Unreachable, ServerError):
+            return True
+
+
+def owner_of(tree: Tree, below: bytes) -> str:
+    """Whose halves of files a transfer goes on with: the same machine's, of the same source, for the same place."""
+    parts = (os.fsencode(socket.gethostname()), *tree.places[:1], below)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+
+@asynccontextmanager
+async def mover(kube: Kube, volume: Volume, *, say: Say) -> AsyncIterator[VolumeCopier]:
+    """A mover whose pod is gone when the block ends, however it ends."""
+    made = VolumeCopier(kube, volume, say=say)
+    try:
+        yield made
+    finally:
+        await made.close()

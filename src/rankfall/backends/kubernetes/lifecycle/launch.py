@@ -1,0 +1,338 @@
+"""Launches one attempt idempotently: however often it is killed and repeated, exactly one workload results.
+
+The workload is created first, suspended, under a name of this attempt alone; its companions follow, owned by
+it; then it is released. So nothing incomplete runs and nothing is left without an owner. After a lost answer
+the token on the object says whose it is. Of objects with the same name, the same request's is adopted and a
+finished one of the same run is removed; all others are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.backends.kubernetes.lifecycle.companions import Ensurer, Made, wait_until_gone
+from rankfall.backends.kubernetes.lifecycle.errors import (
+    LaunchError,
+    NameTaken,
+    RetryBudget,
+    Say,
+    Vanished,
+    look,
+    passes,
+    resolve_create,
+    unseen,
+)
+from rankfall.backends.kubernetes.lifecycle.ownership import (
+    Object,
+    Standing,
+    deleting,
+    described,
+    finished,
+    label,
+    marked,
+    meta,
+    owner_reference,
+    standing,
+    suspended,
+    uid_of,
+)
+from rankfall.backends.kubernetes.lifecycle.remove import order_delete
+from rankfall.backends.kubernetes.lifecycle.wait_gone import groups_of, pods_of
+from rankfall.backends.kubernetes.manifests.names import LABEL_RUN
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, Invalid, KubeError, ObjectNotFound
+from rankfall.kube.resources import TRAINJOBS, Resource
+from rankfall.kube.secret import excerpt
+
+
+def check_replaceable(found: Object, state: Standing, *, shown: str, replace: bool, removed: bool) -> None:
+    """Whether an object may be removed for a new one.
+
+    Args:
+        found: the object.
+        state: what it is to the launch.
+        shown: how messages name it.
+        replace: the user wants one that is alive to go.
+        removed: one was removed for this launch already.
+
+    Raises:
+        NameTaken: it may not: it is not ours, it is alive, or somebody made it just now.
+    """
+    whose = described(found)
+    if state == "foreign":
+        raise NameTaken(
+            f"cannot launch {shown}: an object of this name is there and not of this run ({whose})",
+            hint="it was left alone; give the job another name",
+        )
+    if state == "alive" and not replace:
+        raise NameTaken(
+            f"cannot launch {shown}: one of this name {'is held back' if suspended(found) else 'runs'} already ({whose})",
+            hint=f"rankfall attach {excerpt(label(found, LABEL_RUN))} follows it; --replace ends it and starts anew",
+        )
+    if removed:
+        raise NameTaken(
+            f"cannot launch {shown}: somebody else made one of this name meanwhile ({whose})",
+            hint="two clients launch the same run: stop one of them",
+        )
+
+
+def going(found: Object) -> str:
+    """Why an object goes, and whose it is."""
+    condition = finished(found)
+    return f"which {f'has ended ({condition})' if condition else 'is to be replaced'} ({described(found)})"
+
+
+Outcome = Literal["created", "adopted", "recreated"]
+
+# How long a webhook may not know yet what was made before the workload, and the pause between two tries, seconds.
+_UNSEEN_S: Final = 30.0
+_UNSEEN_STEP_S: Final = 0.25
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """A launch that is done.
+
+    Attributes:
+        uid: of the workload.
+        outcome: ``created``; ``adopted``: it was there already, made by the same request; ``recreated``: an earlier one was removed for it.
+        requests: that the client sent meanwhile.
+    """
+
+    uid: str
+    outcome: Outcome
+    requests: int
+
+
+async def launch(
+    kube: Kube,
+    workload: dict[str, Any],
+    companions: Sequence[dict[str, Any]],
+    *,
+    resource: Resource,
+    request_token: str,
+    hold: bool,
+    replace: bool = False,
+    wait_s: float = 300.0,
+    say: Say,
+    first: Sequence[dict[str, Any]] = (),
+    others: Sequence[dict[str, Any]] = (),
+    owner: str | None = None,
+) -> Launched:
+    """Create a workload and what belongs to it, and release it.
+
+    Args:
+        kube: an open client.
+        workload: manifest with name, namespace and our labels; it is created suspended, whatever it says.
+        companions: manifests of what it owns, made after it.
+        resource: of the workload.
+        request_token: of this request; the same call again, by any process, has the same one.
+        hold: leave it suspended, because the user or a queue wants that.
+        replace: end an alive one of the same run instead of refusing.
+        wait_s: longest wait in seconds for everything together.
+        say: takes lines for people: what is waited for and why.
+        first: manifests of what must be there before the workload, as a runtime; owned by it afterwards.
+        others: manifests of further workloads of the same kind, owned by the first; they are released before it.
+        owner: who launches, for people.
+
+    Raises:
+        NameTaken: an object of this name runs, or is not ours; it was left alone.
+        StillThere: an earlier one does not go; names what blocks it.
+        Vanished: somebody deleted the workload meanwhile.
+        KubeError: the server refuses (its own words), or cannot be reached until the time is over.
+    """
+    if not label(workload, LABEL_RUN):
+        raise ValueError(f"a workload without label {LABEL_RUN}: it could not be told from a foreign one")
+    began = kube.counters.requests
+    launcher = _Launch(
+        kube, workload, resource, token=request_token, owner=owner, replace=replace, wait_s=wait_s, say=say
+    )
+    uid, outcome = await launcher.run(first, companions, others, hold=hold)
+    return Launched(uid, outcome, kube.counters.requests - began)
+
+
+class _Launch:
+    def __init__(
+        self,
+        kube: Kube,
+        workload: Object,
+        resource: Resource,
+        *,
+        token: str,
+        owner: str | None,
+        replace: bool,
+        wait_s: float,
+        say: Say,
+    ) -> None:
+        self._kube, self._resource, self._token, self._replace, self._say = kube, resource, token, replace, say
+        self._name = meta(workload)["name"]
+        self._space = meta(workload).get("namespace") or kube.namespace
+        self._body = marked(workload, token=token, owner=owner)
+        self._body["spec"] = {**workload["spec"], "suspend": True}
+        self._patience = RetryBudget(until=time.monotonic() + wait_s, say=say)
+        self._seen_by: float | None = None
+        self._made: list[Made] = []
+        self._removed = self._runs = False
+        self._ensurer = Ensurer(
+            kube, namespace=self._space, token=token, patience=self._patience, say=say, made=self._made.append
+        )
+
+    @property
+    def _shown(self) -> str:
+        return self._resource.shown(self._name, self._space)
+
+    async def run(
+        self, first: Sequence[Object], companions: Sequence[Object], others: Sequence[Object], *, hold: bool
+    ) -> tuple[str, Outcome]:
+        """All steps; the UID and how it came to be."""
+        try:
+            found, outcome = await self._workload(first)
+            self._runs = not suspended(found)
+            if not finished(found):
+                reference, again = owner_reference(found), outcome == "adopted"
+                for manifest in first:
+                    await self._ensurer.ensure(manifest, reference=reference, expected=True)
+                for manifest in companions:
+                    await self._ensurer.ensure(manifest, reference=reference, expected=again)
+                for manifest in others:
+                    held = {**manifest, "spec": {**manifest["spec"], "suspend": True}}
+                    await self._ensurer.ensure(held, reference=reference, expected=again)
+                if suspended(found) and not hold:
+                    # The first one last: once it runs, none of them waits to be released.
+                    for manifest in others:
+                        await self._release_other(meta(manifest)["name"])
+                    await self._release(self._name, uid_of(found))
+        except (ApiError, LaunchError) as error:
+            # What may be asked for again is left as it is, and so is what ran before this call.
+            if not self._runs and not (isinstance(error, KubeError) and passes(error)):
+                await self._take_back()
+            raise
+        return uid_of(found), outcome
+
+    async def _workload(self, first: Sequence[Object]) -> tuple[Object, Outcome]:
+        """The workload, suspended and ours."""
+        # What comes first must not be made beside an old workload, whose own it could be.
+        found = await self._look() if first else None
+        if found is None and self._resource == TRAINJOBS:
+            # One that was removed by a client that was killed then: it is gone before its children are.
+            await self._gone(None)
+        while True:
+            if found is None:
+                for manifest in first:
+                    await self._ensurer.ensure(manifest, reference=None)
+                found, new = await self._create(after={meta(manifest)["name"] for manifest in first})
+                if found is None:
+                    continue
+                if new:
+                    return found, "recreated" if self._removed else "created"
+            state = standing(found, self._body, token=self._token)
+            if state == "same":
+                self._made.append(Made(self._resource, self._name, uid_of(found)))
+                return found, "recreated" if self._removed else "adopted"
+            await self._clear(found, state)
+            found = None
+
+    async def _create(self, *, after: Collection[str]) -> tuple[Object | None, bool]:
+        """What is there now, and whether it was made just now; None: nothing, try again. ``after``: names of what was made before it."""
+        try:
+            new = await self._kube.create(self._resource, self._body, namespace=self._space)
+        except KubeError as error:
+            if unseen(error, after):
+                self._seen_by = self._seen_by or time.monotonic() + min(self._patience.left, _UNSEEN_S)
+                if time.monotonic() < self._seen_by:
+                    await asyncio.sleep(_UNSEEN_STEP_S)
+                    return None, False
+            return await resolve_create(
+                error, self._kube, self._resource, self._name, namespace=self._space, patience=self._patience
+            ), False
+        self._made.append(Made(self._resource, self._name, uid_of(new)))
+        # The answer's kind is trusted to nobody on the way.
+        return {**new, "apiVersion": self._resource.api_version, "kind": self._resource.kind}, True
+
+    async def _look(self) -> Object | None:
+        return await look(self._kube, self._resource, self._name, namespace=self._space, patience=self._patience)
+
+    async def _clear(self, found: Object, state: Standing) -> None:
+        """Get an object out of the way, or refuse."""
+        if state != "deleting":
+            check_replaceable(found, state, shown=self._shown, replace=self._replace, removed=self._removed)
+            self._say(f"removing {self._shown}, {going(found)}")
+            # In the foreground the object stays until everything below it is gone, and says so, also to a client that was killed here and
+            # asks again. A TrainJob cannot (see remove).
+            await order_delete(
+                self._kube,
+                self._resource,
+                self._name,
+                namespace=self._space,
+                uid=uid_of(found),
+                propagation="Background" if self._resource == TRAINJOBS else "Foreground",
+                patience=self._patience,
+            )
+            self._removed = True
+        await self._gone(uid_of(found))
+
+    async def _gone(self, uid: str | None) -> None:
+        await wait_until_gone(
+            self._kube,
+            groups_of(self._resource, self._name, uid=uid, pods=pods_of(self._resource, self._name)),
+            namespace=self._space,
+            shown=self._shown,
+            patience=self._patience,
+            say=self._say,
+        )
+
+    async def _release_other(self, name: str) -> None:
+        """Let another role's workload run, which was made a moment ago, or by an earlier call."""
+        found = await look(self._kube, self._resource, name, namespace=self._space, patience=self._patience)
+        if found is None or deleting(found):
+            raise self._vanished(name)
+        if suspended(found) and not finished(found):
+            await self._release(name, uid_of(found))
+
+    def _vanished(self, name: str) -> Vanished:
+        return Vanished(
+            f"{self._resource.shown(name, self._space)} was deleted by somebody else while it was being launched",
+            hint="nothing of it runs; launch it again if it is still wanted",
+        )
+
+    async def _release(self, name: str, uid: str) -> None:
+        """Let it run: this object and no other one of its name."""
+        patch: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/spec/suspend", "value": False},
+        ]
+        while True:
+            try:
+                await self._kube.patch(self._resource, name, patch, kind="json", namespace=self._space)
+            except KubeError as error:
+                # A test that fails is answered with 422, as a refusal is.
+                if not (passes(error) or isinstance(error, Invalid | ObjectNotFound)):
+                    raise
+                found = await look(self._kube, self._resource, name, namespace=self._space, patience=self._patience)
+                if found is None or uid_of(found) != uid or deleting(found):
+                    raise self._vanished(name) from error
+                if not suspended(found):
+                    return
+                await self._patience.or_raise(error)
+            else:
+                return
+
+    async def _take_back(self) -> None:
+        """Remove what this request made: a refused launch leaves nothing that looks as if it were waiting."""
+        for made in reversed(self._made):
+            try:
+                await order_delete(
+                    self._kube,
+                    made.resource,
+                    made.name,
+                    namespace=self._space,
+                    uid=made.uid,
+                    propagation="Background",
+                    patience=self._patience,
+                )
+            except KubeError as error:
+                self._say(f"{error.message}; {made.resource.shown(made.name, self._space)} is left behind")

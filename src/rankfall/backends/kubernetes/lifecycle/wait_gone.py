@@ -1,0 +1,365 @@
+"""Waits until an object, its children and its pods are gone, and names what blocks: pod, node, finalizer.
+
+Watches while something is left and ends with a fresh list: only "nothing in a list asked for now" counts as
+gone. Nothing is forced: only the node can say that a pod has ended, and two copies of a rank writing one
+checkpoint are worse than a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.kubernetes.lifecycle.errors import RetryBudget, Say, passes
+from rankfall.backends.kubernetes.lifecycle.ownership import Object, age, deleting, meta, owners_of, span, uid_of
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
+from rankfall.kube.object_fields import JOB_NAME, JOBSET_NAME
+from rankfall.kube.resources import JOBS, JOBSETS, NODES, PODS, SERVICES, TRAINJOBS, Resource
+from rankfall.kube.secret import excerpt
+from rankfall.kube.watch.watcher import watch
+
+# Waited for in order by the server itself; what they wait for is in the list too.
+_CASCADES: Final = frozenset({"foregroundDeletion", "orphan"})
+_SHOWN: Final = 3
+# Seconds: what a node's state is worth to a message.
+_NODE_S: Final = 5.0
+
+
+class Left(msgspec.Struct, frozen=True):
+    """An object that is still there."""
+
+    resource: Resource
+    item: Object
+
+
+class Blockers(msgspec.Struct, frozen=True):
+    """What is still there.
+
+    Attributes:
+        text: the first few objects, each with its reason.
+        hint: what to do about them; None = nothing but wait.
+    """
+
+    text: str
+    hint: str | None
+
+
+async def blocked(kube: Kube, left: Sequence[Left]) -> Blockers:
+    """Say what is still there and why.
+
+    Args:
+        kube: asked for the nodes of the pods that are shown; who may not see nodes is told less.
+        left: at least one object.
+    """
+    # Pods first: everything else waits for them.
+    ordered = sorted(left, key=lambda one: one.resource != PODS)
+    waiting = [one for one in ordered if not _only_cascades(one)] or ordered
+    texts, hints = [], []
+    for one in waiting[:_SHOWN]:
+        text, hint = await (_pod(kube, one.item) if one.resource == PODS else _object(one))
+        texts.append(text)
+        hints.append(hint)
+    if len(waiting) > _SHOWN:
+        texts.append(f"{len(waiting) - _SHOWN} more")
+    return Blockers("; ".join(texts), next((hint for hint in hints if hint), None))
+
+
+def _only_cascades(one: Left) -> bool:
+    found = _finalizers(one.item)
+    return one.resource != PODS and bool(found) and set(found) <= _CASCADES
+
+
+def _finalizers(item: Object) -> list[str]:
+    found = meta(item).get("finalizers")
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+async def _object(one: Left) -> tuple[str, str]:
+    shown = _shown(one.resource, one.item)
+    names = _foreign(_finalizers(one.item))
+    if names:
+        name = excerpt(str(meta(one.item).get("name")))
+        hint = f"the program that set it has to take it away: does it run? kubectl get {one.resource.plural} {name} -o yaml"
+        return f"{shown} waits for finalizer {names}", hint
+    if not deleting(one.item):
+        return f"{shown} is not being deleted yet", ""
+    return f"{shown} is being deleted since {age(meta(one.item)['deletionTimestamp'])}", ""
+
+
+async def _pod(kube: Kube, item: Object) -> tuple[str, str]:
+    spec = item.get("spec")
+    node = str(spec.get("nodeName") or "") if isinstance(spec, dict) else ""
+    shown = f"{_shown(PODS, item)} on {f'node {excerpt(node)}' if node else 'no node'}"
+    if not deleting(item):
+        return f"{shown} is not being deleted yet", ""
+    names = _foreign(_finalizers(item))
+    # The stamp is the moment at which it should have ended: its grace is part of it.
+    stamp = meta(item)["deletionTimestamp"]
+    due = f"should have ended {age(stamp)} ago" if _past(stamp) else "is ending"
+    state = await _node(kube, node) if node else ""
+    text = f"{shown} {due}{f' ({state})' if state else ''}{f', with finalizer {names}' if names else ''}"
+    if not state:
+        return text, ""
+    name, space = excerpt(str(meta(item).get("name"))), excerpt(str(meta(item).get("namespace")))
+    force = f"kubectl delete pod {name} -n {space} --grace-period=0 --force"
+    return text, f"bring node {excerpt(node)} back, or, once it is certain that the machine is off: {force}"
+
+
+async def _node(kube: Kube, name: str) -> str:
+    """What is wrong with a node; empty when nothing is, or when we may not know."""
+    try:
+        async with asyncio.timeout(_NODE_S):
+            found = await kube.get(NODES, name)
+    except ObjectNotFound:
+        return "the node is gone"
+    except (KubeError, TimeoutError):
+        return ""
+    status = found.get("status")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    for condition in conditions if isinstance(conditions, list) else ():
+        if isinstance(condition, dict) and condition.get("type") == "Ready" and condition.get("status") != "True":
+            return f"the node is not ready since {age(condition.get('lastTransitionTime'))}"
+    return ""
+
+
+def _past(stamp: object) -> bool:
+    try:
+        return datetime.fromisoformat(str(stamp)) < datetime.now(UTC)
+    except (ValueError, TypeError):
+        return False
+
+
+def _foreign(names: Iterable[str]) -> str:
+    return ", ".join(excerpt(name) for name in names if name not in _CASCADES)
+
+
+def _shown(resource: Resource, item: Object) -> str:
+    return resource.shown(excerpt(str(meta(item).get("name"))), excerpt(str(meta(item).get("namespace"))))
+
+
+Tell = Callable[[Sequence[Left]], Awaitable[None]]
+
+# Seconds between two words about a wait.
+_TELL_S: Final = 15.0
+# A last look is worth so many seconds after the time is over.
+_LOOK_S: Final = 10.0
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects that have to go.
+
+    Attributes:
+        resource: their kind.
+        name: of the one object; None = all that ``labels`` select.
+        labels: selector; None = all.
+        uid: only the object with this UID: another one of the name is not waited for.
+        owner: kind of the owner of the one object; of another owner it is somebody else's.
+        needed: False = who may not see them goes on without.
+    """
+
+    resource: Resource
+    name: str | None = None
+    labels: str | None = None
+    uid: str | None = None
+    owner: str | None = None
+    needed: bool = True
+
+    @property
+    def fields(self) -> str | None:
+        """Field selector."""
+        return None if self.name is None else f"metadata.name={self.name}"
+
+    def counts(self, item: Object) -> bool:
+        """Whether an object that the selectors let through is meant."""
+        if self.uid is not None:
+            return uid_of(item) == self.uid
+        return self.owner is None or any(one.get("kind") == self.owner for one in owners_of(item))
+
+
+class WaitResult(msgspec.Struct, frozen=True):
+    """How a wait ended.
+
+    Attributes:
+        left: what is still there.
+        unseen: why that could not be seen at the end; ``left`` is older then.
+    """
+
+    left: tuple[Left, ...] = ()
+    unseen: KubeError | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is left, for certain."""
+        return not self.left and self.unseen is None
+
+
+def groups_of(resource: Resource, name: str, *, uid: str | None, pods: str) -> tuple[Group, ...]:
+    """What goes with a workload.
+
+    Args:
+        resource: of the workload.
+        name: of the workload.
+        uid: of the workload; None = it is gone already.
+        pods: label selector of its pods.
+    """
+    itself = [Group(resource=resource, name=name, uid=uid)] if uid is not None else []
+    children = []
+    if resource == TRAINJOBS:
+        children.append(Group(resource=JOBSETS, name=name, owner="TrainJob", needed=False))
+    if resource in {JOBSETS, TRAINJOBS}:
+        children += [
+            Group(resource=JOBS, labels=f"{JOBSET_NAME}={name}", needed=False),
+            # The headless service of a set: a new set that finds the old one would do without, and lose its names when that goes.
+            Group(resource=SERVICES, name=name, owner="JobSet", needed=False),
+        ]
+    return (*itself, *children, Group(resource=PODS, labels=pods))
+
+
+def pods_of(resource: Resource, name: str) -> str:
+    """Label selector of all pods that a workload of this name has, by the platform's own labels."""
+    return f"{JOB_NAME if resource == JOBS else JOBSET_NAME}={name}"
+
+
+async def wait_gone(
+    kube: Kube, groups: Sequence[Group], *, namespace: str, until: float, say: Say, tell: Tell
+) -> WaitResult:
+    """Look, and wait until nothing of the groups is there.
+
+    Args:
+        kube: an open client.
+        groups: what has to go.
+        namespace: where.
+        until: end of patience on the monotonic clock; one look is taken in any case.
+        say: told what is in the way of looking.
+        tell: told what is left: at once, and every now and then.
+
+    Raises:
+        KubeError: what waiting does not heal: 401, 403.
+    """
+    wait = _Wait(kube, groups, namespace=namespace, until=until, say=say)
+    while True:
+        seen = await wait.look()
+        if seen.unseen is not None or not seen.left:
+            return seen
+        await tell(seen.left)
+        if time.monotonic() >= until:
+            return seen
+        blind = await wait.watched(seen.left, tell)
+        if blind is not None:
+            return WaitResult(wait.left, blind)
+
+
+class _Wait:
+    def __init__(self, kube: Kube, groups: Sequence[Group], *, namespace: str, until: float, say: Say) -> None:
+        self._kube, self._groups, self._namespace = kube, list(groups), namespace
+        self._until, self._say = until, say
+        self._patience = RetryBudget(until=until, say=say)
+        self._there: dict[Group, list[Object]] = {}
+        self._trouble: dict[Group, KubeError] = {}
+
+    @property
+    def left(self) -> tuple[Left, ...]:
+        """What was there when it was last seen."""
+        return tuple(Left(group.resource, item) for group in self._groups for item in self._there.get(group, ()))
+
+    async def look(self) -> WaitResult:
+        """What is there now."""
+        while True:
+            try:
+                async with asyncio.timeout(max(_LOOK_S, self._patience.left)):
+                    for group in list(self._groups):
+                        self._there[group] = await self._list(group)
+                return WaitResult(self.left)
+            except TimeoutError:
+                failure: KubeError = Unreachable(
+                    f"cannot list {PODS.shown(None, self._namespace)}: no answer in time", hint="ask again later"
+                )
+                return WaitResult(self.left, failure)
+            except KubeError as error:
+                if not passes(error):
+                    raise
+                if not await self._patience.after(error):
+                    return WaitResult(self.left, error)
+
+    async def _list(self, group: Group) -> list[Object]:
+        try:
+            found = await self._kube.list(
+                group.resource, namespace=self._namespace, labels=group.labels, fields=group.fields
+            )
+        except ObjectNotFound:
+            return []  # the kind is no longer served, so there are none
+        except Forbidden as error:
+            self._without(group, error)
+            return []
+        return [item for item in found.items if group.counts(item)]
+
+    def _without(self, group: Group, error: Forbidden) -> None:
+        if group.needed:
+            raise error
+        self._groups.remove(group)
+        self._there.pop(group, None)
+        self._say(f"{error.message}; going on without seeing them")
+
+    async def watched(self, left: Sequence[Left], tell: Tell) -> KubeError | None:
+        """Return when every group that has something left was seen empty, or the time is over; then why it cannot be seen, if so."""
+        self._trouble.clear()
+        kinds = {one.resource for one in left}
+        tasks = [asyncio.create_task(self._follow(group)) for group in list(self._groups) if group.resource in kinds]
+        try:
+            while self._patience.left > 0:
+                pause = min(_TELL_S, self._patience.left)
+                done, running = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+                if not running:
+                    return None
+                if self.left:
+                    await tell(self.left)
+            return next(iter(self._trouble.values()), None)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, group: Group) -> None:
+        try:
+            await self._until_empty(group)
+        except Forbidden as error:
+            self._without(group, error)
+
+    async def _until_empty(self, group: Group) -> None:
+        there: dict[str, Object] = {}
+        events = watch(
+            self._kube,
+            group.resource,
+            namespace=self._namespace,
+            labels=group.labels,
+            fields=group.fields,
+            trouble=lambda error: self._troubled(group, error),
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.type in {"deleted", "bookmark"}:
+                    there.pop(uid_of(event.object), None)
+                elif group.counts(event.object):
+                    there[uid_of(event.object)] = event.object
+                # A bookmark comes after the list: before that, nothing that was not told means nothing.
+                if there or event.type in {"deleted", "bookmark"}:
+                    self._there[group] = list(there.values())
+                    if not there:
+                        return
+
+    def _troubled(self, group: Group, error: KubeError | None) -> None:
+        if error is None:
+            self._trouble.pop(group, None)
+            return
+        if group not in self._trouble:
+            self._say(f"{error.message}; trying again, for up to {span(self._patience.left)} more")
+        self._trouble[group] = error

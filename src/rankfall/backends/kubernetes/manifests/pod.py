@@ -1,0 +1,343 @@
+"""The pod template of all workloads: one container that starts the wrapper, its environment and mounts.
+
+Security contexts are left to the user and the cluster. The user's overrides come last, merged by name;
+excluded nodes come after them, so that no affinity undoes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rankfall.backends.environment import place
+from rankfall.backends.kubernetes.manifests.container_command import BOOTSTRAP, BUNDLE_PATH, SLOT_DIR, Start
+from rankfall.backends.kubernetes.manifests.names import LABEL_ROLE
+from rankfall.backends.kubernetes.manifests.pod_overrides import (
+    OWN_VOLUMES,
+    WORKSPACE,
+    Object,
+    check_override,
+    check_volumes,
+    merged,
+    without_nodes,
+)
+from rankfall.backends.kubernetes.manifests.request import NODE_REFERENCE, Request, check_variables, escape
+from rankfall.backends.kubernetes.manifests.secrets import job_variables, secret_variables, without_values
+from rankfall.backends.torchrun import ELASTIC_ENV
+from rankfall.kube.object_fields import COMPLETION_INDEX, JOBSET_RESTART
+from rankfall.model import JobSpec, Refused, Resources
+from rankfall.model.jobspec.kubernetes import EnvSource, log_store_place
+from rankfall_inside.transfer import pack
+
+BUNDLE_KEY: Final = "inside.pyz"
+CODE_KEY: Final = pack.NAME
+MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "rankfall"}
+# The label is there since Kubernetes 1.28, the annotation ever since Indexed Jobs are.
+_INDEX_LABEL_SINCE: Final = 28
+# The kubelet's SIGKILL comes so many seconds after the wrapper's own, which is the one that is recorded.
+_KUBELET_MARGIN_S: Final = 5
+# Each name is two words of every container. Beyond so many the manifest would grow into the limits of the API server.
+_MOST_WAITED_FOR: Final = 1024
+# On somebody else's runtime a TrainJob carries the command itself, and takes 128 words.
+_MOST_WAITED_FOR_SHARED: Final = 32
+
+
+def template(request: Request, start: Start, *, container: str) -> Object:
+    """The pod template: metadata and spec.
+
+    Raises:
+        SpecError: an override would take away what a run cannot do without.
+    """
+    spec = request.spec
+    section = spec.kubernetes
+    env = environment(request, start)
+    for override in (section.pod, request.part.pod):
+        check_override(override, container=container, own_env=_own_names(request, start))
+    check_volumes("$.kubernetes.volumes", section.volumes)
+    pod: Object = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": termination_grace_s(spec),
+        "subdomain": request.names.object,
+        "containers": [
+            {
+                "name": container,
+                "image": section.image,
+                **_optional("imagePullPolicy", section.image_pull_policy),
+                "command": list(container_command(request, start)),
+                **_optional("workingDir", _working_dir(request)),
+                "env": env,
+                **_optional("resources", resources(section.resources)),
+                **_optional("volumeMounts", mounts(spec)),
+            }
+        ],
+        **_optional("volumes", volumes(request)),
+        **_optional("serviceAccountName", section.service_account),
+        **_optional("priorityClassName", section.priority_class),
+        **_optional("imagePullSecrets", [{"name": name} for name in section.image_pull_secrets]),
+        **_optional("tolerations", list(section.tolerations)),
+        **_optional("nodeSelector", dict(section.node_selector)),
+        **_optional("affinity", section.affinity),
+    }
+    made = {"metadata": {"labels": labels(request), **_optional("annotations", dict(section.annotations))}, "spec": pod}
+    theirs = [
+        without_values(request, pod, at=at)[0] for at, pod in (("pod", section.pod), ("role-pod", request.part.pod))
+    ]
+    result: dict[str, Any] = merged(merged(made, theirs[0]), theirs[1])
+    result["spec"] = without_nodes(result["spec"], request.excluded)
+    return result
+
+
+def labels(request: Request) -> dict[str, str]:
+    """Of the pods of a role, and of an object that is this role's alone."""
+    return {**_labels(request), LABEL_ROLE: request.part.name}
+
+
+def shared_labels(request: Request) -> dict[str, str]:
+    """Of an object of the whole job."""
+    return _labels(request) if request.gang.several else labels(request)
+
+
+def _labels(request: Request) -> dict[str, str]:
+    return {**request.spec.kubernetes.labels, **MANAGED_BY, **request.names.labels}
+
+
+def container_command(request: Request, start: Start) -> tuple[str, ...]:
+    """The container's ``command``: the bootstrap with the wrapper's words, or the job's own words with ``inside: off``.
+
+    With ``inside: require`` and a ``python`` that the job names, that one starts the wrapper, without a shell.
+    """
+    spec = request.spec
+    if spec.inside == "off":
+        return start.words
+    words = ["wrap", "--console", "--launcher", start.launcher, "--nproc", str(spec.nproc_per_node)]
+    words += ["--grace", f"{wrapper_grace_s(spec):g}"]
+    if spec.unattended:
+        words += ["--exit-code", "cause"]
+    if request.code_digest is not None:
+        words += ["--code", request.code_digest]
+    if request.code_dir is not None:
+        words += ["--chdir", escape(request.work_dir or "")]
+    if spec.kubernetes.log_store is not None:
+        words += ["--log-store", escape(log_store_place(spec.kubernetes.log_store).path)]
+    for address in required_names(request):
+        words += ["--wait-for", address]
+    words += ["--", *start.words]
+    if spec.inside == "require" and spec.python is not None:
+        # Nothing has to be looked for, so no shell is needed either.
+        return (escape(spec.python), "-I", "-S", BUNDLE_PATH, *words)
+    return ("sh", "-c", escape(BOOTSTRAP), "rankfall", *words)
+
+
+def required_names(request: Request) -> list[str]:
+    """The names that must resolve before the command starts.
+
+    All of a fixed size, of all roles: no command may meet a peer that is not there yet. Of MIN:MAX only that of the rendezvous: any other
+    may be missing for good. None for a slot that is started again alone: a peer may have ended by then, and its name with it.
+    """
+    most = request.gang.spec.slot_count
+    if most == 1 or request.spec.restart_scope == "replica":
+        return []
+    all_of_them = not request.gang.spec.elastic and most <= most_required_names(request.spec)
+    return request.gang.addresses(namespace=request.namespace) if all_of_them else [request.master]
+
+
+def most_required_names(spec: JobSpec) -> int:
+    """How many names a container's command may list."""
+    shared = spec.backend == "trainjob" and spec.kubernetes.runtime is not None
+    return _MOST_WAITED_FOR_SHARED if shared else _MOST_WAITED_FOR
+
+
+def wrapper_grace_s(spec: JobSpec) -> float:
+    """Seconds that the command has after SIGTERM. Unattended, Kubernetes ends the others on success at once: the drain is their grace."""
+    if spec.unattended and spec.success.policy != "all":
+        return max(spec.policies.grace_s, spec.success.drain_s)
+    return spec.policies.grace_s
+
+
+def termination_grace_s(spec: JobSpec) -> int:
+    """Seconds until the kubelet kills what is left of a pod."""
+    return math.ceil(wrapper_grace_s(spec)) + _KUBELET_MARGIN_S
+
+
+def environment(request: Request, start: Start) -> list[Object]:
+    """The container's variables: ours, the slot's number first because others refer to it, then the job's own."""
+    spec = request.spec
+    check_variables(spec.env)
+    literal = job_variables(request, {name: escape(value) for name, value in spec.env.items()})
+    sources: list[Object] = [
+        {"name": name, "valueFrom": _source(source)} for name, source in spec.kubernetes.env_from.items()
+    ]
+    taken = {*spec.env, *spec.kubernetes.env_from}
+    own = [*secret_variables(request, as_json=start.variable is not None), *_own(request, start)]
+    return [*(item for item in own if item["name"] not in taken), *literal, *sources]
+
+
+def _own_names(request: Request, start: Start) -> frozenset[str]:
+    return frozenset(item["name"] for item in _own(request, start))
+
+
+def _own(request: Request, start: Start) -> list[Object]:
+    spec, names = request.spec, request.names
+    index = "labels" if request.served.at_least(_INDEX_LABEL_SINCE) else "annotations"
+    own: list[Object] = [
+        _field(
+            "RANKFALL_INDEX" if request.gang.several else "RANKFALL_SLOT", f"metadata.{index}['{COMPLETION_INDEX}']"
+        ),
+        _field("RANKFALL_NODE", "spec.nodeName"),
+        _field("RANKFALL_POD", "metadata.name"),
+        _field("RANKFALL_POD_UID", "metadata.uid"),
+    ]
+    if request.restarts_as_set:
+        own.append(_field("RANKFALL_RESTART", f"metadata.labels['{JOBSET_RESTART}']"))
+    values = {
+        "RANKFALL_RUN": names.run,
+        "RANKFALL_ATTEMPT": str(names.attempt),
+        "RANKFALL_ROLE": request.part.name,
+        **place(request.gang.spec, request.part, hosts=request.gang.hosts(namespace=request.namespace)),
+        "RANKFALL_INSIDE": spec.inside,
+        "RANKFALL_STRATEGY": request.strategy,
+    }
+    if spec.inside != "off":
+        values |= {
+            "RANKFALL_TOKEN": request.token,
+            "RANKFALL_SLOT_DIR": SLOT_DIR,
+            "RANKFALL_RECORD_DIR": f"{SLOT_DIR}/records",
+        }
+        if spec.record_store is not None:
+            values["RANKFALL_RECORD_STORE"] = spec.record_store
+        if spec.error_file is not None:
+            values["RANKFALL_ERROR_FILE"] = spec.error_file
+        if spec.python is not None:
+            values["RANKFALL_PYTHON"] = spec.python
+    if spec.policies.retryable:
+        values["RANKFALL_RETRYABLE"] = ",".join(spec.policies.retryable)
+    if spec.policies.final:
+        values["RANKFALL_FINAL"] = ",".join(spec.policies.final)
+    if spec.elastic:
+        values |= ELASTIC_ENV
+    if start.chosen != "torchrun":
+        values |= {
+            "MASTER_ADDR": request.master,
+            "MASTER_PORT": str(spec.kubernetes.master_port),
+        }
+    own += [{"name": name, "value": escape(value)} for name, value in values.items()]
+    if start.launcher in {"auto", "plain"}:
+        own += _ranks(request)
+    if start.variable is not None and spec.inside != "off":
+        own.append({"name": "RANKFALL_TORCHRUN", "value": start.variable})
+    return own
+
+
+def _ranks(request: Request) -> list[Object]:
+    """What the plain launcher computes ranks from; with ``inside: off`` the rank itself, one a slot."""
+    count, role = str(request.most), request.part.name
+    size = str(request.gang.spec.world_size) if request.gang.several else count
+    values = {"TORCHELASTIC_RUN_ID": request.rendezvous_id}
+    if request.spec.inside == "off":
+        values |= dict.fromkeys(("RANK", "GROUP_RANK", "ROLE_RANK"), request.node_reference)
+        values |= {"WORLD_SIZE": size, "GROUP_WORLD_SIZE": count, "ROLE_WORLD_SIZE": str(request.part.count)}
+        values |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "ROLE_NAME": role}
+    else:
+        values["RANKFALL_PLAIN_NNODES"] = count
+        if request.node_reference != NODE_REFERENCE:
+            values["RANKFALL_PLAIN_NODE_RANK"] = request.node_reference
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _field(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _source(source: EnvSource) -> Object:
+    kind, name = (
+        ("secretKeyRef", source.secret) if source.secret is not None else ("configMapKeyRef", source.config_map)
+    )
+    return {kind: {"name": name, "key": source.key}}
+
+
+def resources(wanted: Resources) -> Object:
+    """Requests and limits; GPUs stand in both."""
+    gpus = {wanted.gpu_resource: str(wanted.gpus)} if wanted.gpus else {}
+    return {
+        **_optional("requests", {**wanted.requests, **gpus}),
+        **_optional("limits", {**wanted.limits, **gpus}),
+    }
+
+
+def mounts(spec: JobSpec) -> list[Object]:
+    """Ours, then the user's."""
+    bundle, run = OWN_VOLUMES
+    own: list[Object] = [
+        {"name": bundle, "mountPath": "/rankfall", "readOnly": True},
+        {"name": run, "mountPath": SLOT_DIR},
+    ]
+    return [*(own if spec.inside != "off" else []), *spec.kubernetes.volume_mounts, *_workspace_mount(spec)]
+
+
+def volumes(request: Request) -> list[Object]:
+    """Ours, then the user's."""
+    bundle, run = OWN_VOLUMES
+    keys = [BUNDLE_KEY] if request.code_digest is None else [BUNDLE_KEY, CODE_KEY]
+    own: list[Object] = [
+        {
+            "name": bundle,
+            "configMap": {"name": request.names.object, "items": [{"key": key, "path": key} for key in keys]},
+        },
+        {"name": run, "emptyDir": {}},
+    ]
+    return [
+        *(own if request.spec.inside != "off" else []),
+        *request.spec.kubernetes.volumes,
+        *_workspace_volume(request.spec),
+    ]
+
+
+def _workspace_volume(spec: JobSpec) -> list[Object]:
+    """The workspace's, unless the job declares a volume of the same claim itself."""
+    workspace = spec.kubernetes.workspace
+    if workspace is None or _declared(spec) is not None:
+        return []
+    return [{"name": WORKSPACE, "persistentVolumeClaim": {"claimName": workspace.claim}}]
+
+
+def _workspace_mount(spec: JobSpec) -> list[Object]:
+    """Where the workspace is mounted, unless the job says so itself."""
+    workspace = spec.kubernetes.workspace
+    if workspace is None:
+        return []
+    if any(one["mountPath"].rstrip("/") == workspace.path for one in spec.kubernetes.volume_mounts):
+        return []
+    return [{"name": _declared(spec) or WORKSPACE, "mountPath": workspace.path}]
+
+
+def _declared(spec: JobSpec) -> str | None:
+    """Name of the job's own volume of the workspace's claim, when that may be written."""
+    workspace = spec.kubernetes.workspace
+    for volume in spec.kubernetes.volumes:
+        source = volume.get("persistentVolumeClaim")
+        if workspace is not None and isinstance(source, dict) and source.get("claimName") == workspace.claim:
+            return None if source.get("readOnly") else str(volume["name"])
+    return None
+
+
+def _working_dir(request: Request) -> str | None:
+    """Of the container; where the wrapper runs it goes into the code itself, when that is there."""
+    return None if request.code_dir is not None and request.spec.inside != "off" else request.work_dir
+
+
+def check_spec_of_pod(spec: JobSpec) -> None:
+    """Refuse what needs no server to be refused.
+
+    Raises:
+        Refused: names the field and the alternative.
+    """
+    if spec.cwd is not None and not spec.cwd.startswith("/") and not spec.code_folders:
+        raise Refused(
+            f"$.cwd: {spec.cwd!r} is no absolute path, and backend {spec.backend} has no folder to start from",
+            hint="give the path in the image or on a volume",
+        )
+
+
+def _optional(key: str, value: Any) -> Mapping[str, Any]:
+    return {key: value} if value not in (None, {}, [], "") else {}

@@ -1,0 +1,241 @@
+"""Plans one attempt in a cluster: its place, what the API server offers, its manifests and slots.
+
+Creates nothing. Context and namespace are read from the kubeconfig once, at submission, and fixed in the
+spec. Refuses kinds that the server does not serve and manifests of which it would drop a field silently.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from rankfall.backends.kubernetes.copy import workspace
+from rankfall.backends.kubernetes.manifests.compile import compile_job
+from rankfall.backends.kubernetes.manifests.request import Compiled, PodOverrides, ServedFacts
+from rankfall.backends.kubernetes.verdict_annotation import ANNOTATION, REASON
+from rankfall.backends.payload import build_zip, code_of
+from rankfall.backends.plan import ClusterPlan, Plan, SlotPlan, variables
+from rankfall.kube.auth.access import Access
+from rankfall.kube.auth.kubeconfig import access_of
+from rankfall.kube.client import Kube
+from rankfall.kube.discovery import Served, discover
+from rankfall.kube.errors import KubeError
+from rankfall.kube.loop_thread import EventLoopThread
+from rankfall.kube.resources import (
+    CLUSTER_TRAINING_RUNTIMES,
+    CONFIG_MAPS,
+    JOBS,
+    JOBSETS,
+    SERVICES,
+    TRAINING_RUNTIMES,
+    TRAINJOBS,
+    Resource,
+)
+from rankfall.model import JobSpec, Refused
+from rankfall.rundir import RunDir
+
+_NEEDED: Final[dict[str, tuple[Resource, ...]]] = {
+    "job": (JOBS, SERVICES, CONFIG_MAPS),
+    "jobset": (JOBSETS, CONFIG_MAPS),
+    "trainjob": (TRAINJOBS, TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES, JOBSETS, CONFIG_MAPS),
+}
+_SHOWN: Final = 10
+
+
+async def ask(kube: Kube, spec: JobSpec, *, cache: Path | None) -> Served:
+    """Ask the server: its version, its index, and the schemas of the kinds that the backend creates, as far as the cache lacks them.
+
+    Raises:
+        KubeError: it cannot be asked.
+    """
+    return await discover(kube, _NEEDED[spec.backend], cache=cache)
+
+
+def served_facts(served: Served, spec: JobSpec) -> ServedFacts:
+    """What compiling needs to know of it."""
+    needed = _NEEDED[spec.backend]
+    kinds = {one.kind for one in needed if served.serves(one)} | {"Job"}
+    overrides: PodOverrides | None = None
+    if "TrainJob" in kinds:
+        # Each minor version of Trainer calls the field that changes pods something else.
+        found: list[PodOverrides] = [
+            name for name in reversed(get_args(PodOverrides)) if _offers(served, TRAINJOBS, "spec", name)
+        ]
+        overrides = found[0] if found else None
+    return ServedFacts(version=served.version, kinds=frozenset(kinds), pod_overrides=overrides)
+
+
+def check_fields(served: Served, objects: Iterable[Mapping[str, Any]], *, backend: str) -> None:
+    """Refuse manifests of which the server would drop a part without a word.
+
+    Raises:
+        Refused: names the fields, up to ten.
+    """
+    dropped = [f"{item.get('kind')} {path}" for item in objects for path in _dropped(served, item)]
+    if dropped:
+        more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
+        raise Refused(
+            f"this cluster's schema does not know fields of the job: {', '.join(dropped[:_SHOWN])}{more} (backend {backend})",
+            hint="correct the name, leave the field out, or use a backend or a version that knows it",
+        )
+
+
+def _dropped(served: Served, item: Mapping[str, Any]) -> list[str]:
+    try:
+        return served.pruned(item)
+    except KubeError:
+        # A server that does not tell its schemas still checks what it is sent, strictly.
+        return []
+
+
+def _offers(served: Served, resource: Resource, *fields: str) -> bool:
+    try:
+        return served.offers(resource, *fields)
+    except KubeError:
+        return False
+
+
+def pinned(spec: JobSpec) -> JobSpec:
+    """The spec with context, namespace and the runs' folder on a workspace filled in, so that a later change of the current ones changes nothing.
+
+    Raises:
+        KubeConfigError: there is none, or it cannot be used.
+    """
+    access = access_of(spec.kubernetes)
+    section = msgspec.structs.replace(spec.kubernetes, context=access.context, namespace=access.namespace)
+    return workspace.pinned(msgspec.structs.replace(spec, kubernetes=section))
+
+
+def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> ClusterPlan:
+    """Where a new attempt would be, under a token of its own; what it would be called is known when it is compiled.
+
+    Args:
+        spec: the job.
+        access: to its cluster.
+        exclude: nodes to avoid, beside those of the spec.
+    """
+    return ClusterPlan(
+        backend=spec.backend,
+        namespace=access.namespace,
+        context=access.context,
+        kubeconfig=spec.kubernetes.kubeconfig,
+        object="",
+        selector="",
+        container="",
+        token=secrets.token_hex(8),
+        bases={part.name: part.base for part in spec.parts},
+        excluded=tuple(sorted(exclude)),
+    )
+
+
+def offer_to(portal: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
+    """What the server offers to a job; its answers are kept beside the runs, where such a folder is there.
+
+    Raises:
+        KubeError: it cannot be asked.
+    """
+    home = run_dir.path.parent.parent
+    cache = home / "kube" if home.is_dir() else None
+    return portal.call(lambda kube: ask(kube, spec, cache=cache))
+
+
+def compiled_for(
+    served: Served,
+    spec: JobSpec,
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    place: ClusterPlan,
+    nnodes: int | None,
+    left_out: Collection[str],
+    strategy: str,
+) -> Compiled:
+    """The manifests of an attempt.
+
+    Args:
+        served: what the server offers.
+        spec: the job, of the size that is wished.
+        run_dir: the run; need not exist.
+        attempt: counted from 1.
+        place: where it would be.
+        nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
+        left_out: roles that have done their work.
+        strategy: the backend's own.
+
+    Raises:
+        Refused: the backend or the server cannot do what is asked.
+        SpecError: overrides or flags contradict the job.
+    """
+    return compile_job(
+        spec,
+        run=run_dir.id,
+        attempt=attempt,
+        token=place.token,
+        served=served_facts(served, spec),
+        inside_zip=build_zip() if spec.inside != "off" else b"",
+        excluded_nodes=place.excluded,
+        namespace=place.namespace,
+        nnodes=nnodes,
+        left_out=left_out,
+        strategy=strategy,
+        code=code_of(spec, run_dir) if spec.code_folders else None,
+    )
+
+
+def _shown(spec: JobSpec, name: str) -> tuple[str, ...]:
+    """What is to be done with a verdict, for people."""
+    told = f"a verdict is put on {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
+    return (told,) if spec.kubernetes.annotate else ()
+
+
+def planned(
+    spec: JobSpec, run_dir: RunDir, attempt: int, *, place: ClusterPlan, compiled: Compiled, strategy: str
+) -> Plan:
+    """The plan of an attempt that is compiled.
+
+    Args:
+        spec: the job.
+        run_dir: the run; need not exist.
+        attempt: counted from 1.
+        place: where it would be.
+        compiled: its manifests, of which the place takes its names.
+        strategy: the backend's own; the job's goes before it.
+    """
+    names = [item["metadata"]["name"] for item in compiled.workloads]
+    cluster = msgspec.structs.replace(
+        place,
+        object=names[0],
+        jobs=dict(zip(place.bases, names, strict=True)) if len(names) > 1 else {},
+        selector=compiled.selector,
+        container=compiled.container,
+    )
+    made = [
+        SlotPlan(
+            slot=number,
+            role=spec.role_of(number),
+            node="",
+            argv=(),
+            env={},
+            cwd="",
+            slot_dir=str(run_dir.slot_dir(attempt, spec.role_of(number), number)),
+            stream_dir=str(run_dir.stream_dir(attempt, spec.role_of(number), number)),
+        )
+        for number in range(spec.nnodes_max if spec.nnodes_max is not None else compiled.slots)
+    ]
+    return Plan(
+        attempt=attempt,
+        launcher=compiled.launcher or "torchrun",
+        rdzv=compiled.rdzv,
+        slots=tuple(made[: compiled.slots]),
+        spare=tuple(made[compiled.slots :]),
+        **variables(spec),
+        strategy=spec.strategy or strategy,
+        notes=(*compiled.notes, *_shown(spec, names[0])),
+        port=compiled.port,
+        cluster=cluster,
+        objects=tuple(compiled.shown()),
+    )

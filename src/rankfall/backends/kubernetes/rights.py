@@ -1,0 +1,245 @@
+"""The rights that Rankfall needs in a namespace as one table: verb, resource, backend, reason.
+
+From it come the Role of ``rankfall config rights``, the section "Rights" of docs/kubernetes.md (written by
+``python -m rankfall.backends.kubernetes.rights``; a test compares both) and the accounts of all tests on a
+cluster, so that a missing right fails there. To add one: put a row into ``RIGHTS`` beside the rows of its
+resource, or verbs into an existing row (each verb of a resource once for a backend), say in ``why`` what it
+is for and what is lost without it, then write the section anew. ``tests/cluster/test_rights.py`` counts what
+runs really ask for and names rows that nothing used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.kube.resources import (
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    JOBSETS,
+    LEASES,
+    PODS,
+    PVCS,
+    SECRETS,
+    SERVICES,
+    TRAINING_RUNTIMES,
+    TRAINJOBS,
+    Resource,
+)
+
+Verb = Literal["create", "get", "list", "watch", "patch", "delete"]
+VERBS: Final[tuple[Verb, ...]] = ("create", "get", "list", "watch", "patch", "delete")
+BACKENDS: Final = ("job", "jobset", "trainjob")
+
+_WORKLOAD: Final[tuple[Verb, ...]] = VERBS
+_COMPANION: Final[tuple[Verb, ...]] = ("create", "get", "list", "watch", "delete")
+_SEEN: Final[tuple[Verb, ...]] = ("list", "watch")
+
+
+class Right(msgspec.Struct, frozen=True, kw_only=True):
+    """A row: verbs on one resource in the namespace of the jobs.
+
+    Attributes:
+        on: the resource.
+        subresource: as ``log``; empty = the objects themselves.
+        backends: that ask for it.
+        why: what for; Markdown.
+    """
+
+    on: Resource
+    verbs: tuple[Verb, ...]
+    why: str
+    subresource: str = ""
+    backends: tuple[str, ...] = BACKENDS
+
+    @property
+    def name(self) -> str:
+        """As a Role writes it: ``pods``, ``pods/log``."""
+        return f"{self.on.plural}/{self.subresource}" if self.subresource else self.on.plural
+
+
+_OWN: Final = "the workload: created suspended, released, stopped by `suspend`, looked at, removed by its UID, and waited for until it is gone"
+_CHILD: Final = (
+    "a removal waits until these children are gone too; without it they are not waited for, which is said. "
+    "Who records an `unattended` run looks at them, and needs it"
+)
+_COPIES: Final = "the throw-away pod that carries files to and from a workspace. Only with `kubernetes.workspace`, or `rankfall cp --claim`"
+
+RIGHTS: Final = (
+    Right(on=JOBS, verbs=_WORKLOAD, backends=("job",), why=_OWN),
+    Right(on=JOBS, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
+    Right(on=JOBSETS, verbs=_WORKLOAD, backends=("jobset",), why=_OWN),
+    Right(on=JOBSETS, verbs=_SEEN, backends=("trainjob",), why=_CHILD),
+    Right(on=TRAINJOBS, verbs=_WORKLOAD, backends=("trainjob",), why=_OWN),
+    Right(
+        on=TRAINING_RUNTIMES,
+        verbs=_WORKLOAD,
+        backends=("trainjob",),
+        why="the runtime of one TrainJob: created before it, given its owner by `patch`; the others for one that an earlier launch left. "
+        "Not needed with `kubernetes.runtime`",
+    ),
+    Right(
+        on=CONFIG_MAPS,
+        verbs=_COMPANION,
+        why="the recorder: created; the others for one that an earlier launch left, `delete` also for taking back a launch that was refused. "
+        "Not needed with `inside: off`",
+    ),
+    Right(
+        on=SECRETS,
+        verbs=("create", "delete"),
+        why="secret values of the job's variables and arguments: created, owned by the workload and removed with it; `delete` for taking back a launch "
+        "that was refused. No Secret is ever read. Only where a job brings such values; without it those are refused, and `kubernetes.env_from` remains",
+    ),
+    Right(
+        on=SERVICES,
+        verbs=_COMPANION,
+        backends=("job",),
+        why="names of the slots: created; the others as for a ConfigMap",
+    ),
+    Right(on=SERVICES, verbs=_SEEN, backends=("jobset", "trainjob"), why=_CHILD),
+    Right(
+        on=PODS,
+        verbs=("get", "list", "watch"),
+        why="what each slot does and how it ended; a removal waits for its pods",
+    ),
+    Right(
+        on=LEASES,
+        verbs=("create", "get", "patch", "delete"),
+        why="one supervisor a run, among all machines: a Lease named after the run, renewed every 10 s, removed with the run's last object",
+    ),
+    Right(on=PODS, subresource="log", verbs=("get",), why="lines and records of the ranks"),
+    Right(
+        on=PODS,
+        subresource="exec",
+        verbs=("get", "create"),
+        why="asks the ranks of a hung job for their stacks; without it a hang is found all the same, without stacks. Carries files to and from a "
+        "workspace. Servers ask for `create` too from Kubernetes 1.35 on",
+    ),
+    Right(on=PODS, verbs=("create", "delete"), why=_COPIES),
+    Right(
+        on=PVCS,
+        verbs=("get",),
+        why="the claim of a workspace: whether it is there, and who else may use it. Only with `kubernetes.workspace`",
+    ),
+    Right(
+        on=EVENTS,
+        verbs=_SEEN,
+        why="why a slot does not start or was taken away (no room, a volume that does not mount, a probe), and why the pod that copies does not; "
+        "without it that is told as far as the pods say it themselves, and the verdict says what is missing",
+    ),
+    Right(
+        on=EVENTS,
+        verbs=("create",),
+        why="shows the verdict on the workload, beside an annotation. Only with `kubernetes.annotate`; without it that is said",
+    ),
+)
+
+
+def rules(backends: Collection[str] = BACKENDS) -> list[dict[str, Any]]:
+    """The rules of a Role, resources of one group with the same verbs together.
+
+    Args:
+        backends: that the account uses.
+    """
+    granted: dict[tuple[str, str], set[Verb]] = {}
+    for row in RIGHTS:
+        if set(row.backends) & set(backends):
+            granted.setdefault((row.on.group, row.name), set()).update(row.verbs)
+    joined: dict[tuple[str, tuple[Verb, ...]], list[str]] = {}
+    for (group, name), verbs in granted.items():
+        ordered = tuple(verb for verb in VERBS if verb in verbs)
+        joined.setdefault((group, ordered), []).append(name)
+    return [
+        {"apiGroups": [group], "resources": names, "verbs": list(verbs)} for (group, verbs), names in joined.items()
+    ]
+
+
+def role(*, namespace: str, backends: Collection[str] = BACKENDS) -> dict[str, Any]:
+    """The Role as a manifest.
+
+    Args:
+        namespace: of the jobs.
+        backends: that the account uses.
+    """
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "rankfall", "namespace": namespace},
+        "rules": rules(backends),
+    }
+
+
+PAGE: Final = Path("docs") / "kubernetes.md"
+BEGIN: Final = "<!-- rights: made by `python -m rankfall.backends.kubernetes.rights` -->\n"
+END: Final = "<!-- /rights -->\n"
+
+_HEAD: Final = """
+Every run that the tests make on a cluster is made by an account with exactly these rights in the namespace of its jobs, and none elsewhere: those of all
+backends, or of the one backend that the test is about. `rankfall config rights` prints this Role; `--backend job` leaves out what that backend does not ask for:
+
+```yaml
+"""
+_TABLE: Final = """```
+
+| on | verbs | backends | for |
+| --- | --- | --- | --- |
+"""
+_TAIL: Final = """
+- Which kinds are served is asked by discovery, which every authenticated user may. The image's own service account needs no right.
+- Nodes are no part of a namespace, so they need a ClusterRole: `get`, `list` and `watch` of `nodes`. With it verdicts know when a node was away or booted anew, and what `rankfall agent` recorded of its devices; who may
+  only `get` them is told when a pod does not go because its node is not ready. `list` and `watch` of `events` in the namespace `default` adds what kubelets say of their nodes. Without them a verdict names that as missing.
+  `get` of `leases` in the namespace `kube-node-lease` bounds the clocks of nodes more closely; without it the stamps of pods and lines do, and nothing is said.
+- To tell a Node that it felled the run, and to begin the next attempt after the taint: [node-health.md](node-health.md#joined-with-jobs).
+
+"""
+_BARE: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9./-]*")
+
+
+def section(namespace: str = "team-a") -> str:
+    """The text between the marks.
+
+    Args:
+        namespace: of the Role that is shown.
+    """
+    return "".join([_HEAD, manifest(role(namespace=namespace)), _TABLE, *map(_line, RIGHTS), _TAIL])
+
+
+def manifest(made: Mapping[str, Any]) -> str:
+    """A Role as people write it: a list in one line."""
+    meta = ", ".join(f"{key}: {_word(value)}" for key, value in made["metadata"].items())
+    lines = [f"apiVersion: {made['apiVersion']}", f"kind: {made['kind']}", f"metadata: {{{meta}}}", "rules:"]
+    for rule in made["rules"]:
+        first, *rest = (f"{key}: [{', '.join(map(_word, values))}]" for key, values in rule.items())
+        lines += [f"  - {first}", *(f"    {line}" for line in rest)]
+    return "\n".join(lines) + "\n"
+
+
+def renewed(page: str) -> str:
+    """A page with the section as it is now.
+
+    Args:
+        page: the whole text; it has both marks.
+    """
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{section()}{END}{after}"
+
+
+def _line(row: Right) -> str:
+    verbs = ", ".join(verb for verb in VERBS if verb in row.verbs)
+    backends = "all" if row.backends == BACKENDS else ", ".join(f"`{one}`" for one in row.backends)
+    return f"| `{row.name}` | {verbs} | {backends} | {row.why} |\n"
+
+
+def _word(text: str) -> str:
+    return text if _BARE.fullmatch(text) else json.dumps(text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")

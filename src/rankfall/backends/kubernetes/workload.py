@@ -1,0 +1,337 @@
+"""The workloads of an attempt: state, suspension, deletion by others, size, release and removal.
+
+Acts on the very objects of the launch, by UID, and on no other of their names. What cannot be seen is an
+error, never "gone". A resize patches parallelism and completions of an Indexed Job together, because
+Kubernetes accepts them only so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.backends.kubernetes.lifecycle.errors import Say
+from rankfall.backends.kubernetes.lifecycle.ownership import deleting, finished, label, suspended, uid_of
+from rankfall.backends.kubernetes.lifecycle.remove import Removed, remove
+from rankfall.backends.kubernetes.manifests.refusals import QUEUE_LABEL
+from rankfall.backends.plan import ClusterPlan
+from rankfall.backends.protocol import SuspensionState
+from rankfall.collect.pods.workload_states import pods_of_gang
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, ObjectNotFound
+from rankfall.kube.loop_thread import EventLoopThread
+from rankfall.kube.object_fields import JOBSET_NAME
+from rankfall.kube.resources import JOBS, JOBSETS, PODS, WORKLOADS
+from rankfall.kube.secret import excerpt
+from rankfall.model import InfrastructureError
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.pod_facts import stamp_ns
+from rankfall.rundir.cluster.workload_state import (
+    NativeState,
+    first_gang,
+    native_state,
+    of_restart,
+    with_job_of_set,
+    workload_facts,
+)
+
+
+def suspension_state(item: dict[str, Any], *, uid: str | None) -> SuspensionState:
+    """What a workload says of itself.
+
+    Args:
+        item: the object, with its kind.
+        uid: of the one that was launched; another one of its name means that it is gone. None = not known.
+    """
+    if uid not in {None, uid_of(item)} or deleting(item):
+        return SuspensionState(state="gone")
+    queue = excerpt(label(item, QUEUE_LABEL))
+    if finished(item) or not suspended(item):
+        return SuspensionState(state="free", queue=queue)
+    return SuspensionState(state="held", since=_since(item), queue=queue)
+
+
+def _since(item: Mapping[str, Any]) -> int | None:
+    """When its controller carried the suspension out."""
+    status = item.get("status")
+    conditions = status.get("conditions") if isinstance(status, Mapping) else None
+    for one in conditions if isinstance(conditions, list) else ():
+        if isinstance(one, Mapping) and one.get("type") == "Suspended" and one.get("status") == "True":
+            try:
+                return round(datetime.fromisoformat(str(one.get("lastTransitionTime"))).timestamp()) * 1_000_000_000
+            except (ValueError, OverflowError):
+                return None
+    return None
+
+
+# How long the watch of a workload may be behind a request for it, seconds; and how far a node's clock may be off that an end is dated by.
+_BEHIND_S: Final = 3.0
+_STEP_S: Final = 0.05
+_CLOCK_S: Final = 120
+_NS: Final = 1_000_000_000
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload that is deleted.
+
+    Attributes:
+        shown: as ``job train-33196f-a1``.
+        expired: it is gone altogether, and its own time to live may have removed it.
+    """
+
+    shown: str
+    expired: bool = False
+
+
+async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: str, expires: bool) -> Deleted | None:
+    """A workload that is deleted or on its way out; None while all are there.
+
+    Args:
+        kube: an open client.
+        place: of the attempt.
+        uid: of the workload that owns the others: another one of its name is not it.
+        gang: UID of the JobSet whose pods were the attempt's, of a TrainJob; empty = it is not known.
+        expires: a finished one is removed by its own time to live, which is no deletion by somebody.
+
+    Raises:
+        KubeError: they cannot be seen now.
+    """
+    for name in place.workloads:
+        shown = f"{place.backend} {name}"
+        try:
+            found = await kube.get(WORKLOADS[place.backend], name, namespace=place.namespace)
+        except ObjectNotFound:
+            return Deleted(shown=shown, expired=expires)
+        if name == place.object and uid_of(found) != uid:
+            return Deleted(shown=shown, expired=expires)
+        if deleting(found) and not (expires and finished(found)):
+            return Deleted(shown=shown)
+    if gang:
+        sets = await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
+        if not any(uid_of(item) == gang and not deleting(item) for item in sets.items):
+            return Deleted(shown=f"jobset {place.object} of {place.backend} {place.object}")
+    return None
+
+
+def gang_of(run_dir: RunDir, attempt: int) -> str:
+    """UID of the JobSet whose pods were this attempt's, of a TrainJob; empty where it is not known."""
+    return first_gang(workload_facts(run_dir.path, attempt))
+
+
+def how_expired(run_dir: RunDir, attempt: int, *, uid: str, shown: str, surely: bool) -> str | None:
+    """What is said of a workload with a time to live that is gone; None where that removed it.
+
+    Its watch saw the last state of it. Where nobody watched, only a time to live that cannot be over yet proves a deletion by somebody.
+
+    Args:
+        run_dir: the run.
+        attempt: counted from 1.
+        uid: of the workload.
+        shown: names it.
+        surely: None too where it may have been removed by its time to live.
+    """
+    until = time.monotonic() + (0.0 if surely else _BEHIND_S)
+    while True:
+        fact = workload_facts(run_dir.path, attempt).get(uid)
+        if fact is None or fact.gone or fact.state.over or time.monotonic() >= until:
+            break
+        time.sleep(_STEP_S)
+    if fact is not None and fact.state.over:
+        return None
+    ttl = run_dir.spec.ttl_s or 0
+    pods = JournalReader.read(journal_path(run_dir.path, attempt)).values()
+    ended = max((stamp_ns(pod.main.finished) or 0 for pod in pods if pod.main is not None), default=0)
+    # It ends after the last of its pods.
+    lasts = ended > 0 and time.time_ns() < ended + (ttl - _CLOCK_S) * _NS
+    if lasts or (fact is not None and fact.gone and not fact.vanished):
+        return f"{shown} was deleted in the cluster"
+    if surely:
+        return None
+    return (
+        f"{shown} is not there any more: somebody deleted it, or it had ended and its time to live of {ttl} s was over"
+    )
+
+
+async def attempt_suspension(kube: Kube, place: ClusterPlan, *, uid: str) -> SuspensionState:
+    """What the workloads say of themselves. With several roles a queue may take the room of one of them: the gang is held back then.
+
+    Args:
+        kube: an open client.
+        place: of the attempt.
+        uid: of the workload that owns the others.
+
+    Raises:
+        KubeError: they cannot be seen now.
+    """
+    answer = SuspensionState(state="free")
+    for name in place.workloads:
+        try:
+            found = await kube.get(WORKLOADS[place.backend], name, namespace=place.namespace)
+        except ObjectNotFound:
+            return SuspensionState(state="gone")
+        mine = uid if name == place.object else None
+        one = suspension_state({**found, "kind": WORKLOADS[place.backend].kind}, uid=mine)
+        if one.state == "gone":
+            return one
+        answer = one if one.state == "held" else answer
+    return answer
+
+
+# The controller itself changes the object's status all the time; each time its version is another.
+_TRIES: Final = 8
+
+
+async def set_size(kube: Kube, *, name: str, namespace: str, uid: str | None, size: int) -> None:
+    """Patch a Job to have so many pods; nothing is sent when it has.
+
+    Args:
+        kube: the cluster.
+        name: of the Job.
+        namespace: where it is.
+        uid: of the Job that was launched.
+        size: pods wished.
+
+    Raises:
+        InfrastructureError: it changes faster than it can be patched, or the cluster refuses.
+    """
+    for _ in range(_TRIES):
+        try:
+            found = await kube.get(JOBS, name, namespace=namespace)
+        except ObjectNotFound:
+            # What it means that it is gone is for others to find out.
+            return
+        meta, spec = found["metadata"], found.get("spec", {})
+        if meta.get("uid") != uid or (spec.get("completions"), spec.get("parallelism")) == (size, size):
+            return
+        version = str(meta["resourceVersion"])
+        body: list[dict[str, Any]] = [
+            {"op": "replace", "path": "/spec/parallelism", "value": size},
+            {"op": "replace", "path": "/spec/completions", "value": size},
+        ]
+        try:
+            await kube.patch(JOBS, name, body, namespace=namespace, kind="json", resource_version=version)
+        except (Conflict, ObjectNotFound):
+            continue
+        return
+    raise InfrastructureError(
+        f"Job {name} changes all the time and could not be resized",
+        hint="look at who else writes to it: kubectl get -w",
+    )
+
+
+class Workload:
+    """The workload of one launch.
+
+    Args:
+        portal: to its cluster.
+        place: where it is.
+        uid: of the object that was launched.
+
+    Attributes:
+        uid: as above.
+        shown: names it.
+        selector: of all its pods, whichever start of the gang they are of.
+    """
+
+    def __init__(self, portal: EventLoopThread, *, place: ClusterPlan, uid: str) -> None:
+        self._portal = portal
+        self._place = place
+        self.uid = uid
+        self.shown = f"{place.backend} {place.object}"
+        self.selector = of_restart(place.selector, None)
+
+    def look(self) -> NativeState | None:
+        """Where it stands; None when it is not there any more.
+
+        Raises:
+            KubeError: it cannot be seen now.
+        """
+        return self._portal.look(self._look)
+
+    def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
+        """Phases of the pods that are there now, by UID.
+
+        Args:
+            selector: of labels.
+            gang: UID of the JobSet of a TrainJob whose pods alone are asked for; empty = all.
+
+        Raises:
+            KubeError: they cannot be seen now.
+        """
+        return self._portal.look(lambda kube: self._pods(kube, selector, gang))
+
+    def hold(self, *, suspend: bool) -> bool:
+        """Suspend it, or release it; False when it is not there any more.
+
+        Raises:
+            KubeError: the server refuses, or cannot be asked.
+        """
+        return self._portal.call(lambda kube: self._hold(kube, suspend=suspend))
+
+    def remove(self, *, wait_s: float, say: Say) -> Removed:
+        """Delete it and wait until it and its pods are gone, ``wait_s`` seconds at most; ``say`` takes what is waited for.
+
+        Raises:
+            KubeError: what waiting does not heal: 401, 403.
+        """
+        place = self._place
+        return self._portal.call(
+            lambda kube: remove(
+                kube,
+                resource=WORKLOADS[place.backend],
+                name=place.object,
+                namespace=place.namespace,
+                uid=self.uid,
+                pods_selector=self.selector,
+                wait_s=wait_s,
+                say=say,
+            )
+        )
+
+    async def _look(self, kube: Kube) -> NativeState | None:
+        place = self._place
+        try:
+            found = await kube.get(WORKLOADS[place.backend], place.object, namespace=place.namespace)
+        except ObjectNotFound:
+            return None
+        if uid_of(found) != self.uid:
+            return None
+        inner = await self._inner(kube) if place.backend == "trainjob" else None
+        # An object that was asked for by name does not repeat its kind.
+        state = native_state({**found, "kind": WORKLOADS[place.backend].kind}, inner=inner)
+        if state.phase != "failed" or place.backend == "job":
+            return state
+        return with_job_of_set(
+            state, (await kube.list(JOBS, namespace=place.namespace, labels=f"{JOBSET_NAME}={place.object}")).items
+        )
+
+    async def _inner(self, kube: Kube) -> dict[str, Any] | None:
+        """The set of a TrainJob: another one of that name is none of ours. Listed, because a removal needs that right too."""
+        place = self._place
+        for found in (
+            await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
+        ).items:
+            owners = found.get("metadata", {}).get("ownerReferences") or ()
+            if any(owner.get("uid") == self.uid for owner in owners):
+                return found
+        return None
+
+    async def _pods(self, kube: Kube, selector: str, gang: str) -> dict[str, str]:
+        found = await kube.list(PODS, namespace=self._place.namespace, labels=selector)
+        items = await pods_of_gang(kube, found.items, gang, self._place.object, namespace=self._place.namespace)
+        return {uid_of(item): str(item.get("status", {}).get("phase")) for item in items}
+
+    async def _hold(self, kube: Kube, *, suspend: bool) -> bool:
+        place = self._place
+        body = {"metadata": {"uid": self.uid}, "spec": {"suspend": suspend}}
+        try:
+            # With the UID in it, the server refuses the change of another object of this name.
+            await kube.patch(WORKLOADS[place.backend], place.object, body, namespace=place.namespace, kind="merge")
+        except (ObjectNotFound, Conflict):
+            return False
+        return True

@@ -1,0 +1,267 @@
+"""Plans an attempt on this machine: each role's launcher, each slot's command, environment and folders.
+
+Refuses what cannot work before anything is created: a missing script, program, interpreter or folder, flags
+that contradict the job, fields that processes on one machine cannot honour. Fields that merely go unused are
+noted in the plan.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.backends import environment, payload, torchrun
+from rankfall.backends.command import (
+    Command,
+    Interpreter,
+    check_hook,
+    find_interpreter,
+    given_torchrun,
+    job_words,
+    naming_role,
+    read_command,
+    world_launcher,
+    world_rendezvous,
+)
+from rankfall.backends.payload import CODE
+from rankfall.backends.plan import Launcher, Plan, Rendezvous, SlotPlan, referred_words, variables
+from rankfall.model import JobSpec, Kubernetes, Part, Refused, SpecError
+from rankfall.rundir import RunDir
+
+
+def unused(spec: JobSpec) -> tuple[str, ...]:
+    """What the job asks for and processes on one machine have no use for, in words for the plan.
+
+    Raises:
+        Refused: it asks for what the local backend cannot do.
+    """
+    if spec.unattended:
+        raise Refused(
+            "$.unattended: the local backend has no platform that would run the job alone",
+            hint="leave unattended out; rankfall submit keeps a supervisor in the background",
+        )
+    notes = []
+    plain = Kubernetes()
+    given = [name for name in msgspec.structs.asdict(plain) if getattr(spec.kubernetes, name) != getattr(plain, name)]
+    if given:
+        notes.append(f"kubernetes: not used by the local backend ({', '.join(given)})")
+    if spec.ttl_s is not None:
+        notes.append("ttl_s: not used by the local backend; the run's directory stays until you remove it")
+    return tuple(notes)
+
+
+HOST: Final = "127.0.0.1"
+
+
+def planned(
+    spec: JobSpec,
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    nnodes: int | None,
+    reserve: Callable[[], int],
+    strategy: str,
+) -> Plan:
+    """The plan of one attempt. Creates nothing.
+
+    Args:
+        spec: the job.
+        run_dir: where it would live; need not exist.
+        attempt: counted from 1.
+        nnodes: how many of ``MIN:MAX`` nodes there are at first; None = the most.
+        reserve: gives a free port, once the job is known to be sound.
+        strategy: of the verdict.
+
+    Raises:
+        SpecError: something the job needs is missing, or its flags contradict the job.
+        Refused: ``inside: require`` cannot be kept, or the job asks for what only a cluster can do.
+        InfrastructureError: no port is free.
+    """
+    notes = unused(spec)
+    cwd, seen = _folder(spec, run_dir)
+    own: list[_Own] = []
+    for part in spec.parts:
+        with naming_role(spec, part):
+            own.append(_own(part, cwd=seen))
+    launcher = world_launcher([(one.part, one.launcher) for one in own])
+    rdzv: Rendezvous = world_rendezvous([(one.part, one.command) for one in own]) if launcher == "torchrun" else "none"
+    start = _Start(
+        run_dir=run_dir,
+        attempt=attempt,
+        cwd=cwd,
+        rdzv=rdzv,
+        port=reserve(),
+        most=spec.world_nodes,
+        least=spec.nnodes if spec.elastic else spec.world_nodes,
+        strategy=strategy,
+        referred=referred_words(spec),
+    )
+    made = []
+    for one in own:
+        for number in one.part.slots:
+            with naming_role(spec, one.part):
+                made.append(_slot(spec, one, number, start))
+    begun = len(made) if nnodes is None else nnodes
+    names = [f"role {one.part.name}: {one.note}" if spec.several_roles else one.note for one in own]
+    return Plan(
+        attempt=attempt,
+        launcher=launcher,
+        rdzv=rdzv,
+        slots=tuple(made[:begun]),
+        spare=tuple(made[begun:]),
+        **variables(spec),
+        removed=tuple(name for name in environment.removed(os.environ) if name not in spec.env),
+        notes=(*names, *notes),
+        port=start.port,
+        strategy=start.strategy,
+    )
+
+
+def choose_launcher(spec: JobSpec, command: Command, python: Interpreter) -> tuple[Launcher, str]:
+    """The launcher and, in words, why.
+
+    Raises:
+        SpecError: torchrun is asked for, or needed, and the job's Python has no torch.
+    """
+    if given_torchrun(spec, command):
+        return "torchrun", f"launcher: the given {Path(command.words[0]).name}, completed for each slot"
+    with_torch = f"torch {python.torch} in {python.path}"
+    if spec.launcher == "torchrun" or (spec.elastic and spec.launcher == "auto"):
+        if python.torch is None:
+            raise SpecError(
+                "$.launcher",
+                f"torchrun is needed{' for MIN:MAX nodes' if spec.elastic else ''}, and {python.path} has no torch",
+                hint="install torch there, or name another Python in $.python (--python)",
+            )
+        return "torchrun", f"launcher: torchrun ({with_torch})"
+    if spec.launcher in {"plain", "exec"}:
+        return spec.launcher, f"launcher: {spec.launcher} (asked for)"
+    if command.kind == "program":
+        return "plain", "launcher: plain (the command is a program of its own; it is started once for each rank)"
+    if python.torch is None:
+        return "plain", f"launcher: plain (no torch in {python.path})"
+    return "torchrun", f"launcher: torchrun ({with_torch})"
+
+
+class _Own(msgspec.Struct, frozen=True, kw_only=True):
+    """What one role starts, and how."""
+
+    part: Part
+    python: Interpreter
+    command: Command
+    launcher: Launcher
+    note: str
+
+
+class _Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What all slots of an attempt share; ``most`` and ``least`` are the nodes of the world, ``referred`` what stands for secret arguments."""
+
+    run_dir: RunDir
+    attempt: int
+    cwd: Path
+    rdzv: Rendezvous
+    port: int
+    most: int
+    least: int
+    strategy: str
+    referred: dict[str, str]
+
+
+def _own(part: Part, *, cwd: Path) -> _Own:
+    python = find_interpreter(part.spec, cwd=cwd)
+    command = read_command(part.spec, cwd=cwd)
+    check_hook(part.spec, command, python)
+    launcher, note = choose_launcher(part.spec, command, python)
+    return _Own(part=part, python=python, command=command, launcher=launcher, note=note)
+
+
+def _slot(spec: JobSpec, one: _Own, number: int, start: _Start) -> SlotPlan:
+    """The plan of one slot."""
+    part, run_dir, attempt = one.part, start.run_dir, start.attempt
+    index = part.index_of(number)
+    position = (part.first_node or 0) + index
+    node = f"node{number}"
+    env = environment.identity(part.spec, run_dir, attempt=attempt, slot=number, node=node, strategy=start.strategy)
+    if spec.several_roles:
+        env |= {
+            **environment.place(spec, part, hosts={one.name: HOST for one in spec.parts}),
+            "RANKFALL_INDEX": str(index),
+        }
+    if one.launcher != "torchrun":
+        env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(start.port)}
+    if one.launcher == "plain":
+        env |= {
+            "RANKFALL_PLAIN_NNODES": str(start.most),
+            "RANKFALL_PLAIN_NODE_RANK": str(position),
+            "TORCHELASTIC_RUN_ID": f"{run_dir.id}-a{attempt}",
+        }
+    if spec.elastic:
+        env |= {name: value for name, value in torchrun.ELASTIC_ENV.items() if name not in part.spec.env}
+    flags = None
+    if one.launcher == "torchrun":
+        flags = torchrun.rendezvous_flags(
+            spec=part.spec,
+            nnodes=start.least,
+            most=start.most,
+            node=position,
+            backend=start.rdzv,
+            run=f"{run_dir.id}-a{attempt}",
+            port=start.port,
+            role=part.name if spec.several_roles else None,
+        )
+    slot_dir = run_dir.slot_dir(attempt, part.name, number)
+    stream_dir = run_dir.stream_dir(attempt, part.name, number)
+    job = job_words(
+        one.command,
+        python=one.python.path,
+        flags=flags,
+        # Its error files belong to the slot, not to a temporary folder that nobody removes.
+        log_dir=str(slot_dir / "torchelastic"),
+        env=torchrun.job_environment(part.spec.env),
+    )
+    wrapper = (
+        # -I -S: neither the job's PYTHONPATH nor this environment's .pth files reach the wrapper.
+        *(sys.executable, "-I", "-S", str(payload.location(run_dir.path.parent.parent)), "wrap"),
+        *("--stream-dir", str(stream_dir), "--launcher", "plain" if one.launcher == "plain" else "exec"),
+        *("--nproc", str(part.spec.nproc_per_node), "--grace", f"{spec.policies.grace_s:g}", "--"),
+    )
+    return SlotPlan(
+        slot=number,
+        role=part.name,
+        node=node,
+        argv=(*wrapper, *(start.referred.get(word, word) for word in job)),
+        env=env,
+        cwd=str(start.cwd),
+        slot_dir=str(slot_dir),
+        stream_dir=str(stream_dir),
+    )
+
+
+def _folder(spec: JobSpec, run_dir: RunDir) -> tuple[Path, Path]:
+    """Where the job runs, and where its files can be looked at now: before the submission the code is not there yet."""
+    if spec.code_folders:
+        cwd = run_dir.path / CODE / (spec.cwd or "")
+        return cwd, _checked(cwd if run_dir.path.is_dir() else _source(spec), spec)
+    cwd = _checked(Path(spec.cwd).expanduser().absolute() if spec.cwd else Path.cwd(), spec)
+    return cwd, cwd
+
+
+def _source(spec: JobSpec) -> Path:
+    """Of the folders of the code the one on top that has the command's first word, else the one on top."""
+    folders = [Path(folder).expanduser().absolute() / (spec.cwd or "") for folder in reversed(spec.code_folders)]
+    words = spec.command[:1]
+    return next((folder for folder in folders if words and (folder / words[0]).is_file()), folders[0])
+
+
+def _checked(cwd: Path, spec: JobSpec) -> Path:
+    field = "$.code" if spec.code_folders and spec.cwd is None else "$.cwd"
+    if not cwd.is_dir():
+        raise SpecError(field, f"{str(cwd)!r} is no folder", hint="give a folder that exists")
+    if not os.access(cwd, os.X_OK):
+        raise SpecError(field, f"{str(cwd)!r} cannot be entered", hint="check its permissions")
+    return cwd

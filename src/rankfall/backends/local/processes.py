@@ -1,0 +1,198 @@
+"""One slot on this machine: starts it exactly once, probes it, sends it commands, ends what it left.
+
+Exactly once: the new process creates ``wrapper.log`` with O_EXCL between fork and exec. A supervisor that is
+killed while it starts slots leaves either no file and no process or both, and the next one starts only slots
+without the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from rankfall.backends.protocol import Life
+from rankfall.model import InfrastructureError, numbers
+from rankfall.rundir.lease import FILE_MODE, make_folder
+from rankfall.rundir.records import read_untrusted_file
+
+MARK: Final = "wrapper.log"
+# From exec to the wrapper's lock on a slow, busy machine; only asked for wrappers whose parent is gone.
+_UNSEEN_S: Final = 2.0
+_STEP_S: Final = 0.02
+_KILL_WAIT_S: Final = 5.0
+_MAX_ENVIRON: Final = 1 << 20
+
+
+def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, slot_dir: Path) -> int | None:
+    """Start the wrapper of a slot in a session of its own; its pid, or None when it was started before.
+
+    Raises:
+        InfrastructureError: it cannot be started.
+    """
+    mark = slot_dir / MARK
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+    words = list(argv)
+    if cwd != _current_folder():
+        # posix_spawn cannot change the folder; the shell becomes the wrapper at once.
+        words = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', cwd, *words]
+    try:
+        make_folder(slot_dir)
+    except OSError as error:
+        raise _failed(slot_dir, error) from error
+    try:
+        return os.posix_spawn(
+            words[0],
+            words,
+            dict(env),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(mark), flags, FILE_MODE),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE],
+        )
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise _failed(slot_dir, error) from error
+
+
+def was_started(slot_dir: Path) -> bool:
+    """Whether :func:`start` has started the slot before; it alone decides that for good."""
+    return (slot_dir / MARK).exists()
+
+
+def _failed(slot_dir: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(
+        f"slot {slot_dir.name} could not be started: {error.strerror or error}",
+        hint="check space and permissions of the run directory, and the limit of processes",
+    )
+
+
+def _current_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def life(slot_dir: Path) -> Life:
+    """What the slot's files say; takes no lock, because a probe in the wrong moment would keep the wrapper from its own."""
+    if (slot_dir / "end.json").exists():
+        # Written last of all; the process itself may need a moment more.
+        return "running" if _holder_lives(slot_dir) else "ended"
+    holder = _holder_lives(slot_dir)
+    if holder is not None:
+        return "running" if holder else "ended" if (slot_dir / "end.json").exists() else "dead"
+    try:
+        age = time.time() - (slot_dir / MARK).stat().st_mtime
+    except OSError:
+        return "absent"
+    if age < _UNSEEN_S or members(slot_dir):
+        return "starting"
+    return "dead" if _holder_lives(slot_dir) is None else "running"
+
+
+def _holder_lives(slot_dir: Path) -> bool | None:
+    """Whether the process that the slot's lock names lives; None when it names none."""
+    try:
+        words = read_untrusted_file(slot_dir / "lock", limit=128)[0].split()
+        pid, ticks, boot = numbers.whole(words[0]), numbers.whole(words[1]), words[2].decode("ascii", "replace")
+    except (OSError, IndexError):
+        return None
+    if pid is None or ticks is None:
+        return None
+    if boot not in {"-", boot_id()}:
+        return False
+    now = start_ticks(pid)
+    # A wrapper that could not read its own start writes 0.
+    return now is not None and ticks in {0, now}
+
+
+def boot_id() -> str:
+    """Identity of this boot; empty when the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when it is gone or only a zombie of it is left."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in {b"Z", b"X"} else numbers.whole(fields[19])
+    except (OSError, IndexError):
+        return None
+
+
+def tell(slot_dir: Path, line: str) -> bool:
+    """Write one command into the slot's ``ctl``; False when nobody reads there (yet, or any more)."""
+    try:
+        fd = os.open(slot_dir / "ctl", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        data = line.encode("utf-8", "replace").replace(b"\n", b" ")[:2000] + b"\n"
+        return os.write(fd, data) == len(data)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def members(slot_dir: Path) -> list[int]:
+    """Processes of this slot: those whose environment names it as theirs. Others' processes cannot be read, and are none of ours."""
+    wanted = b"RANKFALL_SLOT_DIR=" + os.fsencode(slot_dir)
+    found = []
+    me = os.getpid()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == me:
+            continue
+        try:
+            with (entry / "environ").open("rb") as file:
+                words = file.read(_MAX_ENVIRON).split(b"\0")
+        except OSError:
+            continue
+        if wanted in words:
+            found.append(int(entry.name))
+    return found
+
+
+def end_members(slot_dir: Path, *, grace: float) -> int:
+    """SIGTERM, after ``grace`` seconds SIGKILL, to all processes of the slot, until none is left; how many there were.
+
+    Only for slots whose wrapper is gone or deaf: a living wrapper does this better, because it is everybody's parent.
+    """
+    seen: set[tuple[int, int]] = set()
+    sent: set[tuple[int, int, int]] = set()
+    deadline = time.monotonic() + grace
+    while True:
+        living = [(pid, ticks) for pid in members(slot_dir) if (ticks := start_ticks(pid)) is not None]
+        if not living or time.monotonic() > deadline + _KILL_WAIT_S:
+            return len(seen)
+        number = signal.SIGKILL if time.monotonic() >= deadline else signal.SIGTERM
+        for pid, ticks in living:
+            seen.add((pid, ticks))
+            if (pid, ticks, number) not in sent and start_ticks(pid) == ticks:
+                sent.add((pid, ticks, number))
+                _send(pid, number)
+        time.sleep(_STEP_S)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+        if number == signal.SIGTERM:
+            # A stopped process takes SIGTERM only when it runs again.
+            os.kill(pid, signal.SIGCONT)
+    except OSError as error:
+        if error.errno not in {errno.ESRCH, errno.EPERM}:
+            raise

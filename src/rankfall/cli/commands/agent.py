@@ -1,0 +1,90 @@
+"""``agent``: runs on every node and reads its kernel log.
+
+Imports little on purpose: the agent's memory limit is 50 MiB.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rankfall.cli import console
+from rankfall.model import UsageError
+from rankfall.model.patterns import anchored
+
+_NODE: Final = anchored(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", limit=256)
+_PATH: Final = click.Path(path_type=Path)
+
+
+@click.command("agent")
+@click.option("--node", envvar="NODE_NAME", metavar="NAME", help="The Node that this machine is; default: $NODE_NAME.")
+@click.option("--kmsg", type=_PATH, default=Path("/dev/kmsg"), show_default=True, help="The kernel's log.")
+@click.option(
+    "--kmsg-socket",
+    type=_PATH,
+    help="Read records from this socket instead (AF_UNIX, SOCK_SEQPACKET, the boot id first), for nodes that share a kernel.",
+)
+@click.option(
+    "--state",
+    type=_PATH,
+    envvar="RANKFALL_AGENT_STATE",
+    metavar="FOLDER",
+    help="Where the cursor is kept over restarts; default: nowhere.",
+)
+@click.option("--all", "all_", is_flag=True, help="Print every record, not only those that concern the node.")
+@click.option("--once", is_flag=True, help="Read what is there, and end.")
+@click.option("--publish/--no-publish", default=True, show_default=True, help="Show what was found on the Node.")
+@click.option(
+    "--accept-injected-kmsg",
+    is_flag=True,
+    help="TEST MODE: what any process writes into the kernel's log counts as the kernel's.",
+)
+@click.option("--probe-address", metavar="HOST:PORT", help="Answer a liveness probe over HTTP there.")
+@click.option("--context", metavar="NAME", help="Of the kubeconfig; default: its current one.")
+@click.option("--kubeconfig", metavar="FILE", help="Default: as kubectl finds it, else the pod's service account.")
+def agent(
+    *,
+    node: str | None,
+    kmsg: Path,
+    kmsg_socket: Path | None,
+    state: Path | None,
+    all_: bool,
+    once: bool,
+    publish: bool,
+    accept_injected_kmsg: bool,
+    probe_address: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+) -> int:
+    """Read this node's kernel log, print what concerns its health, and show it on the Node."""
+    from rankfall.model.addresses import address_of  # noqa: PLC0415 - --help needs none of it
+    from rankfall.nodes.agent import main as agent_start  # noqa: PLC0415 - as above
+
+    if node is None or not _NODE.fullmatch(node):
+        raise UsageError(
+            "the agent must know which Node it speaks for",
+            hint="give --node NAME, or NODE_NAME in the environment (spec.nodeName of the downward API)",
+        )
+    access = None
+    if publish:
+        from rankfall.kube.auth.kubeconfig import load_access  # noqa: PLC0415 - as above
+
+        access = load_access(kubeconfig=kubeconfig, context=context)
+    if accept_injected_kmsg:
+        console.say("rankfall agent: TEST MODE: what any process writes into the kernel's log counts as the kernel's")
+    settings = agent_start.Settings(
+        node=node,
+        device=kmsg,
+        socket=kmsg_socket,
+        state=state,
+        all_=all_,
+        injected=accept_injected_kmsg,
+        once=once,
+        probe=None if probe_address is None else address_of(probe_address),
+    )
+    return agent_start.run(
+        settings, access=access, out=sys.stdout.buffer, say=lambda text: console.say(f"rankfall agent: {text}")
+    )

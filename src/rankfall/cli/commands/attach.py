@@ -1,0 +1,209 @@
+"""``attach``, ``wait`` and ``cancel``: return to a run, whoever started or supervises it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Final
+
+import click
+
+from rankfall.cli import console
+from rankfall.cli.console import Output
+from rankfall.cli.interrupts import Reading, goes_on
+from rankfall.cli.options import output_option, rank_options, run_argument
+from rankfall.cli.session import Session, Supervision, print_exit_origin
+from rankfall.cli.target import one_run
+from rankfall.cli.values import Ranks, parse_ranks, parse_span
+from rankfall.cli.viewer import Viewer
+from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Outcome, UsageError
+from rankfall.rundir import RunDir
+from rankfall.supervisor import request_cancel
+from rankfall.supervisor.outcome import outcome_of
+from rankfall.supervisor.requests import refuse_foreign
+
+_TICK_S: Final = 0.1
+# While this process records a run itself it is told of the end; seconds.
+_OWN_S: Final = 3600.0
+# How long a run may be without a supervisor before wait gives up: longer than a hand-over takes.
+_ALONE_S: Final = 10.0
+_TIMED_OUT: Final = 124
+_CANCELLED: Final = 130
+
+
+@click.command("attach")
+@run_argument
+@rank_options
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N lines.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Only how it ended.")
+def attach(
+    *, run: str | None, rank: tuple[str, ...], everything: bool, max_bytes: int | None, tail: int, quiet: bool
+) -> int:
+    """Go on watching a run, as if it had been started here.
+
+    When its supervisor died, this one takes over: the job itself never stopped. Ctrl-C asks whether to detach or to cancel.
+    """
+    if everything and rank:
+        raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    directory = one_run(run)
+    refuse_foreign(directory, "attach")
+    viewer = Viewer(
+        directory,
+        ranks=parse_ranks(rank),
+        everything=everything,
+        quiet=quiet,
+        tail=tail,
+        history=False,
+        limit=max_bytes,
+    )
+    session = Session(directory, viewer, own=False, standby=True)
+    return session.exit_code(session.stay())
+
+
+@click.command("wait")
+@run_argument
+@click.option("--timeout", metavar="90s|10m", help="Give up after this time.")
+@output_option("Format of the outcome.")
+def wait(*, run: str | None, timeout: str | None, output: Output) -> int:
+    """Wait for a run's end and leave with the exit code that `run` would have had; 124 when the time is over."""
+    limit = parse_span(timeout, flag="--timeout") if timeout else None
+    directory = one_run(run)
+    reading = Reading()
+    outcome: Outcome | None = None
+    with reading.until_signal():
+        outcome = _wait(directory, limit=limit)
+    if reading.code is not None:
+        console.say(f"rankfall: {goes_on(directory)}")
+        console.say(f"rankfall-exit: rankfall {reading.code}")
+        return reading.code
+    if outcome is None:
+        console.say(f"rankfall: {directory.id} is not over after {timeout}")
+        console.say(f"rankfall-exit: rankfall {_TIMED_OUT}")
+        return _TIMED_OUT
+    _tell(outcome, output)
+    return print_exit_origin(outcome)
+
+
+@click.command("cancel")
+@run_argument
+@click.option("--reason", default="", help="Kept with the run.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output_option("Format of the outcome.")
+def cancel(*, run: str | None, reason: str, yes: bool, output: Output) -> int:
+    """Stop a run and everything it started; returns when nothing of it runs any more."""
+    directory = one_run(run)
+    refuse_foreign(directory, "cancel")
+    if run is None and not yes:
+        _ask(directory)
+    with directory.reader() as reader:
+        state = reader.run().state
+    if state in FINAL_STATES:
+        console.say(f"rankfall: {directory.id} is over already: {state}")
+        return 0
+    if directory.spec.unattended:
+        return _cancel_unattended(directory, reason, output)
+    request_cancel(directory.path, reason=reason)
+    # Waits for its supervisor, or stops the slots from here when there is none.
+    viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
+    outcome = Session(directory, viewer, own=False).stay()
+    if outcome is None:
+        return _CANCELLED
+    _tell(outcome, output)
+    return 0
+
+
+def _cancel_unattended(directory: RunDir, reason: str, output: Output) -> int:
+    """Nobody would act on a wish: the command asks the cluster itself, and records the last words where nobody else does."""
+    from rankfall.supervisor.unattended import control  # noqa: PLC0415 - loads the client of Kubernetes
+
+    viewer = Viewer(directory, ranks=Ranks(), quiet=True, history=False, show_outcome=False)
+    session = Session(directory, viewer, own=directory.lease_holder() is None)
+    session.begin()
+    said: list[str] = []
+    answer = control.cancel(directory, reason=reason, say=said.append)
+    if answer != "gone":
+        what = "is still going" if answer == "going" else "may be gone or not: it cannot be seen"
+        raise InfrastructureError(
+            f"{directory.id} was asked to end and {what}{f': {said[-1]}' if said else ''}",
+            hint=f"ask again: rankfall cancel {directory.id}",
+        )
+    outcome = session.stay()
+    if outcome is None:
+        return _CANCELLED
+    _tell(outcome, output)
+    return 0
+
+
+def _wait_unattended(directory: RunDir, *, limit: float | None) -> Outcome | None:
+    """Nobody need hold such a run; where nobody does, the wait itself looks and records."""
+    begun = time.monotonic()
+    own: Supervision | None = None
+    try:
+        while True:
+            if own is not None and own.over:
+                ended, own = own, None
+                ended.result()
+            if own is None:
+                with directory.reader() as reader:
+                    if reader.run().state in FINAL_STATES:
+                        return outcome_of(directory, reader)
+                if directory.lease_holder() is None:
+                    own = Supervision(directory, unseen=True)
+                    own.begin()
+            if limit is not None and time.monotonic() - begun >= limit:
+                return None
+            if own is None:
+                threading.Event().wait(_TICK_S)
+            else:
+                own.pause(_OWN_S if limit is None else min(_OWN_S, max(0.0, begun + limit - time.monotonic())))
+    finally:
+        if own is not None:
+            own.control.release()
+            own.result()
+
+
+def _wait(directory: RunDir, *, limit: float | None) -> Outcome | None:
+    if directory.spec.unattended:
+        return _wait_unattended(directory, limit=limit)
+    pause = threading.Event()
+    begun = alone = time.monotonic()
+    while True:
+        with directory.reader() as reader:
+            state = reader.run().state
+            if state in FINAL_STATES:
+                return outcome_of(directory, reader)
+        now = time.monotonic()
+        if directory.lease_holder() is not None:
+            alone = now
+        elif now - alone > _ALONE_S:
+            raise EvidenceLost(
+                f"nobody supervises {directory.id} (state {state}): its end will not be noticed",
+                hint=f"rankfall attach {directory.id} takes it over",
+            )
+        if limit is not None and now - begun >= limit:
+            return None
+        pause.wait(_TICK_S)
+
+
+def _tell(outcome: Outcome, output: Output) -> None:
+    if output is Output.TABLE:
+        console.out(f"{outcome.run} {outcome.state}")
+    else:
+        sys.stdout.write(console.document(outcome, output))
+
+
+def _ask(directory: RunDir) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("cancel needs a run's id, or -y for the newest one", hint=f"rankfall cancel {directory.id}")
+    sys.stderr.write(f"Cancel {directory.id}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise click.Abort

@@ -1,0 +1,89 @@
+"""``config``: prints JSON schemas, exit codes, causes, and the rights needed in a cluster."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import click
+
+from rankfall.cli import console
+from rankfall.model import UsageError
+
+_SCHEMAS = (
+    "job",
+    "record",
+    "verdict",
+    "runs",
+    "status",
+    "nodes",
+    "nodehealth",
+    "nodefault",
+    "kernelreport",
+    "kernelline",
+)
+
+
+@click.group("config")
+def config() -> None:
+    """Show formats: JSON schemas of the documents, exit codes, rights in a cluster."""
+
+
+@config.command("schema")
+@click.argument("name", default="job", metavar=f"[{'|'.join(_SCHEMAS)}]")
+def schema(*, name: str) -> None:
+    """Print the JSON schema of a document.
+
+    An editor that knows the schema of `job` completes and checks job.yaml.
+    """
+    short = name.removeprefix("rankfall.").partition("/")[0]
+    if short not in _SCHEMAS:
+        raise UsageError(f"there is no document {name[:60]!r}", hint=f"allowed: {', '.join(_SCHEMAS)}")
+    text = resources.files("rankfall.model.schemas").joinpath(f"rankfall.{short}-1.json").read_text("utf-8")
+    console.out(text.rstrip("\n"))
+
+
+@config.command("exit-codes")
+def exit_codes() -> None:
+    """Print the table of ranks' exit codes and what is done about each by default, as Markdown."""
+    from rankfall.model.exit_codes import page  # noqa: PLC0415 - a page of text that nothing else needs
+
+    console.out(page().rstrip("\n"))
+
+
+@config.command("causes")
+def causes() -> None:
+    """Print the catalogue of causes with what shows each and what to do about it, as Markdown."""
+    from rankfall.render.causes_page import page  # noqa: PLC0415 - as above
+
+    console.out(page().rstrip("\n"))
+
+
+@config.command("rights")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="job|jobset|trainjob",
+    help="Only what this backend asks for; may be given again.",
+)
+@click.option("-n", "--namespace", default="default", show_default=True, help="Of the jobs.")
+def rights(*, backends: tuple[str, ...], namespace: str) -> None:
+    """Print the Role that an account needs in the namespace of its jobs, as YAML.
+
+    It can be piped into kubectl apply -f -; whom it is bound to is the cluster's own affair.
+    """
+    from rankfall.backends.kubernetes.rights import (  # noqa: PLC0415 - only here
+        BACKENDS,
+        manifest,
+        role,
+    )
+
+    for name in backends:
+        if name not in BACKENDS:
+            raise UsageError(
+                f"backend {name[:60]!r} needs no rights in a cluster"
+                if name == "local"
+                else f"there is no backend {name[:60]!r}",
+                hint=f"allowed: {', '.join(BACKENDS)}",
+            )
+    console.out(manifest(role(namespace=namespace, backends=backends or BACKENDS)).rstrip("\n"))

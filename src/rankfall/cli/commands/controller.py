@@ -1,0 +1,221 @@
+"""``controller``: runs the node health controller; ``controller manifests`` prints its YAML.
+
+``manifests`` makes no request to the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rankfall.cli import console
+from rankfall.cli.options import health_config_option
+from rankfall.model import UsageError
+from rankfall.model.patterns import anchored
+
+if TYPE_CHECKING:
+    from rankfall.nodes.controller.main import Controller
+
+_DIGEST: Final = anchored(r"[^\s@]+@sha256:[0-9a-f]{64}", limit=1_024)
+_NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", limit=1_024)
+
+
+@click.command("manifests")
+@click.option("--image", required=True, metavar="NAME@sha256:…", help="Image with Rankfall, by digest.")
+@click.option("-n", "--namespace", default="rankfall", show_default=True, help="Of all that has one.")
+@click.option("--loki-url", metavar="URL", help="Where the controller finds Loki; default: it asks no Loki.")
+@click.option("--agent/--no-agent", default=True, show_default=True, help="The DaemonSet that reads kernel logs.")
+@click.option(
+    "--accept-injected-kmsg",
+    is_flag=True,
+    help="TEST MODE: what any process writes into a kernel's log counts as the kernel's.",
+)
+@click.option(
+    "--admission-policy",
+    is_flag=True,
+    help="Policies of the API server that limit what of a Node these accounts may change.",
+)
+@health_config_option
+def manifests(
+    *,
+    image: str,
+    namespace: str,
+    loki_url: str | None,
+    agent: bool,
+    accept_injected_kmsg: bool,
+    admission_policy: bool,
+    config: Path | None,
+) -> None:
+    """Print namespace, accounts, rights, Deployment and DaemonSet that guard a cluster, as YAML.
+
+    They can be piped into kubectl apply -f -; the file of --config becomes a ConfigMap.
+    """
+    import yaml  # noqa: PLC0415 - only here
+
+    from rankfall.nodes.manifests.cluster import cluster_objects  # noqa: PLC0415 - only here
+
+    if not _DIGEST.fullmatch(image):
+        raise UsageError(
+            f"--image {image[:200]!r} has no digest, so another image could come under its name",
+            hint="give NAME@sha256:…; docker buildx imagetools inspect NAME, or the output of docker push, shows it",
+        )
+    if not _NAME.fullmatch(namespace):
+        raise UsageError(f"{namespace[:80]!r} cannot be the name of a namespace")
+    objects = cluster_objects(
+        namespace=namespace,
+        image=image,
+        loki_url=loki_url,
+        agent=agent,
+        injected=accept_injected_kmsg,
+        admission=admission_policy,
+        config=config,
+    )
+    console.out("---\n".join(_text(yaml, item) for item in objects).rstrip("\n"))
+
+
+def _text(yaml: Any, item: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(item, sort_keys=False, width=1000)
+    return text
+
+
+@click.group("controller", invoke_without_command=True)
+@click.option(
+    "--loki-url",
+    metavar="URL",
+    help="Where Loki is; default: $LOG_ENDPOINT or $RANKFALL_LOKI_URL. Tenant and credentials: $RANKFALL_LOKI_*.",
+)
+@click.option(
+    "--config", metavar="FILE", help="Policy and rules, as TOML; read again when it changes. $RANKFALL_HEALTH_CONFIG."
+)
+@click.option("-n", "--namespace", default=None, help="Of its own lease, state and switches.  [default: rankfall]")
+@click.option(
+    "--context", metavar="NAME", help="Of the kubeconfig; default: the pod's own cluster, else the current one."
+)
+@click.option("--kubeconfig", metavar="FILE", help="Default: the pod's own cluster, else as kubectl finds it.")
+@click.option("--dry-run", is_flag=True, help="Decide and tell, and write nothing at all.")
+@click.option(
+    "--watch",
+    "watched",
+    metavar="NAMES",
+    help="Namespaces whose pods' output is looked at, with commas; $WATCHED_NAMESPACES.",
+)
+@click.option(
+    "--stream", "streams", multiple=True, metavar="NAMESPACE/NAME",
+    help="A DaemonSet whose kernel lines are believed; may be repeated.  [default: dmesg-logging/dmesg, rankfall/rankfall-agent]",
+)  # fmt: skip
+@click.option(
+    "--poll",
+    type=click.FloatRange(min=0.2, max=300),
+    default=5.0,
+    show_default=True,
+    help="Seconds between the beginnings of two looks at Loki.",
+)
+@click.option(
+    "--look-back",
+    type=click.IntRange(min=0, max=86_400),
+    default=600,
+    show_default=True,
+    help="Seconds that the very first look goes back.",
+)
+@click.option(
+    "--shared-kernel-node", metavar="NODE", help="Whose kernel's log it is where several Nodes show one boot id."
+)
+@click.option(
+    "--accept-injected-kmsg",
+    is_flag=True,
+    help="Test mode: what any process writes into the kernel's log counts as the kernel's.",
+)
+@click.option("--metrics-address", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there.")
+@click.pass_context
+def controller(
+    ctx: click.Context,
+    *,
+    loki_url: str | None,
+    config: str | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+    dry_run: bool,
+    watched: str | None,
+    streams: tuple[str, ...],
+    poll: float,
+    look_back: int,
+    shared_kernel_node: str | None,
+    accept_injected_kmsg: bool,
+    metrics_address: str | None,
+) -> None:
+    """Watch all nodes for GPU and host faults, and keep the scheduler away from bad ones.
+
+    The log goes to stderr, the audit trail to stdout, a line of JSON for each decision. Ctrl-C ends it and gives its lease back.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    _log_to_stderr()
+    from rankfall.model.addresses import address_of  # noqa: PLC0415 - as below
+    from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client with its package
+    from rankfall.nodes.controller import settings as given  # noqa: PLC0415 - as above
+    from rankfall.nodes.controller.main import (
+        Controller,
+        find_access,
+    )
+
+    environ = os.environ
+    settings = given.Settings(
+        namespace=given.namespace_of(namespace, environ),
+        identity=f"{environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:6]}",
+        loki=given.loki_of(loki_url, environ),
+        log_type=given.log_type_of(environ),
+        watched=given.watched_of(watched if watched is not None else environ.get("WATCHED_NAMESPACES")),
+        streams=tuple(given.stream_of(each) for each in streams) or (given.DMESG, given.AGENT),
+        poll_s=poll,
+        look_back_s=look_back,
+        shared_kernel_node=shared_kernel_node,
+        web=None if metrics_address is None else address_of(metrics_address),
+        dry_run=dry_run,
+        accept_injected=accept_injected_kmsg,
+    )
+    path = config or environ.get(ENVIRONMENT)
+    access = find_access(kubeconfig=kubeconfig, context=context, environ=environ)
+    one = Controller(settings, access=access, config=Path(path) if path else None, audit=console.out)
+    asyncio.run(_wait_for_signal(one))
+
+
+controller.add_command(manifests)
+
+
+def _log_to_stderr() -> None:
+    from rankfall.nodes.controller.notifier import DATE_FORMAT, FORMAT, LOG  # noqa: PLC0415 - as above
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(FORMAT, DATE_FORMAT))
+    LOG.handlers[:] = [handler]
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+
+
+async def _wait_for_signal(one: Controller) -> None:
+    """Run until SIGTERM or SIGINT; one error is shown instead of the group that tasks make of it."""
+    running = asyncio.create_task(one.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

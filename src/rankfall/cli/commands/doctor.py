@@ -1,0 +1,433 @@
+"""``doctor``: checks whether this machine can run jobs. Ends with 69 when a check failed.
+
+Each check tries the thing itself instead of guessing from versions, and leaves nothing behind: disk, kernel
+interfaces, Python and the hook.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+import msgspec
+
+from rankfall.backends.command import Interpreter, find_interpreter
+from rankfall.backends.local.ports import Reservation
+from rankfall.backends.payload import unpack
+from rankfall.cli import console
+from rankfall.cli.console import Output
+from rankfall.cli.options import output_option
+from rankfall.model import JobSpec, Record, SpecError, StoreError, decoding
+from rankfall.render.escape import clean
+from rankfall.render.formatting import Paint
+from rankfall.rundir import default_home, home
+from rankfall.rundir.lease import file_system
+from rankfall_inside.wrapper import cgroup
+
+SCHEMA = "rankfall.doctor/1"
+
+State = Literal["pass", "warn", "fail"]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of one check.
+
+    Attributes:
+        name: stable, for machines.
+        state: ``fail``: jobs will not run here; ``warn``: they will, with less to tell or under a condition.
+        text: what was found.
+        next: what to do about it; None when there is nothing to do.
+    """
+
+    name: str
+    state: State
+    text: str
+    next: str | None = None
+
+
+class DoctorDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """``rankfall doctor -o json``."""
+
+    schema: str = SCHEMA
+    state: State
+    checks: tuple[Check, ...] = ()
+
+
+def worst(checks: tuple[Check, ...]) -> State:
+    """The state of all together."""
+    states = {check.state for check in checks}
+    return "fail" if "fail" in states else "warn" if "warn" in states else "pass"
+
+
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+_LITTLE: Final = 5 * _GIB
+_NOTHING: Final = 200 * _MIB
+_FEW_FILES: Final = 10_000
+_SMALL_SHM: Final = 256 * _MIB
+_SHM: Final = "/dev/shm"  # noqa: S108 - looked at, nothing is put there
+
+
+def home_folder() -> Check:
+    """Whether the home can be made and written."""
+    path = default_home()
+    try:
+        home()
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"rankfall")
+            file.flush()
+            os.fsync(file.fileno())
+    except StoreError as error:
+        return Check(name="home", state="fail", text=error.message, next=error.hint)
+    except OSError as error:
+        return Check(
+            name="home",
+            state="fail",
+            text=f"{path} cannot be written: {error.strerror or error}",
+            next="set RANKFALL_HOME to a folder that you can write",
+        )
+    return Check(name="home", state="pass", text=f"runs are kept in {path}")
+
+
+def modes() -> Check:
+    """Whether other users can get at the runs."""
+    folder = default_home() / "runs"
+    try:
+        others = folder.stat().st_mode & 0o077
+    except OSError:
+        others = 0
+    if not others:
+        return Check(name="modes", state="pass", text="runs are for this user alone")
+    return Check(
+        name="modes",
+        state="warn",
+        text=f"other users can open {folder}, which is not ours to close",
+        next=f"its owner can: chmod -R go= {folder}",
+    )
+
+
+def journal() -> Check:
+    """The file system of the home, and what it means for lock and journal."""
+    kind = file_system(_existing(default_home()))
+    text = f"file system {kind.name or 'unknown'}: sqlite journal {kind.journal}, lock {kind.lock}"
+    if not kind.network:
+        return Check(name="journal", state="pass", text=text)
+    return Check(
+        name="journal",
+        state="warn",
+        text=f"{text}; shared over a network, which is slower",
+        next="set RANKFALL_HOME to a local disk if only this machine reads the runs",
+    )
+
+
+def space() -> Check:
+    """Room for streams and records."""
+    path = _existing(default_home())
+    try:
+        free = shutil.disk_usage(path).free
+        stat = os.statvfs(path)
+    except OSError as error:
+        return Check(name="space", state="warn", text=f"free space is not known: {error.strerror or error}")
+    text = f"{free / _GIB:.1f} GiB free for runs"
+    told = "free space there, or set RANKFALL_HOME to a larger disk"
+    if free < _NOTHING:
+        return Check(name="space", state="fail", text=text, next=told)
+    if stat.f_files and stat.f_favail < _FEW_FILES:
+        return Check(name="space", state="warn", text=f"{text}, but only {stat.f_favail} more files", next=told)
+    return Check(
+        name="space", state="warn" if free < _LITTLE else "pass", text=text, next=told if free < _LITTLE else None
+    )
+
+
+def shared_memory() -> Check:
+    """The shared memory file system, which data workers and NCCL use."""
+    try:
+        total = shutil.disk_usage(_SHM).total
+    except OSError as error:
+        return Check(name="shm", state="warn", text=f"{_SHM}: {error.strerror or error}", next="mount a tmpfs there")
+    text = f"{_SHM} has {total / _GIB:.1f} GiB" if total >= _GIB else f"{_SHM} has {total // _MIB} MiB"
+    if total < _SMALL_SHM:
+        return Check(
+            name="shm",
+            state="warn",
+            text=f"{text}: little for data workers",
+            next="enlarge it (--shm-size in containers)",
+        )
+    return Check(name="shm", state="pass", text=text)
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+_STACKS: Final = signal.SIGRTMIN + 7
+_FEW_FDS: Final = 1024
+_FEW_PROCESSES: Final = 512
+
+
+def proc() -> Check:
+    """Whether other processes of this user can be seen, and watched without races."""
+    if not Path("/proc/self/stat").exists():
+        return Check(name="proc", state="fail", text="/proc is not mounted", next="mount it: ranks are found there")
+    if not hasattr(os, "pidfd_open"):
+        return Check(
+            name="proc", state="warn", text="/proc is there, this Python knows no pidfd", next="use Linux >= 5.3"
+        )
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return Check(
+            name="proc",
+            state="warn",
+            text=f"/proc is there, pidfd_open is not: {error.strerror}",
+            next="ends of processes are read from /proc instead; allow the system call to see every exit code",
+        )
+    return Check(name="proc", state="pass", text="/proc and pidfd work")
+
+
+def oom_counter() -> Check:
+    """The cgroup's OOM counter, which proves a memory kill."""
+    version = "2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "1"
+    path = cgroup.oom_counter_path()
+    if path is None:
+        return Check(
+            name="oom-counter",
+            state="warn",
+            text=f"cgroup v{version}: no OOM counter of this group can be read",
+            next="a killed rank is then called out of memory only when the kernel log says so",
+        )
+    return Check(name="oom-counter", state="pass", text=f"cgroup v{version}: OOM counter {path}")
+
+
+def kernel_log() -> Check:
+    """/dev/kmsg, which names the process that the OOM killer took, and faults of devices."""
+    try:
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return Check(
+            name="kernel-log",
+            state="warn",
+            text=f"/dev/kmsg cannot be read: {error.strerror}",
+            next="as root: sysctl kernel.dmesg_restrict=0; without it device faults are not seen",
+        )
+    return Check(name="kernel-log", state="pass", text="/dev/kmsg can be read")
+
+
+def stack_signal() -> Check:
+    """The signal that asks ranks for their Python stacks."""
+    blocked = _STACKS in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if blocked or signal.getsignal(_STACKS) != signal.SIG_DFL:
+        what = "blocked" if blocked else "ignored or handled"
+        return Check(
+            name="stack-signal",
+            state="warn",
+            text=f"SIGRTMIN+7 is {what} here, and processes inherit that",
+            next="start Rankfall from a shell that leaves it alone, else hangs come without Python stacks",
+        )
+    return Check(name="stack-signal", state="pass", text="SIGRTMIN+7 is free: hung ranks can show their stacks")
+
+
+def ports() -> Check:
+    """Whether ports can be kept for the rendezvous, and this host's name leads somewhere."""
+    try:
+        with Reservation() as kept, socket.create_server(("127.0.0.1", kept.port)):
+            port = kept.port
+    except OSError as error:
+        return Check(
+            name="ports",
+            state="fail",
+            text=f"no port could be kept on 127.0.0.1: {error.strerror or error}",
+            next="bring the loopback interface up; allow binding of unprivileged ports",
+        )
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError as error:
+        return Check(
+            name="ports",
+            state="warn",
+            text=f"ports are free, but this host's own name has no address: {error.strerror or error}",
+            next="add the host's name to /etc/hosts; libraries look it up at start",
+        )
+    return Check(name="ports", state="pass", text=f"ports can be kept (tried {port})")
+
+
+def limits() -> Check:
+    """Open files and processes."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    text = f"{_limit(files)} open files, {_limit(processes)} processes"
+    few_files = files != resource.RLIM_INFINITY and files < _FEW_FDS
+    few = processes != resource.RLIM_INFINITY and processes < _FEW_PROCESSES
+    if few_files or few:
+        return Check(
+            name="limits",
+            state="warn",
+            text=f"{text}: little for many ranks",
+            next="raise them: ulimit -n 65536; ulimit -u 65536",
+        )
+    return Check(name="limits", state="pass", text=text)
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number == resource.RLIM_INFINITY else str(number)
+
+
+_HOOK_LIMIT_S: Final = 30.0
+_OLDEST_JOB_PYTHON: Final = (3, 8)
+
+
+def own_python() -> Check:
+    """Rankfall's own interpreter."""
+    return Check(name="python", state="pass", text=f"Rankfall runs under Python {platform.python_version()}")
+
+
+def job_python(python: str | None) -> tuple[Check, Interpreter | None]:
+    """The job's interpreter and its torch."""
+    try:
+        found = find_interpreter(JobSpec(command=("true",), python=python), cwd=Path.cwd())
+    except SpecError as error:
+        return Check(name="job-python", state="fail", text=error.message, next=error.hint), None
+    version = ".".join(str(part) for part in found.version)
+    text = f"the job's Python is {version} ({found.path})"
+    if found.version < _OLDEST_JOB_PYTHON:
+        return Check(
+            name="job-python", state="warn", text=f"{text}: too old for the hook", next="use Python >= 3.8 in the job"
+        ), found
+    return Check(name="job-python", state="pass", text=text), found
+
+
+def torch(found: Interpreter) -> Check:
+    """Whether torchrun can be used."""
+    if found.torch is None:
+        return Check(
+            name="torch",
+            state="warn",
+            text="the job's Python has no torch: Rankfall's own launcher starts the ranks",
+            next="nothing, unless the job needs torch: then install it there, or name the right Python with --python",
+        )
+    return Check(name="torch", state="pass", text=f"torch {found.torch}: torchrun starts the ranks")
+
+
+def hook(found: Interpreter) -> Check:
+    """Start one rank under the wrapper and look for the start record that only the hook can write."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="rankfall-doctor-") as name:
+            return _hook(found, Path(name))
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(
+            name="hook", state="fail", text=f"the wrapper did not run: {error}", next="RANKFALL_DEBUG=1 rankfall doctor"
+        )
+
+
+def _hook(found: Interpreter, folder: Path) -> Check:
+    for part in ("slot", "records", "streams/0"):
+        (folder / part).mkdir(parents=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("RANKFALL_", "TORCHELASTIC_"))}
+    env |= {
+        "RANKFALL_RUN": "doctor-000000",
+        "RANKFALL_ATTEMPT": "1",
+        "RANKFALL_ROLE": "worker",
+        "RANKFALL_SLOT": "0",
+        "RANKFALL_SLOT_DIR": str(folder / "slot"),
+        "RANKFALL_RECORD_DIR": str(folder / "records"),
+        "RANKFALL_NODE": "node0",
+    }
+    command = [found.path, str(unpack(_unpack_home(folder))), "wrap", "--stream-dir", str(folder / "streams" / "0")]
+    command += ["--launcher", "plain", "--nproc", "1", "--grace", "1", "--", found.path, "-c", "print('here')"]
+    done = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_HOOK_LIMIT_S, check=False, cwd=folder
+    )
+    starts = [r for r in _records(folder / "records") if r.kind == "start" and r.writer == "hook" and r.rank == 0]
+    if starts:
+        streams = "its streams are kept apart" if starts[0].streams else "its streams stay with the slot's"
+        state: State = "pass" if starts[0].streams else "warn"
+        return Check(name="hook", state=state, text=f"the hook is loaded in a rank; {streams}")
+    said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
+    return Check(
+        name="hook",
+        state="warn" if done.returncode == 0 else "fail",
+        text=f"a rank started without the hook{f': {said}' if said else ''}",
+        next="see whether the job's Python ignores PYTHONPATH (python -I, -E) or replaces sitecustomize",
+    )
+
+
+def _unpack_home(folder: Path) -> Path:
+    """Where the bundle is unpacked: the real home when it can be written, so that jobs use the same files; else the temporary one."""
+    home = default_home()
+    return home if os.access(home, os.W_OK) else folder
+
+
+def _records(folder: Path) -> list[Record]:
+    found = []
+    for path in folder.glob("*.json"):
+        try:
+            found.append(decoding.decode(path.read_bytes(), kind=Record))
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return found
+
+
+_INFRASTRUCTURE: Final = 69
+_WIDTH: Final = 14
+
+
+@click.command("doctor")
+@click.option("--python", help="The job's Python; default: Rankfall's own.")
+@output_option()
+def doctor(*, python: str | None, output: Output) -> int:
+    """Check what this machine can do for Rankfall, and say what to do about the rest."""
+    checks = run_checks(python)
+    found = worst(checks)
+    if output is Output.TABLE:
+        _print(checks, found)
+    else:
+        sys.stdout.write(console.document(DoctorDocument(state=found, checks=checks), output))
+    return _INFRASTRUCTURE if found == "fail" else 0
+
+
+def run_checks(python: str | None) -> tuple[Check, ...]:
+    """All checks, in the order in which a person would want them."""
+    job, interpreter = job_python(python)
+    of_python = [own_python(), job]
+    of_home = [home_folder(), modes(), journal(), space()]
+    if interpreter is not None:
+        of_python += [torch(interpreter), hook(interpreter)]
+    return (
+        *of_python,
+        *of_home,
+        shared_memory(),
+        proc(),
+        oom_counter(),
+        kernel_log(),
+        stack_signal(),
+        ports(),
+        limits(),
+    )
+
+
+def _print(checks: tuple[Check, ...], found: State) -> None:
+    paint = Paint(color=console.color_on())
+    style = {"pass": paint.good, "warn": paint.warn, "fail": paint.bad}
+    for check in checks:
+        console.out(f"{style[check.state](check.state)}  {check.name:<{_WIDTH}}{clean(check.text)}")
+        if check.next and check.state != "pass":
+            console.out(f"{'':<{_WIDTH + 6}}{paint.dim(f'next: {clean(check.next)}')}")
+    words = {
+        "pass": "Everything works here.",
+        "warn": "Jobs run here; what is marked warn limits what can be told.",
+        "fail": "Jobs will not run here until what is marked fail is mended.",
+    }
+    console.out()
+    console.out(words[found])

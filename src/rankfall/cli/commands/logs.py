@@ -1,0 +1,413 @@
+"""``logs``: shows what the ranks printed, and follows it.
+
+``--log-source`` first copies lines from Loki or the job's log store into the run directory. Where that
+fails the stored lines are shown, with the reason on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal
+
+import click
+
+from rankfall.cli import console
+from rankfall.cli.interrupts import Reading, goes_on
+from rankfall.cli.options import max_bytes, target_argument
+from rankfall.cli.run_output import LineWriter, spent_text
+from rankfall.cli.target import Where, as_it_is, resolve_target
+from rankfall.cli.values import Ranks, parse_ranks, parse_since, parse_slots
+from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, LockHeld, NotFound, UsageError, numbers
+from rankfall.model.exit_codes import LINES_LOST, SUCCESS
+from rankfall.rundir import RunDir
+from rankfall.rundir.incomplete import lost_of_run, sentences, waiting
+from rankfall.rundir.lines import Follower, LineQuery, read_blocks
+from rankfall.rundir.lines.follow import PATIENCE_S
+
+if TYPE_CHECKING:
+    from rankfall.cli.session import Recording
+    from rankfall.loki.settings import LokiSettings
+    from rankfall.supervisor.backfill import LokiFollow
+
+Attempt = int | Literal["all"] | None
+
+
+class BackgroundBackfill:
+    """What takes lines in beside a view, until nothing more comes.
+
+    Args:
+        follow: under way.
+    """
+
+    def __init__(self, follow: LokiFollow) -> None:
+        self._follow = follow
+        self.over = follow.over
+
+    def stop(self) -> None:
+        """Let go of the run; what ended it before is said."""
+        _tried("Loki", self._follow.stop)
+
+
+Backfill = Callable[[RunDir, Attempt], BackgroundBackfill | None]
+
+
+def backfill_for(source: str, *, loki_url: str | None, follow: bool) -> Backfill | None:
+    """What takes lines in; None where only the record is wanted.
+
+    Args:
+        source: ``record``, ``loki`` or ``store``.
+        loki_url: of the flag.
+        follow: lines are followed.
+
+    Raises:
+        UsageError: flags that contradict each other, or settings of a wrong form.
+    """
+    if loki_url is not None and source != "loki":
+        raise UsageError("--loki-url says nothing without --log-source loki", hint="give both, or neither")
+    if source == "record":
+        return None
+    if source == "store":
+        if follow:
+            raise UsageError(
+                "--follow and --log-source store contradict each other",
+                hint="what else there is, is taken in once; rankfall attach follows a run that goes on, its log store too",
+            )
+        return _backfill_from_store
+    from rankfall.loki.settings import loki_settings  # noqa: PLC0415 - only here
+
+    settings = loki_settings(loki_url, os.environ)
+    return lambda directory, attempt: (_backfill_in_background if follow else _backfill_from_loki)(
+        directory, settings, attempt
+    )
+
+
+def _backfill_in_background(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> BackgroundBackfill | None:
+    """Follow a run that is not over; of one that is, what there is is taken in once."""
+    from rankfall.supervisor.backfill import LokiFollow  # noqa: PLC0415 - loads the supervisor
+
+    with directory.reader() as reader:
+        over = reader.run().state in FINAL_STATES
+    if over:
+        _backfill_from_loki(directory, settings, attempt)
+        return None
+    found: list[BackgroundBackfill] = []
+    _tried(
+        "Loki",
+        lambda: found.append(
+            BackgroundBackfill(LokiFollow(directory, settings, attempts=_wanted(directory, attempt), say=_say))
+        ),
+    )
+    if not found:
+        return None
+    _say("lines come from Loki, and the API is not asked: logs that begin so are not followed by rankfall attach later")
+    return found[0]
+
+
+def _backfill_from_loki(directory: RunDir, settings: LokiSettings, attempt: Attempt) -> None:
+    from rankfall.supervisor.backfill import backfill_from_loki  # noqa: PLC0415 - loads the HTTP client
+
+    _tried("Loki", lambda: backfill_from_loki(directory, settings, attempts=_wanted(directory, attempt), say=_say))
+
+
+def _backfill_from_store(directory: RunDir, attempt: Attempt) -> None:
+    from rankfall.supervisor.backfill import backfill_from_store  # noqa: PLC0415 - loads the client of Kubernetes
+
+    _tried("the log store", lambda: backfill_from_store(directory, attempts=_wanted(directory, attempt), say=_say))
+
+
+def _tried(what: str, take: Callable[[], object]) -> None:
+    try:
+        take()
+    except LockHeld:
+        _say(f"{what} is not asked: somebody records the run now, and takes its lines in")
+    except (EvidenceLost, InfrastructureError) as error:
+        _say(f"{what} could not be asked for all; what is shown may lack lines: {error.message}")
+
+
+def _wanted(directory: RunDir, attempt: Attempt) -> frozenset[int] | None:
+    if attempt is None:
+        with directory.reader() as reader:
+            attempt = reader.newest_attempt()
+    return frozenset({attempt}) if isinstance(attempt, int) else None
+
+
+def _say(text: str) -> None:
+    console.say(f"rankfall: {text}")
+
+
+_TICK_S: Final = 0.1
+# Whose a line of a launcher's local rank is may only be found by a look into its pod: so long it waits for that, seconds.
+_FOREIGN_RANK_WAIT_S: Final = 20.0
+# More than any run has.
+_MOST_ATTEMPTS: Final = 10**9 - 1
+# A look at thousands of streams that brings nothing costs: one part in so many of the time goes to such looks.
+_SHARE: Final = 60
+
+
+@click.command("logs")
+@target_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@click.option("--rank", multiple=True, metavar="0,8-15|first|last|failed", help="Only these.")
+@click.option("--all", "everything", is_flag=True, help="All ranks and lines of no rank (the default).")
+@click.option("--since", metavar="10m|TIME", help="Only lines that came since.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines, of all together.")
+@click.option("-p", "--previous", is_flag=True, help="The attempt before the newest.")
+@click.option("--attempt", metavar="N|all", help="Default: the newest.")
+@click.option("--grep", metavar="RE2", help="Only lines that match.")
+@click.option("--level", type=click.Choice(["error"]), help="Only lines of errors, tracebacks whole.")
+@click.option("--slot", multiple=True, metavar="0,8-15", help="Only these slots (pods).")
+@click.option(
+    "--instance", type=click.IntRange(min=0), metavar="N", help="Only this start of a slot's container, from 0."
+)
+@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only one of the two.")
+@click.option("--timestamps", is_flag=True, help="When each line came (UTC).")
+@click.option("--prefix/--no-prefix", default=None, help="[rank N] before each line; default: unless one rank.")
+@max_bytes
+@click.option(
+    "--log-source",
+    type=click.Choice(["record", "loki", "store"]),
+    default="record",
+    show_default=True,
+    help="First take in more: what loki has of pods that are gone, what the job's log store has.",
+)
+@click.option("--loki-url", metavar="URL", help="Of Loki; default: RANKFALL_LOKI_URL.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object a line.",
+)
+def logs(
+    *,
+    run: str | None,
+    where: Where,
+    follow: bool,
+    rank: tuple[str, ...],
+    everything: bool,
+    since: str | None,
+    tail: int | None,
+    previous: bool,
+    attempt: str | None,
+    grep: str | None,
+    level: Literal["error"] | None,
+    slot: tuple[str, ...],
+    instance: int | None,
+    stream: str | None,
+    timestamps: bool,
+    prefix: bool | None,
+    log_source: str,
+    loki_url: str | None,
+    max_bytes: int | None,
+    output: str,
+) -> int:
+    """Show what the ranks printed, merged by time.
+
+    KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
+    On a terminal control characters are made visible; into a pipe go the job's own bytes.
+    """
+    if everything and rank:
+        raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    ranks = parse_ranks(rank)
+    take = backfill_for(log_source, loki_url=loki_url, follow=follow)
+    directory = resolve_target(run, where=where)
+    recorded = follow and directory.foreign is not None
+    if not recorded:
+        as_it_is(directory)
+        _say_whether_ranks_are_known(directory)
+    chosen = chosen_attempt(directory, attempt=attempt, previous=previous)
+    query = LineQuery(
+        ranks=ranks.numbers or None,
+        last=ranks.last,
+        failed=ranks.failed,
+        attempt=chosen,
+        streams="all" if stream is None else "out" if stream == "stdout" else "err",
+        since=parse_since(since, now=time.time_ns()) if since else None,
+        tail=tail,
+        grep=grep,
+        level=level,
+        slots=parse_slots(slot) or None,
+        instance=instance,
+    )
+    single = len(ranks.numbers) + ranks.last == 1 and not ranks.failed
+    writer = LineWriter(
+        prefix=(not single) if prefix is None else prefix,
+        timestamps=timestamps,
+        as_json=output == "json",
+        limit=max_bytes,
+    )
+    recording: Recording | BackgroundBackfill | None = take(directory, chosen) if take is not None else None
+    if recorded:
+        from rankfall.cli import session as recordings  # noqa: PLC0415 - loads the supervisor
+
+        recording = recordings.Recording(directory)
+    if follow or recording is not None:
+        reading = Reading()
+        with reading.until_signal():
+            _follow(directory, query, writer, recording)
+        if reading.code is not None:
+            console.say(f"rankfall: {goes_on(directory)}")
+            return reading.code
+        if recording is not None:
+            _say_whether_ranks_are_known(directory)
+            _say_where_ranks_are(directory, ranks, query.attempt)
+        if recorded and (text := recordings.ended_text(directory)):
+            console.say(f"rankfall: {text}")
+        return say_lost(directory, writer, attempt=chosen)
+    problems: list[str] = []
+    anything = writer.write(read_blocks(directory, query, problems=problems))
+    for problem in problems:
+        console.say(f"rankfall: {problem}")
+    if writer.spent:
+        console.say(f"rankfall: {spent_text(directory)}")
+    elif not anything:
+        _say_why_empty(directory, ranks, query.attempt)
+    return say_lost(directory, writer, attempt=chosen)
+
+
+def say_lost(directory: RunDir, writer: LineWriter, *, attempt: int | Literal["all"] | None) -> int:
+    """Say which lines of the attempts that were shown are not there, in JSON as a last object too; the exit code that follows."""
+    number = attempt if isinstance(attempt, int) else None
+    if attempt is None:
+        with directory.reader() as reader:
+            number = reader.newest_attempt()
+    lost = lost_of_run(directory, attempt=number)
+    writer.lost(lost)
+    for text in [*sentences(lost), *waiting(directory, state=state_of(directory))]:
+        console.say(f"rankfall: {text}")
+    return LINES_LOST if any(one.lines or one.bytes or (one.unread and one.why) for one in lost) else SUCCESS
+
+
+def _follow(
+    directory: RunDir, query: LineQuery, writer: LineWriter, recording: Recording | BackgroundBackfill | None
+) -> None:
+    """Show lines to the run's end; where this process records the run, it lets go of it whatever ends the view."""
+    if recording is None:
+        follow_lines(directory, query, writer)
+        return
+    try:
+        follow_lines(directory, query, writer, over=recording.over)
+        # Only the console is full: who records goes on to the end.
+        while writer.spent and not recording.over():
+            time.sleep(_TICK_S)
+    finally:
+        recording.stop()
+
+
+def follow_lines(
+    directory: RunDir, query: LineQuery, writer: LineWriter, *, over: Callable[[], bool] | None = None
+) -> None:
+    """Write lines as they come until the run (or ``over``) says that it is over, then all that is left."""
+    over = over or (lambda: state_of(directory) in FINAL_STATES)
+    patience = PATIENCE_S if directory.foreign is None else _FOREIGN_RANK_WAIT_S
+    follower = Follower(directory, query, patience=patience)
+    told = False
+    while True:
+        before = time.thread_time()
+        ended = over()
+        anything = writer.write(follower.blocks())
+        if ended or writer.spent:
+            break
+        if (
+            not told
+            and not anything
+            and directory.foreign is None
+            and directory.lease_holder() is None
+            and state_of(directory) != "queued"
+        ):
+            told = True
+            console.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
+        # Also after some lines: what comes a moment later is cheaper to show together.
+        time.sleep(_TICK_S if anything else max(_TICK_S, _SHARE * (time.thread_time() - before)))
+    if not writer.spent:
+        writer.write(follower.blocks(final=True))
+    if writer.spent:
+        console.say(f"rankfall: {spent_text(directory)}")
+    for problem in follower.problems:
+        console.say(f"rankfall: {problem}")
+
+
+def state_of(directory: RunDir) -> str:
+    """The run's state, as its record has it."""
+    with directory.reader() as reader:
+        return reader.run().state
+
+
+def chosen_attempt(directory: RunDir, *, attempt: str | None, previous: bool) -> int | Literal["all"] | None:
+    """The attempt that ``--attempt`` and ``--previous`` mean; None = the newest.
+
+    Raises:
+        UsageError: no number, or both flags.
+        NotFound: the run has no such attempt.
+    """
+    if attempt is None and not previous:
+        return None
+    if attempt is not None and previous:
+        raise UsageError("--attempt and --previous contradict each other", hint="give one of them")
+    if attempt == "all":
+        return "all"
+    asked = None if attempt is None else numbers.clamped(attempt, least=1, most=_MOST_ATTEMPTS)
+    if attempt is not None and asked is None:
+        raise UsageError(f"--attempt {attempt[:60]!r} is no attempt", hint="allowed: a number from 1, or all")
+    with directory.reader() as reader:
+        newest = reader.newest_attempt() or 0
+    number = asked if asked is not None else newest - 1
+    if not 1 <= number <= newest:
+        known = f"it has attempts 1-{newest}" if newest > 1 else "it has one attempt" if newest else "it has none yet"
+        wanted = f"attempt {number}" if attempt is not None else "previous attempt"
+        raise NotFound(f"run {directory.id} has no {wanted}", hint=known)
+    return number
+
+
+def _say_whether_ranks_are_known(directory: RunDir) -> None:
+    """Of a job that Rankfall did not start nobody may know the ranks: said, because a pod's number looks like one."""
+    if directory.foreign is None:
+        return
+    with directory.reader() as reader:
+        attempt = reader.newest_attempt()
+        if attempt is not None and attempt > 1:
+            again = f"its gang was started again: attempt {attempt} is the newest start"
+            console.say(f"rankfall: {again}; rankfall logs {directory.id} --attempt all shows all of them")
+        known = attempt is not None and any(row.rank is not None for row in reader.streams(attempt))
+    if not known:
+        shown = directory.foreign.target.shown
+        console.say(
+            f"rankfall: which rank runs in which pod of {shown} is not known: lines stand under their pod's slot "
+            f"(rankfall logs {directory.id} --slot N); torchrun marks each line with its rank when it is started with --tee 3"
+        )
+
+
+def _say_where_ranks_are(directory: RunDir, ranks: Ranks, attempt: int | str | None) -> bool:
+    """Whether the lines of a chosen rank stand under its slot, where a verdict or a report says which slot that is; said, with the command that shows them."""
+    if ranks.everything or attempt == "all":
+        return False
+    with directory.reader() as reader:
+        number = attempt if isinstance(attempt, int) else reader.newest_attempt()
+        if number is None:
+            return False
+        apart = {row.slot for row in reader.streams(number) if row.rank is not None}
+        held = [one for one in reader.ranks(number) if one.rank in ranks.numbers or (ranks.failed and one.exit_code)]
+        found = reader.diagnosis(number)
+    named = {one.slot for one in held}
+    if found is not None and (ranks.failed or found.verdict.rank in ranks.numbers):
+        named.add(found.verdict.slot)
+    slots = sorted(slot for slot in named - apart if slot is not None)
+    if slots:
+        shown = ",".join(map(str, slots))
+        console.say(
+            f"rankfall: which lines are theirs is not known; all of their pods: rankfall logs {directory.id} --attempt {number} --slot {shown}"
+        )
+    return bool(slots)
+
+
+def _say_why_empty(directory: RunDir, ranks: Ranks, attempt: int | str | None) -> None:
+    if _say_where_ranks_are(directory, ranks, attempt):
+        return
+    what = "no line matches" if not ranks.everything else "no line so far"
+    where = f"rankfall status {directory.id} shows which ranks there are"
+    if directory.foreign is not None and not ranks.everything:
+        where = f"rankfall logs {directory.id} --slot N shows those of a pod"
+    console.say(f"rankfall: {what}; {where}")

@@ -1,0 +1,107 @@
+"""``suspend``, ``resume`` and ``resize``: change a run that has begun, whoever supervises it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from rankfall.cli import console
+from rankfall.cli.options import run_argument
+from rankfall.cli.target import one_run
+from rankfall.client import Run, SyncRun
+from rankfall.client.resizing import How, Resized
+from rankfall.model import FINAL_STATES, UsageError
+from rankfall.rundir import RunDir
+
+
+@click.command("suspend")
+@run_argument
+@click.option("--reason", default="", help="Kept with the run.")
+def suspend(*, run: str | None, reason: str) -> None:
+    """Stop everything of a run and keep it; returns when nothing of it runs any more.
+
+    No budget is used, and the total deadline stands still until `rankfall resume`.
+    """
+    directory = one_run(run)
+    if not SyncRun(Run(directory)).suspend(reason):
+        raise _over(directory, "suspend")
+    console.out(f"{directory.id} suspended")
+    console.say(f"rankfall: go on with: rankfall resume {directory.id}")
+
+
+@click.command("resume")
+@run_argument
+@click.option("--reason", default="", help="Kept with the run.")
+def resume(*, run: str | None, reason: str) -> None:
+    """Let a suspended run go on in a new attempt, in the background.
+
+    A run that lost its supervisor gets one.
+    """
+    directory = one_run(run)
+    found = SyncRun(Run(directory))
+    if found.resume(reason):
+        console.out(f"{directory.id} resumed")
+        console.say(f"rankfall: watch it with: rankfall attach {directory.id}")
+        return
+    with directory.reader() as reader:
+        state = reader.run().state
+    if state in FINAL_STATES:
+        raise _over(directory, "resume")
+    console.say(f"rankfall: {directory.id} is not suspended: {state}")
+
+
+def _over(directory: RunDir, verb: str) -> UsageError:
+    with directory.reader() as reader:
+        state = reader.run().state
+    return UsageError(
+        f"{directory.id} is over ({state}): there is nothing to {verb}", hint="rankfall run starts it anew"
+    )
+
+
+_WORDS: Final[dict[How, str]] = {
+    "nothing": "as it is",
+    "in_place": "in place: the others run on",
+    "new_attempt": "in a new attempt that begins now",
+    "next_attempt": "from the next attempt on",
+}
+
+
+@click.command("resize")
+@click.argument("run", metavar="RUN")
+@click.argument("nodes", metavar="N", type=click.IntRange(min=1))
+@click.option("--role", metavar="NAME", help="Whose nodes; needed only where a job has several roles.")
+@click.option("--wait", is_flag=True, help="Return when the run has this size.")
+@click.option("--reason", default="", help="Kept with the run.")
+def resize(*, run: str, nodes: int, role: str | None, wait: bool, reason: str) -> None:
+    """Give a run another number of nodes. No budget is used, and the total deadline goes on.
+
+    A job of MIN:MAX nodes changes in place where its backend can; any other is stopped as for `rankfall suspend`
+    and goes on at once in a new attempt.
+    """
+    directory = one_run(run)
+    answer = SyncRun(Run(directory)).resize(nodes, role=role, reason=reason, wait=wait)
+    if answer.over and not answer.holds:
+        raise UsageError(
+            f"{answer.run} is over ({answer.state}): there is nothing to resize",
+            hint="rankfall run starts it anew, with --nnodes as you like",
+        )
+    console.out(f"{answer.run} {_line(answer)}")
+    if wait and not answer.holds:
+        console.say(f"rankfall: not waited for any longer: {_why_not(answer)}")
+    elif answer.how != "nothing":
+        console.say(f"rankfall: look at it with: rankfall status {answer.run}")
+
+
+def _line(answer: Resized) -> str:
+    if answer.how == "nothing":
+        return f"{answer.role}: {answer.nodes} nodes, {_WORDS['nothing']}"
+    if answer.holds:
+        return f"{answer.role}: {answer.before} -> {answer.nodes} nodes, done"
+    return f"{answer.role}: {answer.before} -> {answer.nodes} nodes, {_WORDS[answer.how]}"
+
+
+def _why_not(answer: Resized) -> str:
+    if answer.state == "suspended":
+        return f"the run is suspended and takes its new size when it goes on: rankfall resume {answer.run}"
+    return "somebody wished for another size since"

@@ -1,0 +1,166 @@
+"""``run`` and ``submit``: start a job from flags or a file.
+
+A job that cannot work is refused before anything is created.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Any, Final
+
+import click
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.registry import first_plan
+from rankfall.cli import console
+from rankfall.cli.console import Output
+from rankfall.cli.job_options import Flags, job_options, make_spec
+from rankfall.cli.options import rank_options
+from rankfall.cli.session import Session
+from rankfall.cli.values import parse_ranks
+from rankfall.cli.viewer import Viewer
+from rankfall.client import complete, create_run
+from rankfall.model import JobSpec, UsageError
+from rankfall.render.escape import one_line
+from rankfall.rundir import RunDir, default_home, home
+from rankfall.supervisor import spawn_detached
+from rankfall.supervisor.detach import LOG_NAME
+
+# Flags end at the first word that is none: what follows is the job's.
+_SETTINGS: Final[dict[str, Any]] = {"allow_interspersed_args": False}
+_MANY_SLOTS: Final = 8
+_RUN: Final = """Run a job here and stay with it.
+
+Shows the output of rank 0 and the last rank, and of all others what tells of a failure. Ends with 0, with the code of the rank that was
+the root cause (128+N for a signal), 69 (infrastructure, budget spent), 74 (evidence lost) or 130 (cancelled); the last line of stderr
+says whose code it is.
+
+\b
+  rankfall run --nnodes 2 --nproc-per-node 2 train.py --lr 1e-3
+  rankfall run --nnodes 2 --nproc-per-node 2 -m package.train --lr 1e-3
+  rankfall run --nnodes 2 --nproc-per-node 2 -- torchrun train.py
+"""
+_SUBMIT: Final = """Run a job in the background; prints the run's id.
+
+\b
+  run=$(rankfall submit --nnodes 2 --nproc-per-node 2 train.py)
+  rankfall wait "$run"
+"""
+
+
+@click.command("run", help=_RUN, context_settings=_SETTINGS)
+@job_options
+@click.option("-d", "--detach", is_flag=True, help="In the background, as submit does.")
+@rank_options
+def run(
+    *,
+    detach: bool,
+    rank: tuple[str, ...],
+    everything: bool,
+    max_bytes: int | None,
+    dry_run: bool,
+    output: Output,
+    quiet: bool,
+    **job: Any,
+) -> int:
+    """Check, plan, create, then stay with the run or leave it to a detached supervisor; the exit code."""
+    if everything and rank:
+        raise UsageError("--all and --rank contradict each other", hint="give one of them")
+    shown = parse_ranks(rank)
+    directory = _made(job, dry_run=dry_run, output=output)
+    if directory is None:
+        return 0
+    if detach:
+        _start_in_background(directory, output, quiet=quiet)
+        return 0
+    console.say(f"rankfall: run {directory.id}", quiet=quiet)
+    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=max_bytes)
+    session = Session(directory, viewer, own=True)
+    return session.exit_code(session.stay())
+
+
+@click.command("submit", help=_SUBMIT, context_settings=_SETTINGS)
+@job_options
+def submit(*, dry_run: bool, output: Output, quiet: bool, **job: Any) -> int:
+    """As ``run -d``; the exit code."""
+    directory = _made(job, dry_run=dry_run, output=output)
+    if directory is not None:
+        _start_in_background(directory, output, quiet=quiet)
+    return 0
+
+
+def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | None:
+    """A new run directory for the job of these flags, or the one of an earlier request with their token; None after a dry run."""
+    token, replace = job.pop("request_token"), job.pop("replace")
+    spec = make_spec(Flags(**job))
+    if replace and (token is None or spec.backend == "local"):
+        raise UsageError(
+            "--replace: only a run in a cluster with a --request-token can have something of an earlier request to replace",
+            hint="leave it out: every other run has names of its own",
+        )
+    plan = first_plan(spec, home=default_home(), elsewhere=True)
+    if dry_run:
+        _print_plan(plan, spec, output)
+        return None
+    # Folder and Python as they are here: who resumes the run, or takes it over, may stand elsewhere.
+    return create_run(complete(spec), home=home(), request_token=token, replace=replace)
+
+
+def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> None:
+    """With a supervisor in the background, or, where Kubernetes needs none, launched and left."""
+    shown: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
+    if directory.spec.unattended:
+        from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - a supervised run needs none of it
+
+        launch(directory)
+        console.say(
+            "rankfall: unattended: Kubernetes alone decides; nobody records it until somebody attaches", quiet=quiet
+        )
+    else:
+        # The same request may have been made before: its supervisor lives.
+        held = directory.lease_holder()
+        pid, host = (held.pid, held.host) if held else (spawn_detached(directory), socket.gethostname())
+        shown["supervisor"] = {"pid": pid, "host": host}
+        console.say(
+            f"rankfall: supervised by process {pid} on {host}; what it says: {directory.path / LOG_NAME}", quiet=quiet
+        )
+    if output is Output.TABLE:
+        console.out(directory.id)
+    else:
+        sys.stdout.write(console.document(shown, output))
+    console.say(f"rankfall: watch it with: rankfall attach {directory.id}", quiet=quiet)
+
+
+def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
+    shown = plan.document()
+    if output is not Output.TABLE:
+        sys.stdout.write(console.document(shown, output))
+        return
+    if plan.objects:
+        _print_manifests(plan, spec)
+        return
+    import shlex  # noqa: PLC0415 - only here
+
+    console.out(f"{spec.name}: {plan.size_text(spec)}, launcher {plan.launcher}")
+    for note in plan.notes:
+        console.out(f"  {note}")
+    slots: list[dict[str, Any]] = shown["slots"]
+    for slot in slots[:_MANY_SLOTS]:
+        console.out(f"\nslot {slot['slot']} on {slot['node']}, in {slot['cwd']}")
+        console.out(f"  {shlex.join(slot['argv'])}")
+        for key, value in {**slot["env"], **shown["env"], **shown["role_env"].get(slot["role"], {})}.items():
+            console.out(f"    {key}={value}")
+    if len(slots) > _MANY_SLOTS:
+        console.out(f"\nand {len(slots) - _MANY_SLOTS} slots more, all of them in -o json")
+    console.say("nothing was started")
+
+
+def _print_manifests(plan: Plan, spec: JobSpec) -> None:
+    """What would be created in a cluster, in that order, as YAML; what else there is to say stands in comments."""
+    console.out(f"# {spec.name}: {plan.size_text(spec)}")
+    for note in plan.notes:
+        console.out(f"# {one_line(note, width=400)}")
+    for item in plan.objects:
+        sys.stdout.write("---\n" + console.document(item, Output.YAML))
+    console.say("nothing was created")

@@ -1,0 +1,150 @@
+"""``why``: prints the verdict of a run, of log files and folders, or of a pipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from rankfall.cli import console
+from rankfall.cli.console import Output
+from rankfall.cli.options import output_option, place_options
+from rankfall.cli.run_output import raised_at, stored_apart
+from rankfall.cli.target import Where, as_it_is, one_run, parse_target, read_home, resolve_target
+from rankfall.explain import explain_files, explain_run, explain_slot_failure, explain_stream
+from rankfall.model import NotFound, UsageError, Verdict
+from rankfall.render.verdict import render_verdict
+from rankfall.rundir import RunDir
+from rankfall.strategy_registry import find_strategy
+
+
+@click.command("why")
+@click.argument("target", nargs=-1, metavar="[RUN | KIND/NAME | PATH... | -]")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of a run: this attempt; default the newest.")
+@click.option(
+    "--slot",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of a run: the last time that this slot fell alone (restart_scope).",
+)
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Of a run: diagnose anew, with what the cluster says by now, whatever verdict is stored.",
+)
+@click.option(
+    "--signatures",
+    multiple=True,
+    metavar="FILE",
+    help="Of files: also these signatures (TOML, docs/signatures.md); those in the home's signatures/ folder always count.",
+)
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    callback=lambda ctx, param, value: value and find_strategy(value, field="--strategy").name,  # noqa: ARG005 - click's signature
+    help="Choose the root by this rule instead: causal, earliest, first-listed, or a plug-in's.",
+)
+@place_options
+@output_option("Format; json is rankfall.verdict/1.")
+def why(
+    *,
+    target: tuple[str, ...],
+    attempt: int | None,
+    slot: int | None,
+    fresh: bool,
+    signatures: tuple[str, ...],
+    strategy: str | None,
+    namespace: str | None,
+    context: str | None,
+    kubeconfig: str | None,
+    no_exec: bool,
+    output: Output,
+) -> None:
+    """Say which rank fell first, why, and where.
+
+    KIND/NAME is a job of a cluster that Rankfall did not start: job, jobset, trainjob, pytorchjob, tfjob, mpijob, or one pod.
+
+    Ends with 0 when there is a verdict (unknown is one too), with 66 when the target does not exist.
+    """
+    verdict, source, run = _explained(
+        list(target),
+        attempt=attempt,
+        slot=slot,
+        fresh=fresh,
+        own=[Path(text) for text in signatures],
+        strategy=strategy,
+        where=Where(namespace=namespace, context=context, kubeconfig=kubeconfig, no_exec=no_exec),
+    )
+    if output is not Output.TABLE:
+        sys.stdout.write(console.document(verdict, output))
+        return
+    frames = raised_at(run, verdict) if run else ()
+    apart = run is None or stored_apart(run, verdict)
+    color = console.color_on()
+    console.out(render_verdict(verdict, source=source, frames=frames, apart=apart, width=console.width(), color=color))
+
+
+def _explained(
+    targets: list[str],
+    *,
+    attempt: int | None,
+    slot: int | None,
+    fresh: bool,
+    own: list[Path],
+    strategy: str | None,
+    where: Where,
+) -> tuple[Verdict, str, RunDir | None]:
+    run = one_run(None) if not targets else _as_run(targets, where)
+    if run is not None:
+        run = as_it_is(run)
+    if run is not None and own:
+        raise UsageError("--signatures is for files", hint=f"for a run put the file into {read_home()}/signatures/")
+    if run is not None and slot is not None:
+        if fresh or strategy is not None:
+            raise UsageError("--slot shows what was decided then", hint="leave --fresh and --strategy out")
+        return explain_slot_failure(run, slot=slot, attempt=attempt).verdict, run.id, run
+    if run is not None:
+        return explain_run(run, attempt=attempt, fresh=fresh, strategy=strategy, ask=fresh).verdict, run.id, run
+    if attempt is not None or fresh or slot is not None:
+        raise UsageError(
+            "--attempt, --slot and --fresh are for runs", hint="files have no attempts: leave the flag out"
+        )
+    if targets == ["-"]:
+        if sys.stdin.isatty():
+            console.say("reading from this terminal; end with Ctrl-D")
+        return explain_stream(sys.stdin.buffer, signatures=own, strategy=strategy).verdict, "standard input", None
+    if "-" in targets:
+        raise UsageError("- stands alone", hint="rankfall why -, or rankfall why PATH...")
+    return (
+        explain_files([Path(text) for text in targets], signatures=own, strategy=strategy).verdict,
+        ", ".join(targets),
+        None,
+    )
+
+
+def _is_there(name: str) -> bool:
+    """Whether there is a file of this name; no file has a name that is too long."""
+    try:
+        return Path(name).exists()
+    except OSError:
+        return False
+
+
+def _as_run(targets: list[str], where: Where) -> RunDir | None:
+    """The run that is meant; None when these are files. A run beats a file of the same name, ``./NAME`` is always the file."""
+    if len(targets) == 1 and (where.given or parse_target(targets[0]) is not None):
+        return resolve_target(targets[0], where=where)
+    if len(targets) != 1 or targets == ["-"]:
+        return None
+    name = targets[0]
+    try:
+        return RunDir.open(read_home(), name)
+    except NotFound as missing:
+        if _is_there(name):
+            return None
+        raise NotFound(f"there is no run and no file {name[:200]!r}", hint=missing.hint) from None
+    except UsageError:
+        if _is_there(name):
+            return None
+        raise

@@ -1,0 +1,264 @@
+"""Writes lines of a run to stdout, and reads what else a view shows: user frames, last lines of unknown ranks.
+
+A pipe or file gets the job's bytes as they are; a terminal gets them escaped. Loads no supervisor: ``logs``
+and ``why`` use it too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from rankfall.model import LostLines, Record, StoreError, Verdict, decoding
+from rankfall.model.patterns import anchored
+from rankfall.render import formatting
+from rankfall.render.escape import clean_line, is_plain
+from rankfall.render.formatting import Paint, wants_color
+from rankfall.rundir import RunDir
+from rankfall.rundir.lines import Block, Line, LineQuery, block_of, read_lines
+from rankfall.rundir.lines.derived_files import ALL_RANKS
+from rankfall.rundir.records import read_untrusted_file
+
+_NS: Final = 1_000_000_000
+# Bytes that are gathered at most: what is written at once must not hold back the first line of much for long.
+_BATCH: Final = 256 << 10
+_COLORS: Final = ("36", "33", "35", "32", "34", "96", "93", "95")
+
+
+class LineWriter:
+    """Writes lines to stdout.
+
+    Args:
+        prefix: ``[rank N] `` before each (``[slot S] `` where no rank is known).
+        timestamps: when the line came, RFC 3339 with nanoseconds.
+        as_json: one JSON object a line instead.
+        limit: of bytes in all; the first line that does not fit is not written, and none after it. None = no limit.
+
+    Attributes:
+        spent: whether a line was left out because of the limit.
+    """
+
+    def __init__(
+        self, *, prefix: bool = True, timestamps: bool = False, as_json: bool = False, limit: int | None = None
+    ) -> None:
+        self._left = limit
+        self.spent = False
+        self._prefix = prefix
+        self._timestamps = timestamps
+        self._json = as_json
+        # Where no bytes are taken neither, text is made.
+        self._safe = sys.stdout.isatty() or getattr(sys.stdout, "buffer", None) is None
+        self._paint = Paint(color=wants_color(sys.stdout))
+
+    def write(self, blocks: Iterable[Block], *, note: str | None = None) -> bool:
+        """Write them, in as few pieces as may be, and flush; whether anything was written.
+
+        Args:
+            blocks: in the order in which they are shown.
+            note: what the prefix says beside whose line it is.
+        """
+        any_ = False
+        raw: list[bytes] = []
+        shown: list[str] = []
+        size = 0
+        for block in blocks:
+            if self.spent:
+                break
+            for text in self._texts(block, note):
+                any_ = True
+                size += len(text)
+                if isinstance(text, str):
+                    shown.append(text)
+                else:
+                    raw.append(text)
+            if size >= _BATCH:
+                self._flush(raw, shown)
+                size = 0
+        self._flush(raw, shown)
+        return any_
+
+    def _flush(self, raw: list[bytes], shown: list[str]) -> None:
+        """Hand over what was gathered, at once: whoever reads it line by line is woken up once."""
+        if shown:
+            sys.stdout.write("".join(shown))
+        if shown or raw:
+            # Text written before must stay before.
+            sys.stdout.flush()
+        if raw:
+            sys.stdout.buffer.write(b"".join(raw))
+            sys.stdout.buffer.flush()
+        raw.clear()
+        shown.clear()
+
+    def lost(self, lost: Sequence[LostLines]) -> None:
+        """Say in JSON that lines are not there: one last object, ``lost_lines``."""
+        if self._json and lost:
+            found = {"lost_lines": msgspec.to_builtins(lost), "incomplete": [one.text for one in lost]}
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+
+    def _texts(self, block: Block, note: str | None) -> Iterator[str | bytes]:
+        """What is written of a block: all of it, or the lines that fit."""
+        text = self._text(block, note)
+        if self._left is None:
+            yield text
+            return
+        if (size := _size(text)) <= self._left:
+            self._left -= size
+            yield text
+            return
+        for line in block.lines():
+            text = self._text(block_of(line), note)
+            self._left -= _size(text)
+            if self._left < 0:
+                self.spent = True
+                return
+            yield text
+
+    def _text(self, block: Block, note: str | None) -> str | bytes:
+        """Bytes of the job into a pipe, harmless text to a terminal."""
+        if self._json:
+            return "".join(json.dumps(as_data(line)) + "\n" for line in block.lines())
+        head = self._head(block.first, note)
+        if not self._safe:
+            return _before_each(head.encode(), block.data)
+        if is_plain(block.data):
+            return _before_each(head.encode(), block.data).decode()
+        return "".join(f"{head}{clean_line(line)}\n" for line in block.data[:-1].split(b"\n"))
+
+    def _head(self, line: Line, note: str | None) -> str:
+        time = f"{stamp(line.at)} " if self._timestamps else ""
+        if not self._prefix:
+            return time
+        who = f"rank {line.rank}" if line.rank is not None else f"slot {line.slot}"
+        who = f"[{', '.join(filter(None, (who, 'late' if line.late else None, note)))}]"
+        code = _COLORS[line.rank % len(_COLORS)] if line.rank is not None else "2"
+        return f"{time}{self._paint(who, code)} "
+
+
+def _before_each(head: bytes, data: bytes) -> bytes:
+    """Lines, each with its LF, with the same text before each of them."""
+    return head + data[:-1].replace(b"\n", b"\n" + head) + b"\n" if head else data
+
+
+def _size(text: str | bytes) -> int:
+    return len(text if isinstance(text, bytes) else text.encode(errors="replace"))
+
+
+def spent_text(directory: RunDir) -> str:
+    """What is said when ``--max-bytes`` is reached."""
+    file = f", {directory.path / ALL_RANKS} (at the run's end)" if directory.foreign is None else ""
+    return f"--max-bytes is reached, no more output is shown; all is kept: rankfall logs {directory.id}{file}"
+
+
+def as_data(line: Line) -> dict[str, object]:
+    """A line as plain data; bytes that are no UTF-8 stand as escapes in ``text``."""
+    return {
+        "at": stamp(line.at) if line.at is not None else None,
+        "rank": line.rank,
+        "attempt": line.attempt,
+        "role": line.role,
+        "slot": line.slot,
+        "out": line.out,
+        "stream": line.stream,
+        "offset": line.offset,
+        "text": line.data.decode("utf-8", "backslashreplace"),
+        "truncated": line.truncated,
+        "late": line.late,
+    }
+
+
+def stamp(at: int | None) -> str:
+    """RFC 3339 in UTC with nanoseconds; dashes of the same width when unknown."""
+    if at is None:
+        return "-" * 30
+    return f"{datetime.fromtimestamp(at // _NS, UTC):%Y-%m-%dT%H:%M:%S}.{at % _NS:09d}Z"
+
+
+_NAME: Final = anchored(r"records/([A-Za-z0-9][A-Za-z0-9._-]{0,200}\.json)", limit=512)
+_MAX_RECORD: Final = 1 << 20
+_SHOWN: Final = 3
+
+
+def stored_apart(directory: RunDir, verdict: Verdict) -> bool:
+    """Whether the lines of the verdict's rank are stored apart from the others of its slot."""
+    if verdict.slot is None:
+        return True
+    with directory.reader() as reader:
+        rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
+    return not rows or any(row.rank is not None for row in rows)
+
+
+def raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
+    """``FILE:LINE in FUNCTION`` of the innermost frames of the user's own code, innermost first; empty when nobody knows."""
+    match = _NAME.fullmatch(verdict.decisive.where) if verdict.decisive else None
+    if match is None:
+        return ()
+    try:
+        record = decoding.decode(
+            read_untrusted_file(directory.records_dir / match[1], limit=_MAX_RECORD)[0], kind=Record
+        )
+    except (OSError, msgspec.MsgspecError):
+        return ()
+    frames = record.error.frames if record.error else ()
+    own = [frame for frame in frames if frame.user] or list(frames)
+    return tuple(f"{frame.file}:{frame.line} in {frame.func or '?'}" for frame in reversed(own[-_SHOWN:]))
+
+
+_LINES: Final = 20
+_SLOTS: Final = 16
+
+
+class UnknownRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to show.
+
+    Attributes:
+        slots: whose ranks never became known, and that printed something.
+        lines: the last of each of the first slots.
+    """
+
+    slots: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+    @property
+    def text(self) -> str:
+        """What is said before the lines."""
+        more = f" (of the first {_SLOTS})" if len(self.slots) > _SLOTS else ""
+        named = f"slot {self.slots[0]}" if len(self.slots) == 1 else f"slots {formatting.ranks(self.slots)}"
+        return f"the ranks of {named} never became known; the last lines there{more}, rank unknown:"
+
+
+def unknown_ranks(directory: RunDir) -> UnknownRanks | None:
+    """Of the newest attempt; None when each slot's ranks are known, or nothing was printed.
+
+    Slots of a role outside the world of ranks are left out, where the job has one.
+    """
+    try:
+        spec = directory.spec
+    except StoreError:
+        return None
+    with directory.reader() as reader:
+        attempt = reader.newest_attempt()
+        if attempt is None:
+            return None
+        known = {facts.slot for facts in reader.ranks(attempt)}
+        known |= {row.slot for row in reader.streams(attempt) if row.rank is not None}
+        begun = {facts.slot for facts in reader.slots(attempt)}
+    has_world = any(part.in_world for part in spec.parts)
+    outside = {slot for part in spec.parts if has_world and not part.in_world for slot in part.slots}
+    found: list[int] = []
+    lines: list[Line] = []
+    for slot in sorted(begun - known - outside):
+        if len(found) >= _SLOTS:
+            found.append(slot)
+            continue
+        last = list(read_lines(directory, LineQuery(slots=frozenset({slot}), attempt=attempt, tail=_LINES)))
+        if last:
+            found.append(slot)
+            lines += last
+    return UnknownRanks(slots=tuple(found), lines=tuple(lines)) if lines else None

@@ -1,0 +1,87 @@
+"""Creates a run directory from a job spec, with what only the submitting process knows.
+
+Folder, Python and code are resolved here and stored. Uses no event loop, because commands that only create
+a run must start fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from rankfall.model import JobSpec, StoreError, UsageError, check_spec
+from rankfall.rundir import RunDir
+
+
+def complete(spec: JobSpec) -> JobSpec:
+    """The same spec with what only this process knows: folder and Python, and its other folders, all absolute. In a cluster they would say nothing.
+
+    Raises:
+        SpecError: fields contradict each other.
+    """
+    check_spec(spec)
+    folders = tuple(str(Path(folder).expanduser().absolute()) for folder in spec.code_folders)
+    if folders:
+        spec = msgspec.structs.replace(spec, code=folders)
+    if spec.log_dir is not None:
+        spec = msgspec.structs.replace(spec, log_dir=str(Path(spec.log_dir).expanduser().absolute()))
+    if spec.backend != "local":
+        from rankfall.backends.kubernetes.planning import pinned  # noqa: PLC0415 - a job on this machine needs no client of Kubernetes
+
+        return pinned(spec)
+    if folders:
+        return msgspec.structs.replace(spec, python=spec.python or sys.executable)
+    here = Path(spec.cwd).expanduser() if spec.cwd else Path.cwd()
+    return msgspec.structs.replace(spec, cwd=str(here.absolute()), python=spec.python or sys.executable)
+
+
+def create_run(spec: JobSpec, *, home: Path, request_token: str | None = None, replace: bool = False) -> RunDir:
+    """A new run directory, with the job's code in it as it is now: what is edited later changes nothing of the run.
+
+    Args:
+        spec: as :func:`complete` gives it.
+        home: Rankfall's home.
+        request_token: names the request, as in :meth:`rankfall.client.Client.submit`.
+        replace: likewise.
+
+    Raises:
+        UsageError: the code cannot be copied, or ``log_dir`` belongs to another run; nothing was created.
+        StoreError: home cannot be written.
+    """
+    if spec.log_dir is None:
+        return _created(spec, home=home, request_token=request_token, replace=replace)
+    from rankfall.rundir.lines.log_dir import claimed  # noqa: PLC0415 - most jobs name none
+
+    with claimed(Path(spec.log_dir), request_token=request_token) as claim:
+        made = _created(spec, home=home, request_token=request_token, replace=replace)
+        claim.give_to(made)
+        return made
+
+
+def _created(spec: JobSpec, *, home: Path, request_token: str | None, replace: bool) -> RunDir:
+    if not spec.code_folders:
+        return RunDir.create(spec, home=home, request_token=request_token, replace=replace)
+    from rankfall.backends.files import across  # noqa: PLC0415 - as above
+    from rankfall.backends.payload import CODE, code_tree  # noqa: PLC0415 - most jobs bring no code
+    from rankfall_inside.transfer.frames import TransferError  # noqa: PLC0415 - as above
+
+    tree = code_tree(spec, skip=home)
+    try:
+        return RunDir.create(
+            spec,
+            home=home,
+            request_token=request_token,
+            replace=replace,
+            fill=lambda fresh: across(tree, os.fsencode(fresh / CODE), alone=True),
+        )
+    except TransferError as error:
+        # Its folders hold none of home: what cannot be written there is no fault of the code.
+        if str(error).startswith(f"{home}{os.sep}"):
+            raise StoreError(
+                f"cannot copy the code: {error}",
+                hint=f"make room in {home}, or set RANKFALL_HOME to a folder on another disk",
+            ) from None
+        raise UsageError(f"$.code: {error}", hint="leave it out with code_exclude (--code-exclude)") from None

@@ -1,0 +1,338 @@
+"""Takes an attempt's lines out of Loki, once or while the job goes on.
+
+Never asks the API: a pod that may still be there belongs to the API, except in a live follow. A log is
+closed as lost before Loki's first line is stored, so no API tailer continues behind Loki's lines and a
+kill leaves a visible gap, which the wrapper's final record removes. Live polls start a minute behind the
+newest line, every fifth minute an hour behind, for late lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from rankfall.collect.loki.lost_pods import LostPods
+from rankfall.collect.loki.pod_lines import TELLING, LokiPodCollector, LostPod
+from rankfall.collect.loki.resume_state import LokiState
+from rankfall.collect.pods import log_gaps
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.collect.pods.log_gaps import LogOf, gap_record
+from rankfall.loki.cursor import SECOND, Cursor, Entry
+from rankfall.loki.errors import LokiError
+from rankfall.loki.reader import PATIENCE_S, PageSource, Reader
+from rankfall.loki.settings import LokiSettings
+from rankfall.model import Record, decoding
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.pod_source import PodSource
+
+# How far clocks of nodes may be off, and how far ahead Loki takes stamps.
+MARGIN_NS: Final = 900 * SECOND
+# How far behind the newest line a quick look begins; thorough ones begin as far behind as Loki takes late lines.
+QUICK_NS: Final = 60 * SECOND
+
+
+def keys_of(settings: LokiSettings) -> tuple[str, ...]:
+    """Labels whose values tell a run's lines apart."""
+    return (*settings.labels.values(), *TELLING)
+
+
+class LokiCollector:
+    """One attempt's lost pods.
+
+    Args:
+        run_dir: the run; its lease must be held.
+        attempt: counted from 1.
+        source: which pods.
+        loki: gives pages.
+        settings: names of the labels.
+        over: the run has ended, so that nobody will read a log by the API any more.
+        live: its lines are followed out of Loki: pods that may still be there too, look after look. Each thing is said once.
+        since: when the attempt began, nanoseconds since the epoch.
+        until: when it ended, or now.
+        say: takes lines for people.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        source: PodSource,
+        loki: PageSource,
+        settings: LokiSettings,
+        over: bool,
+        live: bool = False,
+        since: int,
+        until: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._source = source
+        self._loki = loki
+        self._live = live
+        self._since = since - MARGIN_NS
+        self._until = until
+        self._tell = say
+        self._journal = JournalReader.read(journal_path(run_dir.path, attempt))
+        self._instances = Instances(
+            run_dir, attempt=attempt, role_of=source.role_of, token=source.token, named=source.named or attempt
+        )
+        self._takes: dict[str, LokiPodCollector] = {}
+        # Pods of which something could not be stored: they are read anew, but by thorough looks only.
+        self._refused: set[str] = set()
+        # Of each pod that was asked for its slot, and whether its wrapper's last word is stored.
+        self._ended: dict[str, tuple[int, bool]] = {}
+        self._pods = LostPods(
+            run_dir,
+            attempt=attempt,
+            source=source,
+            journal=self._journal,
+            labels=settings.labels,
+            pages=self._pages,
+            since=self._since,
+            over=over or live,
+            say=self._say,
+        )
+        self._said: set[str] = set()
+        self._blind = False
+
+    async def take(self) -> int:
+        """Store what there is; the number of lines that are new.
+
+        Raises:
+            LokiError: it cannot be asked; what came before is stored.
+            OSError: the run directory cannot be written.
+        """
+        try:
+            return await self.look(self._until)
+        finally:
+            self.forget()
+
+    async def look(self, until: int, *, quick: bool = False) -> int:
+        """One look of many; the number of lines that are new. :meth:`forget` at the end.
+
+        Args:
+            until: the time now, or when the attempt ended, nanoseconds since the epoch.
+            quick: lines that came later than a minute are left to a thorough look.
+
+        Raises:
+            LokiError: it cannot be asked; what came before is stored, and the next look goes on there.
+            OSError: the run directory cannot be written; after :meth:`forget` the next look takes the same lines.
+        """
+        self._until = until
+        count = 0
+        self._pods.left_out()
+        for pod in [*self._pods.known(), *await self._pods.unknown(quick=quick)]:
+            count += await self._take(pod, quick=quick)
+        if self._blind:
+            self._blind = False
+            self._tell("Loki answers again")
+        return count
+
+    def forget(self) -> None:
+        """Let go of the files; what was taken is known from them to the next look."""
+        self._takes.clear()
+        self._instances.close()
+
+    def ended(self, slots: Iterable[int]) -> bool:
+        """Whether the last word of every pod that is known of these slots is stored, of one pod each at least."""
+        done = {fact.slot for fact in self._journal.values() if fact.log == "complete"}
+        done |= {slot for slot, _ in self._ended.values()}
+        return done.issuperset(slots) and all(ended for _, ended in self._ended.values())
+
+    def trouble(self, error: LokiError) -> None:
+        """Say that it is asked in vain; of a live follow once, until it answers again."""
+        if not (self._live and self._blind):
+            self._tell(f"{error.message}; asked again")
+        self._blind = self._live
+
+    # -- one pod
+
+    async def _take(self, pod: LostPod, *, quick: bool) -> int:
+        take = self._takes.get(pod.uid)
+        if quick and (pod.uid in self._refused or self._ended.get(pod.uid, (0, False))[1]):
+            # Late lines of one that has ended are rare: they have time.
+            return 0
+        if take is None:
+            # Nothing is remembered of what came late before: the first look is thorough.
+            quick = False
+            take = self._takes[pod.uid] = LokiPodCollector(
+                pod,
+                open_log=lambda number: self._instances.open(pod.slot, uid=pod.uid, number=number),
+                state=LokiState(self._run_dir.path, attempt=self._attempt, uid=pod.uid),
+                beginning=self._since,
+            )
+        before = take.lines
+        async for page in self._pages(self._pods.selector(pod), take.cursor, quick=quick):
+            take.take(page)
+        for problem in take.problems:
+            self._say(problem)
+        ends = take.ends()
+        for number in ends:
+            said = ends[number] or self._last_word(pod, take, number)
+            # It may have come by the status of the container, before lines that Loki is still to give.
+            ends[number] = (
+                said and self._instances.settle(pod.slot, uid=pod.uid, number=number, changed=True) is not False
+            )
+            if ends[number]:
+                self._complete(pod, take, number)
+            elif not self._live:
+                take.claim(number)
+        self._ended[pod.uid] = (pod.slot, bool(ends) and all(ends.values()))
+        lines = take.lines - before
+        if not self._live and lines:
+            self._say(f"{pod.name}: {lines} lines from Loki, stored as slot {pod.slot}")
+        elif not self._live and not take.problems:
+            self._say(f"{pod.name}: Loki has no line of it that is not stored")
+        self._refused.discard(pod.uid)
+        if take.problems:
+            self._refused.add(pod.uid)
+            del self._takes[pod.uid]
+        return lines
+
+    def _complete(self, pod: LostPod, take: LokiPodCollector, number: int) -> None:
+        """Say in the record that all of it is there: nobody but its wrapper can know that a line is missing in Loki."""
+        cursor = take.log(number).cursor
+        if cursor.closed != "complete":
+            self._filled(pod, number, take.after(number))
+            cursor.closed = "complete"
+            cursor.commit({})
+
+    def _filled(self, pod: LostPod, number: int, after: int | None) -> None:
+        """The gap that was said when the pod vanished is none any more."""
+        role = self._source.role_of(pod.slot)
+        log = LogOf(self._run_dir.id, self._attempt, role, pod.slot, pod.uid, number)
+        record = gap_record(log, after=after, before=None)
+        with contextlib.suppress(FileNotFoundError):
+            (self._run_dir.records_dir / f"{log.head}{record.id}.json").unlink()
+
+    def _last_word(self, pod: LostPod, take: LokiPodCollector, number: int) -> bool:
+        """Whether the slot's end came from this pod, whichever process took it; of a container that never was restarted."""
+        if len(pod.numbers) > 1:
+            return False
+        role = self._source.role_of(pod.slot)
+        for path in self._run_dir.records_dir.glob(f"slot_end-a{self._attempt}-{role}-{pod.slot}-*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                record = decoding.decode(path.read_bytes(), kind=Record)
+                if record.pod_uid == pod.uid:
+                    cursor = take.log(number).cursor
+                    if cursor.printed is None and record.printed is not None:
+                        cursor.printed = log_gaps.clean(record.printed)
+                    return True
+        return False
+
+    # -- asking
+
+    def _pages(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
+        def stuck(at: int) -> None:
+            self._say(f"Loki has more lines of the nanosecond {at} than it gives at once: some of them are lost")
+
+        # Whoever follows waits by itself, so that one pod's query does not hold up the others.
+        patience_s = 0.0 if self._live else PATIENCE_S
+        return Reader(self._loki, query, cursor, trouble=self.trouble, on_stuck=stuck, patience_s=patience_s).read(
+            self._until + MARGIN_NS, settled=self._until, overlap_ns=QUICK_NS if quick else None
+        )
+
+    def _say(self, text: str) -> None:
+        if not self._live or text not in self._said:
+            self._said.add(text)
+            self._tell(text)
+
+
+# Between two looks, seconds.
+POLL_S: Final = 2.0
+# Between two thorough ones, nanoseconds.
+THOROUGH_NS: Final = 300 * SECOND
+# After the end a collector may still hold lines: so long it is waited for the last look, nanoseconds.
+SETTLE_NS: Final = 10 * SECOND
+# After an answer that waiting may not heal, or a full disk, seconds.
+REFUSED_S: Final = 10.0
+# How long after the end a Loki that does not answer is asked for the last look, nanoseconds.
+PATIENCE_NS: Final = 60 * SECOND
+
+
+class LokiLive:
+    """One or more attempts, followed.
+
+    Args:
+        takes: theirs, made for a live follow.
+        ended: whether nothing more is to come; asked after each look.
+        say: takes lines for people.
+        clock: nanoseconds since the epoch.
+        pause: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        takes: Sequence[LokiCollector],
+        *,
+        ended: Callable[[], bool],
+        say: Callable[[str], None],
+        clock: Callable[[], int] = time.time_ns,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._takes = takes
+        self._ended = ended
+        self._say = say
+        self._clock = clock
+        self._pause = pause
+
+    async def run(self) -> None:
+        """Look until the end.
+
+        Raises:
+            LokiError: it never answered and waiting will not heal that, or it does not answer any more after the end.
+            OSError: as above, of the run directory.
+        """
+        try:
+            await self._run()
+        finally:
+            self._forget()
+
+    async def _run(self) -> None:
+        answered = full = False
+        thorough_at: int | None = None
+        ended_at: int | None = None
+        while True:
+            now = self._clock()
+            last = ended_at is not None and now >= ended_at + SETTLE_NS
+            quick = not last and thorough_at is not None and now < thorough_at + THOROUGH_NS
+            try:
+                for take in self._takes:
+                    await take.look(now, quick=quick)
+            except LokiError as error:
+                given_up = ended_at is not None and now >= ended_at + SETTLE_NS + PATIENCE_NS
+                if given_up or not (answered or error.passing):
+                    raise
+                self._takes[0].trouble(error)
+                await self._pause(max(REFUSED_S, error.retry_after or 0.0))
+                continue
+            except OSError as error:
+                # What the files hold is known from them; what is held in memory may be ahead of it.
+                self._forget()
+                thorough_at = None
+                if ended_at is not None:
+                    raise
+                if not full:
+                    full = True
+                    self._say(f"lines of Loki cannot be stored: {error.strerror or error}; tried again")
+                await self._pause(REFUSED_S)
+                continue
+            answered, full = True, False
+            if last:
+                return
+            thorough_at = thorough_at if quick else now
+            if ended_at is None and self._ended():
+                ended_at = now
+            await self._pause(POLL_S)
+
+    def _forget(self) -> None:
+        for take in self._takes:
+            take.forget()

@@ -1,0 +1,156 @@
+"""Decides which pods Loki is asked for: gone according to the journal, or never seen.
+
+Never-seen pods are found by the attempt's token in the records of their wrappers. Pods that cannot be told
+apart (two unknown ones of one slot) are left out, with a message.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+from rankfall.collect.loki.pod_lines import LostPod, origin
+from rankfall.collect.pods.known_pods import instances_of
+from rankfall.loki import logql
+from rankfall.loki.cursor import Cursor, Entry, State
+from rankfall.model import Record, decoding
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.log_routes import RECORD_MARK
+from rankfall.rundir.cluster.pod_facts import PodFact
+from rankfall.rundir.cluster.pod_source import PodSource
+
+# Pods that one message names.
+_NAMED: Final = 3
+
+
+class Pages(Protocol):
+    """What a query finds from a cursor on, page by page; a quick look leaves out what came very late."""
+
+    def __call__(self, query: str, cursor: Cursor, *, quick: bool) -> AsyncIterator[list[Entry]]:
+        """Read."""
+
+
+class LostPods:
+    """The pods of one attempt.
+
+    Args:
+        run_dir: the run.
+        attempt: counted from 1.
+        source: which pods.
+        journal: what was seen of them, by UID.
+        labels: names of Loki's labels.
+        pages: asks Loki.
+        since: before the attempt's first line, nanoseconds since the epoch.
+        over: nobody will read a log by the API any more, or whoever asks has chosen Loki.
+        say: takes lines for people.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        source: PodSource,
+        journal: Mapping[str, PodFact],
+        labels: Mapping[str, str],
+        pages: Pages,
+        since: int,
+        over: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._source = source
+        self._journal = journal
+        self._labels = labels
+        self._pages = pages
+        self._over = over
+        self._say = say
+        self._named = source.named or attempt
+        self._found: dict[str, LostPod] = {}
+        self._finder = Cursor(State.beginning(since))
+
+    def selector(self, pod: LostPod | None = None) -> str:
+        """What asks for the lines of a pod; of None for those of all."""
+        names = self._labels
+        container = self._source.container if pod is None else pod.container
+        wanted = {names["namespace"]: self._source.namespace}
+        if container:
+            wanted[names["container"]] = container
+        return logql.selector(wanted if pod is None else {**wanted, names["pod"]: pod.name})
+
+    def known(self) -> list[LostPod]:
+        """Those of the journal whose logs the record lacks."""
+        return [
+            LostPod(
+                name=fact.name,
+                uid=fact.uid,
+                container=fact.container or self._source.container,
+                slot=fact.slot,
+                numbers=instances_of(fact),
+            )
+            for fact in self._journal.values()
+            if fact.slot is not None and fact.log != "complete" and (fact.gone or self._over)
+        ]
+
+    def left_out(self) -> None:
+        """Say of which pods Loki is not asked: the API may still have them, and one log comes from one of both."""
+        if self._over:
+            return
+        there = [fact.name for fact in self._journal.values() if not fact.gone and fact.log not in {"complete", "none"}]
+        if there:
+            self._say(
+                f"Loki is not asked for {', '.join(sorted(there)[:_NAMED])}{' and others' if len(there) > _NAMED else ''}: not known to be gone. "
+                f"rankfall attach {self._run_dir.id} records on by the API, rankfall logs -f with --log-source loki out of Loki"
+            )
+
+    async def unknown(self, *, quick: bool) -> list[LostPod]:
+        """Pods whose wrappers wrote records with this attempt's token, and that nobody saw."""
+        if not self._source.container:
+            # A job that Rankfall did not start: its pods write no records.
+            return []
+        known = {fact.uid for fact in self._journal.values()}
+        for other in self._source.apart:
+            known |= JournalReader.read(journal_path(self._run_dir.path, other)).keys()
+        query = self.selector() + logql.containing([f"rankfall/1 {self._source.token} "])
+        async for page in self._pages(query, self._finder, quick=quick):
+            for entry in page:
+                record = self._record(entry)
+                name = entry.labels.get(self._labels["pod"])
+                if record is None or record.kind != "slot_start" or not name or record.slot is None:
+                    continue
+                uid = origin(entry.labels).uid or record.pod_uid
+                if uid and uid not in known:
+                    self._found[uid] = LostPod(name=name, uid=uid, container=self._source.container, slot=record.slot)
+        return self._unmistakable(self._found.values())
+
+    def _unmistakable(self, pods: Iterable[LostPod]) -> list[LostPod]:
+        """Pods of an attempt that Kubernetes may have started several times are told from its others by a look only."""
+        by_slot: dict[int, list[LostPod]] = {}
+        for pod in pods:
+            by_slot.setdefault(pod.slot, []).append(pod)
+        seen = {fact.slot for fact in self._journal.values()}
+        chosen = []
+        for slot, several in sorted(by_slot.items()):
+            if self._run_dir.spec.unattended and (len(several) > 1 or slot in seen or self._source.apart):
+                self._say(
+                    f"slot {slot}: Loki has {len(several)} pods of it that nobody saw ({', '.join(pod.name for pod in several)}); of which start of "
+                    "the gang they are is not known: left out"
+                )
+            else:
+                chosen += several
+        return chosen
+
+    def _record(self, entry: Entry) -> Record | None:
+        head = f"{RECORD_MARK.decode()}{self._source.token} "
+        if not entry.text.startswith(head):
+            return None
+        try:
+            data = base64.b64decode(entry.text[len(head) :].strip(), altchars=b"-_", validate=True)
+            record = decoding.decode(data, kind=Record)
+        except ValueError:
+            return None
+        fits = record.run == self._run_dir.id and record.attempt == self._named
+        return record if fits and record.writer == "wrapper" else None

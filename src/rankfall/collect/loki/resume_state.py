@@ -1,0 +1,177 @@
+"""Resume state of one pod's lines from Loki: each line once, even after a kill.
+
+A row is written before its page is stored: what the page holds and how many lines each log had before. The
+next process learns from the stored logs which parts of the last page were committed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.loki.cursor import State
+from rankfall.model import decoding
+from rankfall.rundir.layout import pods_folder
+from rankfall.rundir.lease import make_folder, private, write_file
+
+# Written anew when it has grown to this, bytes.
+COMPACT: Final = 16 << 20
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page holds of one container instance.
+
+    Attributes:
+        number: of the container's restart.
+        base: lines that its log had before.
+        lines: that this part adds.
+        seen: (stamp, id) of each entry.
+        after: newest stamp that its log had before Loki was asked at all; None = it had no lines.
+        east_s: zone of the log's stamps, seconds east of UTC, once lines that both have proved it.
+    """
+
+    number: int
+    base: int
+    lines: int
+    seen: tuple[tuple[int, bytes], ...]
+    after: int | None = None
+    east_s: int | None = None
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    mark: int
+    forgotten: int
+    late: int
+    parts: tuple[Part, ...] = ()
+
+
+class LokiState:
+    """The file of one pod.
+
+    Args:
+        run: the run directory.
+        attempt: counted from 1.
+        uid: of the pod.
+
+    Attributes:
+        joins: of each instance that earlier processes stored lines of: ``after`` and ``east_s`` of its newest part.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, run: Path, *, attempt: int, uid: str) -> None:
+        # A UID came from the API or from a label: only its own characters reach the name.
+        name = "".join(char if char.isalnum() or char == "-" else "_" for char in uid)[:80]
+        self._path = pods_folder(run, attempt) / "loki" / f"{name}.jsonl"
+        make_folder(self._path.parent)
+        self._size = 0
+        self._compact_at = COMPACT
+        self.joins: dict[int, tuple[int | None, int | None]] = {}
+
+    def load(self, *, stored: Callable[[int], int], beginning: int) -> State:
+        """The cursor's state as the store agrees with it.
+
+        Args:
+            stored: gives the lines that the log of an instance holds now.
+            beginning: stamp from which lines are wanted, where nothing was read yet.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        rows = self._rows()
+        self.joins = {part.number: (part.after, part.east_s) for row in rows for part in row.parts}
+        if not rows:
+            return State.beginning(beginning)
+        done, last = rows[:-1], rows[-1]
+        parts = [part for row in done for part in row.parts]
+        whole = True
+        for part in last.parts:
+            if stored(part.number) >= part.base + part.lines:
+                parts.append(part)
+            else:
+                whole = False
+        # Of a page that was stored in part the rest is asked for again.
+        held = last if whole or not done else done[-1]
+        if not whole and not done:
+            held = msgspec.structs.replace(last, mark=beginning, forgotten=beginning - 1)
+        found = State(
+            mark=held.mark,
+            forgotten=held.forgotten,
+            late=held.late,
+            seen=tuple(one for part in parts for one in part.seen),
+        )
+        if not whole:
+            # Rows before the last one are believed: this one must not become one of them.
+            self._rewrite(found)
+        return found
+
+    def intend(self, state: State, parts: tuple[Part, ...]) -> None:
+        """Write down what is about to be stored.
+
+        Args:
+            state: of the cursor after the page.
+            parts: of the page.
+
+        Raises:
+            OSError: the disk is full or the like; the page must not be stored then.
+        """
+        row = _Row(mark=state.mark, forgotten=state.forgotten, late=state.late, parts=parts)
+        data = msgspec.json.encode(row) + b"\n"
+        if self._size > self._compact_at:
+            self._rewrite(state, parts)
+        fd = private(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            # What a killed process left of a row ends here.
+            os.ftruncate(fd, self._size)
+            if os.write(fd, data) < len(data):
+                os.ftruncate(fd, self._size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        finally:
+            os.close(fd)
+        self._size += len(data)
+
+    def _rewrite(self, state: State, parts: tuple[Part, ...] = ()) -> None:
+        """One row that says what is remembered but for ``parts``, which are not stored yet, in place of many.
+
+        Raises:
+            OSError: it cannot be written; the file is as before.
+        """
+        coming = {found for part in parts for _, found in part.seen}
+        seen = tuple(one for one in state.seen if one[1] not in coming)
+        self.joins |= {part.number: (part.after, part.east_s) for part in parts}
+        held = [
+            Part(number=number, base=0, lines=0, seen=(), after=after, east_s=east_s)
+            for number, (after, east_s) in self.joins.items()
+        ]
+        held = held or [Part(number=0, base=0, lines=0, seen=())]
+        held[0] = msgspec.structs.replace(held[0], seen=seen)
+        # The page is not stored yet: the mark must not be beyond it.
+        mark = min([state.mark, *(at for part in parts for at, _ in part.seen)])
+        row = _Row(mark=mark, forgotten=min(state.forgotten, mark - 1), late=state.late, parts=tuple(held))
+        temporary = self._path.with_suffix(".new")
+        data = msgspec.json.encode(row) + b"\n"
+        write_file(temporary, data)
+        temporary.replace(self._path)
+        self._size = len(data)
+        self._compact_at = max(COMPACT, 2 * self._size)
+
+    def _rows(self) -> list[_Row]:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        found = []
+        self._size = 0
+        for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
+            try:
+                found.append(decoding.decode(line, kind=_Row))
+            except msgspec.DecodeError:
+                break
+            self._size += len(line) + 1
+        return found

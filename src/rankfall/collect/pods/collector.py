@@ -1,0 +1,396 @@
+"""Collects an attempt's pods in a thread: watches them, tails logs, writes the run directory.
+
+Runs its own event loop, so a slow disk or a busy supervisor does not stop it from reading; it decides
+nothing. Two collectors of one attempt must not run at once (the run's lease guards that); the next one
+continues what this one wrote. Errors are reported and retried until stop is called. A pod that vanished
+while nobody watched is noticed by the first list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.collect.background import CancellableWork, ProblemReporter, error_text
+from rankfall.collect.pods.cluster_context import ContextCollector, LeasePoller
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.collect.pods.known_pods import Followed, KnownPods
+from rankfall.collect.pods.log_tailer import GATHER_S
+from rankfall.collect.pods.log_tasks import AGAIN_S, LogTasks
+from rankfall.collect.pods.workload_states import WorkloadStates
+from rankfall.collect.stores.log_store import StoreWatch
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError
+from rankfall.kube.resources import PODS
+from rankfall.kube.watch.watcher import watch
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.clock_bounds import ClockFile
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.pod_facts import PodFact, pod_fact
+from rankfall.rundir.cluster.pod_source import PodSource
+from rankfall.rundir.layout import context_path
+
+# Between two writings of clocks, and of what could not be written before.
+KEEP_S: Final = 1.0
+# How long nobody may say that a pod has ended after it was to, seconds: the kubelet's own margin many times over.
+OVERDUE_S: Final = 60.0
+_GRACE_S: Final = 30
+# A connection that breaks and stands again at once is no difficulty.
+_WORTH_TELLING: Final = 3
+
+
+class Session:
+    """One connection's work.
+
+    Args:
+        kube: an open client.
+        run_dir: where everything goes.
+        attempt: counted from 1.
+        source: which pods.
+        troubles: takes difficulties.
+        once: :meth:`take` will be called: what is there now, and no more.
+        gather_s: how long lines are left to gather.
+        stir: called when there is more to see than further lines: a pod that changed, a stream's first bytes.
+
+    Raises:
+        OSError: the journal cannot be opened.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        run_dir: RunDir,
+        attempt: int,
+        source: PodSource,
+        troubles: ProblemReporter,
+        once: bool = False,
+        gather_s: float = GATHER_S,
+        stir: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._kube = kube
+        self._source = source
+        self._troubles = troubles
+        self._pods = KnownPods(run_dir, attempt=attempt, source=source, troubles=troubles, stir=stir)
+        self._named = source.named or attempt
+        self._apart = {uid for other in source.apart for uid in JournalReader.read(journal_path(run_dir.path, other))}
+        self._stores = StoreWatch(run_dir, attempt=attempt, troubles=troubles)
+        self._clocks = ClockFile(run_dir.path, attempt=attempt)
+        self._instances = Instances(
+            run_dir,
+            attempt=attempt,
+            role_of=source.role_of,
+            token=source.token,
+            named=self._named,
+            stores=self._stores.accepting,
+            on_stream=stir,
+            foreign=source.marks is not None,
+        )
+        self._logs = LogTasks(
+            kube,
+            source=source,
+            pods=self._pods,
+            instances=self._instances,
+            stores=self._stores,
+            clocks=self._clocks,
+            troubles=troubles,
+            once=once,
+            gather_s=gather_s,
+            refresh=self._refresh,
+        )
+        self._workload = WorkloadStates(kube, run=run_dir.path, attempt=attempt, source=source, full=troubles.full)
+        self._cluster_context = ContextCollector(
+            kube,
+            path=context_path(run_dir.path, attempt),
+            source=source,
+            pods=self._pods.facts,
+            full=troubles.full,
+            workload=self._workload,
+        )
+        self._leases = LeasePoller(
+            kube, nodes=lambda: {fact.node for fact in self._pods.facts() if fact.node}, told=self._clocks.node
+        )
+        # When pods that are to end are overdue, on the monotonic clock.
+        self._due: dict[str, float] = {}
+        self._watch_failures = 0
+        self._listed = False
+
+    @property
+    def following(self) -> bool:
+        """Whether all pods are known and the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
+        return self._listed and self._logs.tried
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods cannot be watched at present. May be asked from any thread."""
+        return not self._listed or self._watch_failures > 0
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        keepers = [
+            asyncio.create_task(work)
+            for work in (
+                self._keep(),
+                self._check_overdue_pods(),
+                self._stores.run(),
+                self._cluster_context.run(),
+                self._leases.run(),
+            )
+        ]
+        try:
+            while True:
+                try:
+                    await self._watch()
+                except KubeError as error:
+                    self._troubles.say("watch refused", f"pods cannot be watched: {error.message}")
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            await self._close(keepers)
+
+    async def take(self) -> None:
+        """Take all that is there now: the pods as they are, and of each log what it holds.
+
+        Raises:
+            KubeError: the pods cannot be listed.
+            OSError: what came could not be stored.
+        """
+        source = self._source
+        try:
+            await self._workload.take()
+            found = await self._kube.list(
+                PODS, namespace=source.namespace, labels=source.selector or None, fields=source.fields or None
+            )
+            unseen = self._pods.there()
+            # In the order in which they were made, for those that are numbered by it.
+            for item in sorted(found.items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
+                await self._saw(item, gone=False, unseen=unseen)
+            self._vanished(unseen)
+            await self._cluster_context.take()
+            while tasks := [task for task in self._logs.tasks() if not task.done()]:
+                await asyncio.wait(tasks)
+            self._clocks.server(self._kube.server_ahead)
+            self._clocks.write()
+        finally:
+            await self._close([])
+
+    async def _close(self, keepers: list[asyncio.Task[None]]) -> None:
+        tasks = [*keepers, *self._logs.tasks()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._instances.close()
+        self._cluster_context.close()
+        self._pods.close()
+        self._workload.close()
+
+    # -- pods
+
+    async def _watch(self) -> None:
+        source = self._source
+        unseen: set[str] | None = self._pods.there()
+        events = watch(
+            self._kube,
+            PODS,
+            namespace=source.namespace,
+            labels=source.selector or None,
+            fields=source.fields or None,
+            keep=_name_only,
+            trouble=self._report_watch_problem,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.type == "bookmark":
+                    if unseen is not None:
+                        self._troubles.over("watch refused")
+                        self._vanished(unseen)
+                        unseen, self._listed = None, True
+                    continue
+                await self._saw(event.object, gone=event.type == "deleted", unseen=unseen)
+
+    async def _saw(self, pod: dict[str, Any], *, gone: bool, unseen: set[str] | None) -> None:
+        """Take one pod of the API in, where it is this attempt's."""
+        fact = pod_fact(pod, source=self._source, seen_ns=time.time_ns(), gone=gone)
+        if unseen is not None:
+            unseen.discard(fact.uid)
+        if fact.uid in self._apart:
+            return
+        known = fact.uid in self._pods.by_uid
+        mine = fact.uid and not gone and fact.attempt in {None, self._named} and self._source.mine(pod)
+        if known or (mine and await self._workload.mine(pod)):
+            self._see(fact)
+
+    def _report_watch_problem(self, error: KubeError | None) -> None:
+        self._watch_failures = self._watch_failures + 1 if error is not None else 0
+        if error is None:
+            self._troubles.over("watch")
+        elif self._watch_failures >= _WORTH_TELLING:
+            self._troubles.say("watch", f"pods cannot be watched: {error.message}")
+
+    def _vanished(self, unseen: set[str]) -> None:
+        """These were there when somebody looked last, and are not in the list."""
+        for uid in unseen:
+            self._see(msgspec.structs.replace(self._pods.by_uid[uid].fact, gone=True, seen_ns=time.time_ns()))
+
+    def _see(self, fact: PodFact) -> None:
+        pod = self._pods.take(fact)
+        if pod.fact.deleting is not None and not pod.fact.over:
+            grace = _GRACE_S if pod.fact.grace_s is None else pod.fact.grace_s
+            self._due.setdefault(fact.uid, time.monotonic() + grace + OVERDUE_S)
+        if pod.fact.slot is not None:
+            self._logs.follow(pod, pod.fact.slot)
+        self._pods.write(pod)
+        for one in pod.logs.values():
+            if one.follower is not None:
+                one.follower.look()
+
+    async def _refresh(self, pod: Followed) -> bool:
+        """Look at a pod now: the watch may be behind, or broken. Whether it is there, by the server's own word."""
+        try:
+            found = await self._kube.get(PODS, pod.fact.name, namespace=self._source.namespace)
+        except KubeError:
+            return False
+        fact = pod_fact(found, source=self._source, seen_ns=time.time_ns())
+        if fact.uid != pod.fact.uid:
+            return False
+        self._see(fact)
+        return True
+
+    # -- keeping
+
+    async def _check_overdue_pods(self) -> None:
+        """Notice pods of which nobody says that they have ended. Looked at once more each: we may have been blind meanwhile."""
+        while True:
+            await asyncio.sleep(KEEP_S)
+            for uid in [uid for uid, due in self._due.items() if time.monotonic() >= due]:
+                pod = self._pods.by_uid[uid]
+                if pod.fact.over:
+                    del self._due[uid]
+                elif await self._refresh(pod) and not pod.fact.over:
+                    del self._due[uid]
+                    pod.fact = msgspec.structs.replace(pod.fact, overdue=True, seen_ns=time.time_ns())
+                    self._pods.write(pod)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            self._clocks.server(self._kube.server_ahead)
+            try:
+                self._clocks.write()
+                self._pods.write_left()
+                self._workload.write_left()
+            except OSError as error:
+                self._troubles.full(error)
+            else:
+                if self._logs.storing():
+                    self._troubles.stored()
+
+
+def _name_only(item: dict[str, Any]) -> dict[str, Any]:
+    """What the watch remembers of a pod for the day it vanishes unseen; the rest is known here."""
+    meta = item["metadata"]
+    return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}
+
+
+_JOIN_S: Final = 10.0
+
+
+class PodCollector:
+    """Feed of one attempt.
+
+    Args:
+        run_dir: where everything goes.
+        attempt: counted from 1.
+        source: which pods.
+        connect: makes a client; called in the feed's thread.
+        trouble: told of difficulties in words, from the feed's thread: what lasts once, what comes and goes once a minute at most.
+        once: take what is there now and end.
+        gather_s: how long lines are left to gather.
+        stir: called from its thread when there is more to see than further lines.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        source: PodSource,
+        connect: Callable[[], Kube],
+        trouble: Callable[[str], None],
+        once: bool = False,
+        gather_s: float = GATHER_S,
+        stir: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._source = source
+        self._connect = connect
+        self._once = once
+        self._gather_s = gather_s
+        self._stir = stir
+        self._troubles = ProblemReporter(trouble)
+        self._thread = threading.Thread(target=self._thread_main, name=f"rankfall-pods-a{attempt}", daemon=True)
+        self._cancellable = CancellableWork()
+        self._session: Session | None = None
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end by itself: only one that was to look once does."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    @property
+    def following(self) -> bool:
+        """Whether all pods are known and the log of each container that runs is open, or was tried in vain."""
+        session = self._session
+        return session is not None and session.following
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods cannot be watched at present."""
+        session = self._session
+        return session is None or session.blind
+
+    def stop(self) -> None:
+        """End; what is in flight is dropped and comes again with the next feed. May be called again."""
+        self._cancellable.end()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+
+    # -- the thread
+
+    def _thread_main(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._cancellable.run(self._work()))
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                async with self._connect() as kube:
+                    session = self._session = Session(
+                        kube,
+                        run_dir=self._run_dir,
+                        attempt=self._attempt,
+                        source=self._source,
+                        troubles=self._troubles,
+                        once=self._once,
+                        gather_s=self._gather_s,
+                        stir=self._stir,
+                    )
+                    await (session.take() if self._once else session.run())
+            except Exception as error:  # noqa: BLE001 - a feed that dies without a word would leave the run waiting for ever
+                self._troubles.say(
+                    f"feed {type(error).__name__}",
+                    f"the pods of attempt {self._attempt} are not followed: {error_text(error)}",
+                )
+            if self._once:
+                return
+            await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,203 @@
+"""Pods of one attempt as the collector knows them: newest snapshot, log state, journal entry.
+
+Takes up from the journal what an earlier process saw. Snapshots that cannot be written (full disk) are
+written later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+
+from rankfall.collect.background import ProblemReporter
+from rankfall.collect.pods.log_tailer import End, Follower, State
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.journal import JournalWriter, journal_path
+from rankfall.rundir.cluster.pod_facts import ContainerFact, LogState, PodFact, later
+from rankfall.rundir.cluster.pod_source import PodSource
+
+_CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
+
+
+class FollowedInstance:
+    """One container instance: who follows it, and how that ended."""
+
+    __slots__ = ("end", "follower", "task")
+
+    def __init__(self, end: End | None = None) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.follower: Follower | None = None
+        self.end = end
+
+    @property
+    def tried(self) -> bool:
+        """Whether its log is, or was, open, or was asked for in vain for a while."""
+        return self.end is not None or (self.follower is not None and self.follower.tried)
+
+
+class Followed:
+    """One pod: the newest look at it, and its logs by number of the container's restart.
+
+    Args:
+        fact: as an earlier session or process wrote it down, or the first look.
+    """
+
+    __slots__ = ("fact", "idle", "logs")
+
+    def __init__(self, fact: PodFact) -> None:
+        self.fact = fact
+        self.logs: dict[int, FollowedInstance] = {}
+        # Instances that were seen and never ran: they have no log.
+        self.idle: set[int] = set()
+        end = _CLOSED.get(fact.log)
+        if end is not None:
+            self.logs = {number: FollowedInstance(end) for number in instances_of(fact)}
+
+    @property
+    def log_state(self) -> LogState:
+        """Whether all of its log is stored."""
+        if not self.fact.over:
+            return "open"
+        ends = [log.end for log in self.logs.values()]
+        if not ends:
+            return "none"
+        return "open" if None in ends else "lost" if "lost" in ends else "complete"
+
+
+def instance_state(fact: PodFact, number: int) -> State:
+    """State of one instance of a pod's training container by the newest look at the pod."""
+    main = fact.main
+    if fact.gone or (main is not None and main.restarts > number + 1):
+        return "gone"
+    if main is None or main.restarts < number:
+        return "ended" if fact.over else "waiting"
+    if main.restarts > number:
+        return "replaced"
+    if main.state == "waiting":
+        ended = fact.last is not None and fact.last.restarts == number
+        return "ended" if ended or fact.over else "waiting"
+    return "running" if main.state == "running" and not fact.over else "ended"
+
+
+def instances_of(fact: PodFact) -> tuple[int, ...]:
+    """Instances that have a log, by this look."""
+    return tuple(sorted({one.restarts for one in (fact.last, fact.main) if one is not None and _ran(one)}))
+
+
+def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
+    """Instances that came and went while nobody looked, in order: their logs can hardly be had any more.
+
+    Args:
+        fact: the newest look.
+        known: instances that were seen before.
+    """
+    if fact.main is None:
+        return ()
+    shown = fact.last.restarts if fact.last is not None else None
+    return tuple(number for number in range(fact.main.restarts) if number != shown and number not in known)
+
+
+def idle_of(fact: PodFact) -> set[int]:
+    """Instances that have ended without having run, by this look."""
+    shown = (one for one in (fact.last, fact.main) if one is not None and one.state == "terminated")
+    return {one.restarts for one in shown if not _ran(one)}
+
+
+def _ran(container: ContainerFact) -> bool:
+    """Whether an instance runs or ran. The kubelet also calls one terminated that it never started: that one has neither an id nor a beginning."""
+    ended = container.state == "terminated" and (container.id is not None or container.started is not None)
+    return container.state == "running" or ended
+
+
+class KnownPods:
+    """Pods of one attempt.
+
+    Args:
+        run_dir: where the journal lies.
+        attempt: counted from 1.
+        source: which pods.
+        troubles: takes difficulties.
+        stir: called when a pod has changed.
+
+    Attributes:
+        by_uid: all that were seen, those that are gone too.
+
+    Raises:
+        OSError: the journal cannot be opened.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, *, attempt: int, source: PodSource, troubles: ProblemReporter, stir: Callable[[], None]
+    ) -> None:
+        self._marks = source.marks
+        self._troubles = troubles
+        self._stir = stir
+        self._journal = JournalWriter(journal_path(run_dir.path, attempt))
+        self._unwritten: set[str] = set()
+        self.by_uid = {uid: Followed(fact) for uid, fact in self._journal.pods.items()}
+
+    def facts(self) -> list[PodFact]:
+        """The newest look at each."""
+        return [pod.fact for pod in self.by_uid.values()]
+
+    def there(self) -> set[str]:
+        """UIDs of those that were there when somebody looked last."""
+        return {uid for uid, pod in self.by_uid.items() if not pod.fact.gone}
+
+    def take(self, fact: PodFact) -> Followed:
+        """Take one look at a pod; it is not written yet."""
+        pod = self.by_uid.get(fact.uid)
+        if pod is not None:
+            pod.fact = later(pod.fact, fact)
+            return pod
+        pod = self.by_uid[fact.uid] = Followed(self._placed(fact))
+        if self._marks is not None and pod.fact.slot is None:
+            self._troubles.say(
+                f"place of {fact.uid}", f"{fact.name} does not say which pod of its job it is: its log is not read"
+            )
+        return pod
+
+    def write(self, pod: Followed) -> None:
+        """Write a pod down as it is; where that cannot be done, :meth:`write_left` does it later."""
+        try:
+            self._add(pod)
+        except OSError as error:
+            self._unwritten.add(pod.fact.uid)
+            self._troubles.full(error)
+        else:
+            self._stir()
+
+    def write_left(self) -> bool:
+        """Write what could not be written before; whether there was any.
+
+        Raises:
+            OSError: it still cannot be written.
+        """
+        left = tuple(self._unwritten)
+        for uid in left:
+            self._add(self.by_uid[uid])
+            self._unwritten.discard(uid)
+        return bool(left)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def _add(self, pod: Followed) -> None:
+        self._journal.add(msgspec.structs.replace(pod.fact, log=pod.log_state))
+
+    def _placed(self, fact: PodFact) -> PodFact:
+        """A pod that bears no place gets one that none has had, else that of one that has ended; written down with it, so it stays."""
+        marks = self._marks
+        if marks is None or marks.index or fact.slot is not None:
+            return fact
+        there: dict[int, bool] = {}
+        for pod in self.by_uid.values():
+            if pod.fact.slot is not None:
+                there[pod.fact.slot] = there.get(pod.fact.slot, False) or not pod.fact.over
+        slots = range(sum(marks.sizes.values()))
+        free = [slot for slot in slots if slot not in there] or [slot for slot in slots if not there[slot]] or [*slots]
+        return msgspec.structs.replace(fact, slot=free[0])

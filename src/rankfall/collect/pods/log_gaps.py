@@ -1,0 +1,231 @@
+"""Finds missing lines of a container log and writes gap records that say where and how much.
+
+Compares stored lines and bytes with what the wrapper counted when it printed them: a kubelet that cannot
+keep up drops pieces silently. Where all is there, earlier gap records are removed. Without counts (no
+wrapper, an old or killed one) nothing is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rankfall.collect.pods.line_splitter import stamp_text
+from rankfall.model import Record, decoding, numbers
+from rankfall.model.patterns import anchored, bounded
+from rankfall.model.record import Lost
+from rankfall.rundir.lease import write_file
+from rankfall.rundir.streams.content import content_size, read_bytes
+
+# Any constant: the same gap has the same id, however often it is written down.
+_SPACE: Final = uuid.UUID("5d0c5b8e-7a4f-4b0c-9d5e-52616e6b6661")
+
+
+class LogOf(NamedTuple):
+    """Whose log it is: of one container instance.
+
+    Attributes:
+        run, attempt, role, slot: of its pod.
+        uid: of the pod.
+        number: of the container's restart.
+    """
+
+    run: str
+    attempt: int
+    role: str
+    slot: int
+    uid: str
+    number: int
+
+    @property
+    def head(self) -> str:
+        """How the names of the files of its gap records begin."""
+        return f"gap-a{self.attempt}-{self.role}-{self.slot}-"
+
+    @property
+    def restart(self) -> str:
+        """Which of the container's starts, in words; nothing of the first one."""
+        return f", restart {self.number}" if self.number else ""
+
+
+def gap_record(log: LogOf, *, after: int | None, before: int | None, why: str | None = None) -> Record:
+    """The record of one gap.
+
+    Args:
+        log: in which it is.
+        after: stamp of the line before it, nanoseconds since the epoch by the node's clock; None = the beginning.
+        before: stamp of the line after it; None = the end.
+        why: what kept them from being read, where that is known.
+    """
+    since = "its beginning" if after is None else stamp_text(after)
+    until = "its end" if before is None else stamp_text(before)
+    note = f"lines of slot {log.slot}{log.restart} may be missing: between {since} and {until} of its log"
+    lost = Lost(number=log.number, after_ns=after, before_ns=before, why=why)
+    return _record(log, f"{after} {before}", lost=lost, note=note, at_ns=after)
+
+
+def short_record(log: LogOf, *, stream: str, lines: int, size: int) -> Record:
+    """The record of what one stream has less than its container printed.
+
+    Args:
+        log: of the container.
+        stream: ``r<rank>``, ``slot`` or ``all``.
+        lines: how many are missing.
+        size: bytes that are missing.
+    """
+    rank = numbers.whole(stream[1:])
+    whose = {"slot": f"slot {log.slot} (of no rank)", "all": f"slot {log.slot} and its ranks"}.get(
+        stream, f"rank {rank}"
+    )
+    note = (
+        f"{lines} lines of {whose}{log.restart} are missing, {size} bytes: its container printed them, "
+        "and the log that came has not got them"
+    )
+    lost = Lost(number=log.number, stream=stream, lines=lines, bytes=size)
+    return _record(log, f"{stream} short", lost=lost, note=note, rank=rank)
+
+
+def _record(
+    log: LogOf, key: str, *, lost: Lost, note: str, at_ns: int | None = None, rank: int | None = None
+) -> Record:
+    return Record(
+        id=uuid.uuid5(_SPACE, f"{log.run} {log.attempt} {log.uid} {log.number} {key}").hex,
+        kind="gap",
+        writer="wrapper",
+        run=log.run,
+        attempt=log.attempt,
+        role=log.role,
+        slot=log.slot,
+        pod_uid=log.uid,
+        rank=rank,
+        at_ns=at_ns,
+        lost=lost,
+        notes=(note,),
+    )
+
+
+SUM: Final = "all"
+_BLOCK: Final = 1 << 20
+_STREAM: Final = anchored(r"slot|all|r\d{1,7}", limit=16)
+_RETURNS: Final = bounded(rb"(?<!\r)\r+(?=\n)", limit=1 << 30)
+# A container has so many ranks at most; a forged record must not cost more.
+_MAX_STREAMS: Final = 4096
+
+
+class Short(NamedTuple):
+    """What a stream has less than was printed: lines, bytes."""
+
+    stream: str
+    lines: int
+    size: int
+
+
+class Outcome(NamedTuple):
+    """What a comparison gave: streams that are short, and whether all have exactly what was printed."""
+
+    short: tuple[Short, ...]
+    whole: bool
+
+
+def compare(
+    printed: Mapping[str, tuple[int, int]],
+    held: Mapping[str, tuple[int, int]],
+    *,
+    returns: Callable[[], Mapping[str, int]] | None,
+) -> Outcome:
+    """Compare.
+
+    Args:
+        printed: (lines, bytes) by stream, or one sum of all, ``all``.
+        held: the same of what is stored; streams that hold nothing may be left out.
+        returns: gives the carriage returns before line feeds of each stream that is stored, which were not counted; asked only where the
+            bytes differ. None = bytes are not compared, because they came through something that changes them.
+    """
+    if SUM in printed:
+        held = {SUM: (sum(lines for lines, _ in held.values()), sum(size for _, size in held.values()))}
+    differs = returns is not None and any(held.get(stream, (0, 0))[1] != size for stream, (_, size) in printed.items())
+    extra = returns() if differs and returns is not None else {}
+    if SUM in printed:
+        extra = {SUM: sum(extra.values())}
+    short, whole = [], True
+    for stream, (lines, size) in sorted(printed.items()):
+        has_lines, has_bytes = held.get(stream, (0, 0))
+        less = lines - has_lines
+        fewer = size - (has_bytes - extra.get(stream, 0)) if returns is not None or less > 0 else 0
+        whole = whole and not less and not fewer
+        if less > 0 or fewer > 0:
+            short.append(Short(stream, max(0, less), max(0, fewer)))
+    return Outcome(tuple(short), whole)
+
+
+def returns_of(folder: Path, streams: Mapping[str, object]) -> dict[str, int]:
+    """Carriage returns right before line feeds in each stream of an instance."""
+    return {stream: _returns(folder / f"{stream}.out.log") for stream in streams}
+
+
+def write_down(
+    outcome: Outcome, *, folder: Path, head: str, uid: str, number: int, record_of: Callable[[Short], Record]
+) -> None:
+    """Have the records say what was found, however often it is found: those of before that no longer hold go.
+
+    Args:
+        outcome: of the comparison.
+        folder: of records.
+        head: how the names of this slot's gap records begin.
+        uid: of the pod.
+        number: restart number of the container.
+        record_of: makes the record of a stream that is short.
+
+    Raises:
+        OSError: one could not be written.
+    """
+    said = {f"{head}{(record := record_of(short)).id}.json": record for short in outcome.short}
+    for path, record in _gaps(folder, head, uid=uid, number=number):
+        counted = record.lost is not None and record.lost.stream is not None
+        if (counted and record != said.get(path.name)) or (outcome.whole and not counted):
+            path.unlink(missing_ok=True)
+    for name, record in said.items():
+        if not (folder / name).exists():
+            temporary = (folder / name).with_suffix(".new")
+            write_file(temporary, msgspec.json.encode(record))
+            temporary.rename(folder / name)
+
+
+def clean(printed: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]] | None:
+    """Counts as a wrapper tells them; None where these are none."""
+    good = len(printed) <= _MAX_STREAMS and all(
+        min(counts) >= 0 and _STREAM.fullmatch(stream) for stream, counts in printed.items()
+    )
+    return dict(printed) if good else None
+
+
+def _gaps(folder: Path, head: str, *, uid: str, number: int) -> Iterator[tuple[Path, Record]]:
+    """Gap records of one container instance that the recorder wrote."""
+    for path in sorted(folder.glob(f"{head}*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
+            record = decoding.decode(path.read_bytes(), kind=Record)
+            if record.pod_uid == uid and record.lost is not None and record.lost.number == number:
+                yield path, record
+
+
+def _returns(path: Path) -> int:
+    count, at = 0, 0
+    rest = b""
+    with contextlib.suppress(FileNotFoundError):
+        end = content_size(path)
+        while at < end:
+            data = rest + (new := read_bytes(path, at, min(_BLOCK, end - at)))
+            at += len(new)
+            # A run of them may go on in the next block.
+            body = data.rstrip(b"\r") if at < end else data
+            rest = data[len(body) :]
+            if b"\r" in body:
+                count += sum(len(found) for found in _RETURNS.findall(body))
+            if not new:
+                break
+    return count

@@ -1,0 +1,222 @@
+"""Runs one task per container instance that tails its log.
+
+A failure of one log is retried and affects no other. A log is complete when it is stored, compared with
+the wrapper's counts, and its copy from a log store has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from rankfall.collect.background import ProblemReporter, error_text
+from rankfall.collect.pods.instance_folders import Instances
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.collect.pods.known_pods import (
+    Followed,
+    FollowedInstance,
+    KnownPods,
+    idle_of,
+    instance_state,
+    instances_of,
+    missed,
+)
+from rankfall.collect.pods.log_tailer import End, Follower
+from rankfall.collect.pods.rank_discovery import RankProber
+from rankfall.collect.stores.log_store import StoreWatch
+from rankfall.kube.client import Kube
+from rankfall.rundir.cluster.clock_bounds import ClockFile
+from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
+from rankfall.rundir.cluster.pod_source import PodSource
+
+#: Between two tries after an error that the client itself does not repeat (rights, credentials, a full disk), seconds.
+AGAIN_S: Final = 5.0
+# A log whose container has run for so long has a past, nanoseconds. Where there are more pods than this their requests are what counts.
+_PAST_NS: Final = 10 * 10**9
+_FEW: Final = 64
+# Of a container that was restarted in vain for days there is no use in a record for each time.
+_MAX_MISSED: Final = 20
+
+
+class LogTasks:
+    """The logs of one session.
+
+    Args:
+        kube: an open client.
+        source: which pods.
+        pods: of the attempt; that a log has ended is written there.
+        instances: take what the logs hold.
+        stores: copies of what does not come by the logs.
+        clocks: take the delays of lines.
+        troubles: takes difficulties.
+        once: read what each log holds now, and no more.
+        gather_s: how long lines are left to gather.
+        refresh: looks at a pod now; whether it is there, by the server's own word.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        source: PodSource,
+        pods: KnownPods,
+        instances: Instances,
+        stores: StoreWatch,
+        clocks: ClockFile,
+        troubles: ProblemReporter,
+        once: bool,
+        gather_s: float,
+        refresh: Callable[[Followed], Awaitable[bool]],
+    ) -> None:
+        self._kube = kube
+        self._source = source
+        self._pods = pods
+        self._instances = instances
+        self._stores = stores
+        self._clocks = clocks
+        self._troubles = troubles
+        self._once = once
+        self._gather_s = gather_s
+        self._refresh = refresh
+        # Logs of which something could not be stored, and where each stands since it was opened again.
+        self._unstored: dict[tuple[int, str, int], tuple[InstanceLog | None, int]] = {}
+        self._identifier = RankProber(kube, namespace=source.namespace, trouble=troubles.say)
+
+    @property
+    def tried(self) -> bool:
+        """Whether the log of each container that runs is open, or was tried in vain. May be asked from any thread."""
+        return all(log.tried for pod in tuple(self._pods.by_uid.values()) for log in tuple(pod.logs.values()))
+
+    def storing(self) -> bool:
+        """Whether every log goes on that could not be stored before."""
+        for key, (stored, lines) in list(self._unstored.items()):
+            if stored is not None and stored.cursor.lines > lines:
+                del self._unstored[key]
+        return not self._unstored
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """All there are, those that are done too."""
+        return [one.task for pod in self._pods.by_uid.values() for one in pod.logs.values() if one.task]
+
+    def follow(self, pod: Followed, slot: int) -> None:
+        """Follow each instance that is not followed yet, those that are gone too: it is written down that their lines are missing."""
+        pod.idle |= idle_of(pod.fact)
+        gone = missed(pod.fact, pod.logs.keys() | pod.idle)
+        if len(gone) > _MAX_MISSED:
+            self._troubles.say(
+                f"starts of {pod.fact.name}",
+                f"{pod.fact.name} was started again {pod.fact.main.restarts if pod.fact.main else 0} times, most of them unseen: "
+                f"only of the newest {_MAX_MISSED} it is written down that their lines are missing",
+            )
+        for number in (*gone[-_MAX_MISSED:], *instances_of(pod.fact)):
+            if number not in pod.logs:
+                log = pod.logs[number] = FollowedInstance()
+                log.task = asyncio.create_task(self._read_all(pod, log, slot, number))
+        # The rest is not asked about again.
+        pod.idle.update(gone[:-_MAX_MISSED])
+
+    async def _read_all(self, pod: Followed, log: FollowedInstance, slot: int, number: int) -> None:
+        uid = pod.fact.uid
+        while log.end is None:
+            try:
+                stored = self._instances.open(slot, uid=uid, number=number)
+                if (slot, uid, number) in self._unstored:
+                    self._unstored[slot, uid, number] = (stored, stored.cursor.lines)
+                self._clocks.watch(slot, stored)
+                log.follower = Follower(
+                    self._kube,
+                    pod=pod.fact.name,
+                    namespace=self._source.namespace,
+                    container=pod.fact.container or self._source.container,
+                    log=stored,
+                    state=lambda: instance_state(pod.fact, number),
+                    refresh=lambda: self._refresh(pod),
+                    trouble=self._troubles.say,
+                    gather_s=self._gather_s,
+                    past=self._past(pod.fact, stored),
+                )
+                looks = self._source.look_inside and instance_state(pod.fact, number) in {"waiting", "running"}
+                self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, looks=looks)
+                end = await self._read(pod, log.follower, stored, slot=slot, number=number)
+                if end is not None:
+                    self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, looks=False)
+                    end = await self._settled(pod, stored, end, slot=slot, number=number)
+                # Of one that runs on there may come more.
+                elsewhere = end is None or await self._stores.ended(
+                    self._instances.folder(slot, uid=uid, number=number)
+                )
+                log.end = end if elsewhere else "lost"
+                self._unstored.pop((slot, uid, number), None)
+            except OSError as error:
+                self._unstored[slot, uid, number] = (None, 0)
+                self._troubles.full(error)
+            except Exception as error:  # noqa: BLE001 - of one log; the others go on, and its reader must not wait for ever without a word
+                self._troubles.say(
+                    f"log {type(error).__name__}",
+                    f"the log of {pod.fact.name} is opened again after {error_text(error)}",
+                )
+            log.follower = None
+            self._instances.drop(slot, uid=uid, number=number)
+            if self._once:
+                break
+            if log.end is None:
+                await asyncio.sleep(AGAIN_S)
+        pod.fact = msgspec.structs.replace(pod.fact, seen_ns=time.time_ns())
+        self._pods.write(pod)
+
+    def _past(self, fact: PodFact, stored: InstanceLog) -> bool:
+        """Whether a log is worth a reading before it is followed: nothing is stored of it, and there may be much."""
+        if stored.cursor.last is not None or len(self._pods.by_uid) > _FEW:
+            return False
+        started = stamp_ns(fact.main.started) if fact.main is not None else None
+        return started is not None and time.time_ns() - started > _PAST_NS
+
+    async def _read(
+        self, pod: Followed, follower: Follower, stored: InstanceLog, *, slot: int, number: int
+    ) -> End | None:
+        """Read a log, and look meanwhile which ranks write it where nothing proves that yet."""
+        source, fact = self._source, pod.fact
+        if source.marks is None or fact.ranks or fact.prefixes == () or not source.look_inside:
+            return await (follower.take() if self._once else follower.run())
+        folder = self._instances.folder(slot, uid=fact.uid, number=number)
+
+        def runs() -> bool:
+            return instance_state(pod.fact, number) == "running"
+
+        if self._once:
+            end = await follower.take()
+            if runs() and stored.routes.tagged:
+                await self._identifier.look(fact.name, container=fact.container, log=stored, folder=folder)
+            return end
+        looking = asyncio.create_task(
+            self._identifier.watch(fact.name, container=fact.container, log=stored, folder=folder, running=runs)
+        )
+        try:
+            return await follower.run()
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    async def _settled(self, pod: Followed, stored: InstanceLog, end: End, *, slot: int, number: int) -> End:
+        """Compare what came with what was printed: what a kubelet leaves out nobody sees in the log. All is stored: no end was lost."""
+        if end == "lost" or stored.cursor.printed is None:
+            self._last_words(pod.fact, slot, number)
+        # Of a long log whose lines end in two bytes each is looked at.
+        work = asyncio.ensure_future(asyncio.to_thread(self._instances.settle, slot, uid=pod.fact.uid, number=number))
+        try:
+            whole = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # The log is closed behind whoever cancels: the thread must have let go of it before.
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        return "complete" if whole else end
+
+    def _last_words(self, fact: PodFact, slot: int, number: int) -> None:
+        """What an instance left in its status is all there is of what its log did not give."""
+        for one in (fact.last, fact.main):
+            if one is not None and one.restarts == number and one.message:
+                self._instances.take_message(slot, one.message, uid=fact.uid, number=number)

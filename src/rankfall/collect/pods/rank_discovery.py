@@ -1,0 +1,272 @@
+"""Finds which ranks run in a container of a foreign job, by exec every 10 s.
+
+Needs the right to exec and a shell in the image; without either the ranks stay unknown, which is reported
+once. Only the variables that name a rank leave the container. A proof holds for the processes that were
+seen, so for one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.collect.pods.instance_log import InstanceLog
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Forbidden, KubeError
+from rankfall.kube.exec.session import execute
+from rankfall.model import numbers
+from rankfall.model.patterns import anchored
+from rankfall.rundir.cluster.log_routes import USUAL_ROLES
+from rankfall.rundir.cluster.marks import ROUND, RankMapEntry, Told, read_rank_map, write_rank_map
+from rankfall.rundir.streams.files import IndexReader
+
+# Plain POSIX with tr and grep, as busybox has them. First the clock: seconds since the epoch, and since the boot.
+_SCRIPT: Final = r"""
+echo "@clock $(date +%s) $(cut -d' ' -f1 /proc/uptime)"
+for d in /proc/[0-9]*; do
+  e=$(tr '\0' '\n' < $d/environ 2>/dev/null | grep -E '^((RANK|LOCAL_RANK|WORLD_SIZE)=[0-9]+|ROLE_NAME=.+)$') || continue
+  s=$(sed 's/.*) //' $d/stat 2>/dev/null)
+  echo "@process ${d#/proc/} $s"
+  echo "$e"
+  echo "@out $(readlink $d/fd/1)"
+  echo "@err $(readlink $d/fd/2)"
+  p=${s#* }
+  p=${p%% *}
+  case " $seen " in *" $p "*) continue ;; esac
+  seen="$seen $p"
+  ls -l /proc/$p/fd 2>/dev/null | sed -n 's,.* \([0-9][0-9]*\) -> \(/.*/std[oe][ur][tr]\.log\)$,\1 \2,p' | while read -r n f; do
+    grep -q '^flags:.*0$' /proc/$p/fdinfo/$n 2>/dev/null && echo "@reads $p $f"
+  done
+done
+echo "@end"
+"""
+COMMAND: Final = ("sh", "-c", _SCRIPT)
+# The exit code proves nothing: the API server reports 0 when it loses the kubelet. Without this last line the answer is incomplete.
+END: Final = "@end\n"
+MAX_OUTPUT: Final = 1 << 20
+_TICKS: Final = 100
+# After the name in ``/proc/PID/stat`` come state, parent, ..., and as the 20th the start in ticks since the boot.
+_PARENT, _START = 1, 19
+_HIGHEST: Final = 999
+_VARIABLE: Final = anchored(r"(RANK|LOCAL_RANK|WORLD_SIZE)=(\d{1,7})", limit=64)
+_ROLE: Final = anchored(r"ROLE_NAME=(.{1,60})", limit=80)
+# Seconds after which torchrun has opened what its ranks write.
+_OPENED_S: Final = 3.0
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's process.
+
+    Attributes:
+        pid, ticks: of its container's own counting; name the process.
+        started: when it started, nanoseconds since the epoch by the node's clock, a second more or less.
+        role: name of its role; None = its torchrun does not say.
+        marked: whether torchrun puts its prefix before each of its lines; None = it starts just now.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    ticks: int
+    started: int
+    role: str | None = None
+    marked: bool | None = False
+
+
+class _Process(msgspec.Struct, kw_only=True):
+    """What the answer says of one process that has any of the variables."""
+
+    parent: int = 0
+    ticks: int = 0
+    variables: dict[str, int] = {}
+    role: str | None = None
+    outputs: dict[str, str] = {}
+
+
+def read_ranks(text: str) -> dict[int, Seen]:
+    """The ranks by local rank; empty if the answer is incomplete or proves none."""
+    if not text.endswith(f"\n{END}"):
+        return {}
+    now = uptime = None
+    found: dict[int, _Process] = {}
+    reads: set[tuple[int | None, str]] = set()
+    own = _Process()
+    for line in text.split("\n"):
+        words = line.split()
+        if words[:1] == ["@clock"] and len(words) == 3:  # noqa: PLR2004 - word, clock, uptime
+            now, uptime = numbers.whole(words[1]), numbers.real(words[2])
+        elif words[:1] == ["@process"]:
+            own = _Process()
+            rest = words[2:]
+            if len(rest) > _START:
+                pid, parent, ticks = map(numbers.whole, (words[1], rest[_PARENT], rest[_START]))
+                if pid is not None and parent is not None and ticks is not None:
+                    own.parent, own.ticks, found[pid] = parent, ticks, own
+        elif words[:1] in (["@out"], ["@err"]):
+            own.outputs[words[0]] = line[len("@out ") :]
+        elif words[:1] == ["@reads"] and len(words) > 2:  # noqa: PLR2004 - word, process, path
+            reads.add((numbers.whole(words[1]), line.split(" ", 2)[2]))
+        elif match := _VARIABLE.fullmatch(line.strip()):
+            own.variables[match[1]] = numbers.matched(match[2])
+        elif match := _ROLE.fullmatch(line):
+            own.role = match[1]
+    if now is None or uptime is None:
+        return {}
+    ranks: dict[int, Seen] = {}
+    for pid, one in found.items():
+        if not _is_rank(one.variables) or _is_rank(found.get(one.parent, _Process()).variables):
+            continue
+        local = one.variables["LOCAL_RANK"]
+        if local in ranks or local > _HIGHEST:
+            return {}
+        age = uptime - one.ticks / _TICKS
+        marked = all(
+            one.outputs.get(which, "").endswith(f"/{local}/{name}") and (one.parent, one.outputs[which]) in reads
+            for which, name in (("@out", "stdout.log"), ("@err", "stderr.log"))
+        )
+        ranks[local] = Seen(
+            rank=one.variables["RANK"],
+            local_rank=local,
+            pid=pid,
+            ticks=one.ticks,
+            started=round((now - age) * 1e9),
+            role=one.role,
+            marked=marked or (None if age < _OPENED_S else False),
+        )
+    return ranks
+
+
+def _is_rank(variables: dict[str, int]) -> bool:
+    """Whether a launcher made it a rank: RANK alone may be of the whole container, as the training operator sets it."""
+    return variables.keys() >= {"RANK", "LOCAL_RANK"}
+
+
+_FIRST_S: Final = 1.0
+_EVERY_S: Final = 10.0
+_LIMIT_S: Final = 15.0
+# The clock of a container is read in whole seconds.
+_SLACK_NS: Final = 1_000_000_000
+_AT_ONCE: Final = 8
+
+
+class RankProber:
+    """Looks into the containers of one session.
+
+    Args:
+        kube: an open client.
+        namespace: of the pods.
+        trouble: told why ranks stay unknown: name of the kind, words.
+    """
+
+    def __init__(self, kube: Kube, *, namespace: str, trouble: Callable[[str, str], None]) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._trouble = trouble
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._denied = False
+
+    async def watch(
+        self, pod: str, *, container: str, log: InstanceLog, folder: Path, running: Callable[[], bool]
+    ) -> None:
+        """Look until the container has ended, or nothing can be seen."""
+        pause = _FIRST_S
+        while running():
+            if self._denied:
+                _settle(read_rank_map(folder), log=log, folder=folder)
+                return
+            if not log.routes.tagged:
+                # There is no line that a rank could be told of.
+                await asyncio.sleep(_FIRST_S)
+                continue
+            if await self.look(pod, container=container, log=log, folder=folder):
+                return
+            await asyncio.sleep(pause)
+            pause = min(_EVERY_S, 2 * pause)
+
+    async def look(self, pod: str, *, container: str, log: InstanceLog, folder: Path) -> bool:
+        """Look once, and write down what that proves; whether another look could prove nothing more.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        # What is stored by now was written before the processes are looked at.
+        sizes = dict(log.cursor.sizes)
+        try:
+            async with self._gate:
+                done = await execute(
+                    self._kube,
+                    pod,
+                    COMMAND,
+                    container=container,
+                    namespace=self._namespace,
+                    timeout=_LIMIT_S,
+                    max_output=MAX_OUTPUT,
+                )
+        except Forbidden as error:
+            self._denied = True
+            self._trouble(
+                "ranks denied", f"ranks that only a look into their pods would tell stay unknown: {error.message}"
+            )
+            return False
+        except KubeError as error:
+            # Not running any more, not yet, or without a shell.
+            self._trouble("ranks", f"which ranks run in {pod} cannot be seen: {error.message}")
+            return False
+        seen = read_ranks(done.stdout.decode("utf-8", "replace"))
+        if not seen or any(one.marked is None for one in seen.values()):
+            return False
+        told = read_rank_map(folder)
+        if not all(one.marked for one in seen.values()):
+            _settle(told, log=log, folder=folder)
+            return True
+        told = update_rank_map(told, seen, sizes=sizes, folder=folder)
+        write_rank_map(folder, told)
+        told.route(log.routes)
+        return False
+
+
+def _settle(told: Told, *, log: InstanceLog, folder: Path) -> None:
+    told = msgspec.structs.replace(told, settled=True)
+    write_rank_map(folder, told)
+    told.route(log.routes)
+
+
+def update_rank_map(told: Told, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> Told:
+    """What is proved after one more look.
+
+    Args:
+        told: what was proved before.
+        seen: the ranks' processes by local rank.
+        sizes: bytes of each stream, by its file, that were stored before the look.
+        folder: of the streams.
+    """
+    now = {local: (one.pid, one.ticks) for local, one in seen.items()}
+    base = told.base
+    # Where some have ended and no other has come, the round goes on.
+    if not told.processes or not now.items() <= told.processes.items():
+        ranks = dict(told.ranks)
+        if told.processes:
+            # Another round: of the old one only what was stored before it was seen last is proved.
+            for number, one in told.ranks.items():
+                if one.until is None:
+                    ranks[number] = msgspec.structs.replace(one, until=told.confirmed.get(number, one.since))
+            base += ROUND
+        for local, process in seen.items():
+            ranks[base + local] = _of_process(process, folder / f"{base + local}.out.log")
+        roles = tuple(sorted({one.role for one in seen.values() if one.role is not None}))
+        told = Told(base=base, processes=now, ranks=ranks, roles=roles or told.roles or USUAL_ROLES)
+    confirmed = told.confirmed | {base + local: sizes.get(f"{base + local}.out.log", 0) for local in now}
+    return msgspec.structs.replace(told, confirmed=confirmed)
+
+
+def _of_process(process: Seen, stream: Path) -> RankMapEntry:
+    """The rank of a stream, from the first piece on that came after its process had started; a round before it may have written the rest."""
+    since = 0
+    if stream.exists():
+        found = IndexReader(stream).offset_since(process.started - _SLACK_NS)
+        since = stream.stat().st_size if found is None else found
+    return RankMapEntry(rank=process.rank, proof=f"RANK of pid {process.pid} in its container", since=since)

@@ -1,0 +1,266 @@
+"""Remembers the lines taken last from a log, to recognise them when the log is opened again.
+
+Lines are remembered by checksum; large chunks are kept as they came in taken-<n>.raw and taken apart only
+when the log is reopened inside one. A chunk whose file cannot be read counts as forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.collect.pods.line_splitter import StampParser
+from rankfall.model import numbers
+from rankfall.rundir.lease import private
+
+# Lines remembered at most: a container that prints more in one second repeats the excess when its log is resumed inside that second.
+MAX_OVERLAP: Final = 1 << 20
+# Bytes of chunks kept at most, with the same consequence.
+MAX_BYTES: Final = 64 << 20
+# Lines remembered at least, whatever their second.
+KEEP: Final = 4096
+# Lines that are remembered together.
+_BLOCK: Final = 256
+# A file of chunks is ended at this size, bytes. Whole files are removed, so that nothing is ever copied; to make one costs more
+# than to write a chunk.
+SEGMENT: Final = 4 << 20
+# So many of a process keep their newest file open; the others open it for each chunk: a thousand streams have no descriptors to spare.
+MOST_OPEN: Final = 64
+_NS: Final = 1_000_000_000
+
+
+class Run:
+    """Lines in a row.
+
+    Attributes:
+        seconds: whole second of each.
+        sums: their checksums, of the lines as the API gave them.
+        high: the newest second.
+    """
+
+    __slots__ = ("high", "seconds", "sums")
+
+    def __init__(self, seconds: Iterable[int], sums: Iterable[int]) -> None:
+        self.seconds = array("q", seconds)
+        self.sums = array("I", sums)
+        self.high = max(self.seconds, default=0)
+
+    @property
+    def lines(self) -> int:
+        """How many."""
+        return len(self.sums)
+
+    def extend(self, other: Run) -> None:
+        """Take these behind its own."""
+        self.seconds += other.seconds
+        self.sums += other.sums
+        self.high = max(self.high, other.high)
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk of whole lines in one of the files.
+
+    Attributes:
+        segment, offset, size: where.
+        lines: how many.
+        high, low: newest and oldest whole second among their stamps.
+    """
+
+    segment: int
+    offset: int
+    size: int
+    lines: int
+    high: int
+    low: int = 0
+
+
+class Overlap:
+    """The lines taken last, in order.
+
+    Args:
+        folder: of the instance's streams.
+
+    Attributes:
+        forgotten: newest second of which not all lines are remembered; None = nothing is forgotten.
+        top: newest second of all that was taken; None = nothing was.
+    """
+
+    # How many keep a file open.
+    _open = 0
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = -1
+        self._held: deque[Run | Chunk] = deque()
+        self._lines = 0
+        self._bytes = 0
+        self.forgotten: int | None = None
+        self.top: int | None = None
+        self._segment = -1
+        self._offset = SEGMENT
+        # The oldest file there may be, and the newest one's path: made once, not for each chunk.
+        self._oldest = 0
+        self._newest = ""
+
+    def held(self) -> Sequence[Run | Chunk]:
+        """All that is remembered, in order."""
+        return self._held
+
+    def add(self, one: Run | Chunk) -> None:
+        """Remember lines, or a chunk that is in its file."""
+        if not one.lines:
+            return
+        last = self._held[-1] if self._held else None
+        if isinstance(one, Chunk):
+            self._bytes += one.size
+            self._held.append(one)
+        elif isinstance(last, Run) and last.lines + one.lines <= _BLOCK:
+            last.extend(one)
+        else:
+            # A copy: what is remembered together grows.
+            self._held.append(Run(one.seconds, one.sums))
+        self._lines += one.lines
+        self.top = one.high if self.top is None else max(self.top, one.high)
+
+    def store(self, data: bytes, *, lines: int, high: int, low: int) -> Chunk:
+        """Put a chunk into its file and remember it.
+
+        Raises:
+            OSError: it could not be written as a whole.
+        """
+        if self._offset >= SEGMENT:
+            self.close()
+            self._segment, self._offset = self._segment + 1, 0
+            self._newest = str(self._path(self._segment))
+        fd = self._fd
+        if fd < 0:
+            fd = private(self._newest, os.O_WRONLY | os.O_CREAT)
+        try:
+            done = os.pwrite(fd, data, self._offset)
+        finally:
+            if fd != self._fd:
+                self._keep(fd)
+        if done < len(data):
+            raise OSError(28, "No space left on device", self._newest)
+        chunk = Chunk(self._segment, self._offset, len(data), lines, high, low)
+        self._offset += len(data)
+        self.add(chunk)
+        return chunk
+
+    def forget(self, *, before: int, newest: int) -> None:
+        """Let go of what is of an older second than ``before`` and not among the last ``KEEP`` lines, and of what is too much.
+
+        Args:
+            before: seconds since the epoch.
+            newest: second of the newest line: the log is never asked for from a later one.
+        """
+        held = self._held
+        gone: int | None = None
+        while held:
+            first = held[0]
+            excess = self._lines > MAX_OVERLAP or self._bytes > MAX_BYTES
+            if not excess and (self._lines - first.lines < KEEP or first.high >= before):
+                break
+            held.popleft()
+            self._lines -= first.lines
+            if isinstance(first, Chunk):
+                self._bytes -= first.size
+                gone = first.segment
+            if first.high < newest:
+                self.forgotten = max(first.high, self.forgotten or 0)
+        if gone is not None:
+            self._remove_before(next((one.segment for one in held if isinstance(one, Chunk)), self._segment))
+
+    def since(self, second: int) -> array[int]:
+        """Checksums of the remembered lines of this second and later."""
+        found = array("I")
+        for one in self._held:
+            if isinstance(one, Chunk):
+                found.extend(self._sums(one, second))
+            else:
+                found.extend(found_sum for at, found_sum in zip(one.seconds, one.sums, strict=True) if at >= second)
+        return found
+
+    def newest(self, count: int) -> array[int]:
+        """Checksums of the lines taken last, at most so many."""
+        found = array("I")
+        for one in reversed(self._held):
+            if len(found) >= count:
+                break
+            found = (array("I", self._sums(one, one.low)) if isinstance(one, Chunk) else one.sums) + found
+        return found[-count:]
+
+    def check(self) -> None:
+        """After loading: chunks whose bytes are not there are forgotten; files that nothing speaks of are removed."""
+        sizes = {number: path.stat().st_size for number, path in self._segments()}
+        while any(isinstance(one, Chunk) and sizes.get(one.segment, 0) < one.offset + one.size for one in self._held):
+            first = self._held.popleft()
+            self._lines -= first.lines
+            self._bytes -= first.size if isinstance(first, Chunk) else 0
+            self.forgotten = max(first.high, self.forgotten or 0)
+        used = {one.segment for one in self._held if isinstance(one, Chunk)}
+        for number in sizes.keys() - used:
+            self._unlink(number)
+        # What a killed process wrote behind the last commit is never read: the next chunk begins a new file.
+        self._segment = max(sizes, default=-1)
+
+    def close(self) -> None:
+        """Let go of the newest file; the next chunk opens it again. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            Overlap._open -= 1
+
+    def clear(self) -> None:
+        """Nothing will come again."""
+        self.close()
+        self._held.clear()
+        self._lines = self._bytes = 0
+        for number, _ in self._segments():
+            self._unlink(number)
+
+    def _keep(self, fd: int) -> None:
+        if Overlap._open < MOST_OPEN:
+            Overlap._open += 1
+            self._fd = fd
+        else:
+            os.close(fd)
+
+    def _sums(self, chunk: Chunk, second: int) -> Iterable[int]:
+        if chunk.high < second:
+            return ()
+        with self._path(chunk.segment).open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), chunk.size, chunk.offset)
+        lines = data[:-1].split(b"\n")
+        if chunk.low >= second:
+            return map(zlib.crc32, lines)
+        split = StampParser().split
+        # Each has a stamp: chunks with other lines are not kept as chunks.
+        return (zlib.crc32(line) for line in lines if (split(line)[0] or 0) // _NS >= second)
+
+    def _remove_before(self, segment: int) -> None:
+        if segment > self._oldest:
+            self._oldest = segment
+            for number, _ in self._segments():
+                if number < segment:
+                    self._unlink(number)
+
+    def _segments(self) -> list[tuple[int, Path]]:
+        found = ((numbers.whole(path.stem.removeprefix("taken-")), path) for path in self._folder.glob("taken-*.raw"))
+        return [(number, path) for number, path in found if number is not None]
+
+    def _unlink(self, number: int) -> None:
+        # A file too many costs space and is removed by the next one who looks.
+        with contextlib.suppress(OSError):
+            self._path(number).unlink()
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"taken-{segment}.raw"

@@ -1,0 +1,404 @@
+"""Evidence of one attempt by identity, rebuilt where it depends on facts that come later.
+
+Errors, signals and stacks are kept as they came, because whose they are is known only later. A signal that
+may come from our own stop is nobody else's. OOM counters, kernel lines, flight recorders and error files
+confirm deaths; the last three are read only when a case is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.evidence import builders as make
+from rankfall.evidence.facts import Facts
+from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
+from rankfall.evidence.readers.flyte_errors import FlyteErrorFiles
+from rankfall.evidence.readers.kernel_log import read_kernel
+from rankfall.evidence.readers.stacks import imports, stack_evidence
+from rankfall.evidence.readers.torchrun import single_file_evidence
+from rankfall.model import Evidence, RankFacts, Record
+from rankfall.model.patterns import bounded
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.marks import StopMark
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.reading_time import Budget
+from rankfall.rundir.records import Found, read_untrusted_file
+from rankfall.verdict.diagnose.cause_tables import CHILD_DEATHS
+from rankfall.verdict.diagnose.subjects import own_failure
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+_SIGKILL: Final = 9
+# How Python's own words about a child that was killed end: of subprocess and of multiprocessing.
+_CHILD_KILLED: Final = bounded(r"died with <Signals\.SIGKILL: 9>|non-zero exit status (?:-9|137)\b", limit=8_192)
+# So many dumps that cannot be read are named.
+_MAX_PROBLEMS: Final = 64
+
+
+def foreign_kills(facts: Facts) -> dict[int, RankFacts]:
+    """Ranks that a foreign signal ended, by process id."""
+    return {r.pid: r for r in facts.ranks() if r.pid is not None and r.signal is not None and r.killed_by == "foreign"}
+
+
+def oom_evidence(facts: Facts, known: Iterable[Evidence], *, attempt: int) -> list[Evidence]:
+    """The slot's OOM counter, at the ranks that a SIGKILL took, or else at those that lost a data worker or another child to one.
+
+    Where it took none of them, but what had started them (an agent is as large as a rank while torch is loaded), at the slot itself.
+    """
+    found = []
+    counted = [slot for slot in facts.slots.values() if slot.oom_kills]
+    bereaved = {(e.slot, e.rank) for e in known if _child_was_killed(e)} if counted else set()
+    for slot in counted:
+        ranks = [r for r in facts.ranks() if r.slot == slot.slot]
+        killed = [r for r in ranks if r.signal == _SIGKILL and r.killed_by == "foreign"]
+        struck: list[RankFacts | None] = [*killed] or [r for r in ranks if (r.slot, r.rank) in bereaved]
+        if not struck and slot.signal == _SIGKILL and slot.killed_by != "wrapper" and not any(map(own_failure, ranks)):
+            struck = [None]
+        found += [make.of_oom(r, slot, kills=slot.oom_kills or 0, where=slot.where, attempt=attempt) for r in struck]
+    return found
+
+
+def _child_was_killed(piece: Evidence) -> bool:
+    """Whether a rank ended because a process of its own was killed. A line may be about one that it could do without: only its record counts."""
+    if piece.slug == "dataloader_died":
+        return True
+    return piece.source == "record" and (piece.signature in CHILD_DEATHS or bool(_CHILD_KILLED.search(piece.line)))
+
+
+def kernel_evidence(
+    killed: dict[int, RankFacts], catalogue: Catalogue, *, attempt: int
+) -> tuple[list[Evidence], str | None]:
+    """Kernel lines that name a killed rank, and why the kernel's log could not be had (None when it could)."""
+    since = min((r.started_at for r in killed.values() if r.started_at), default=0)
+    lines, problem = read_kernel(catalogue, since=since)
+    return [make.of_kernel(line, killed[line.pid], attempt=attempt) for line in lines if line.pid in killed], problem
+
+
+def dump_evidence(folders: Iterable[Path], *, relative_to: Path, attempt: int) -> tuple[list[Evidence], list[str]]:
+    """What flight-recorder dumps in these folders say, and what is wrong with some of them."""
+    dumps = Dumps()
+    problems: list[str] = []
+    for folder in folders:
+        for path in sorted(folder.glob("*")):
+            rank = dump_rank(path.name)
+            if rank is None:
+                continue
+            try:
+                name, size = str(path.relative_to(relative_to)), path.lstat().st_size
+                problem = dumps.add(rank, name, size, partial(_content, path))
+            except OSError as error:
+                problem = f"{path.name} cannot be read: {error.strerror}"
+            if problem is not None and len(problems) < _MAX_PROBLEMS:
+                problems.append(problem)
+    return dumps.evidence(attempt=attempt), [*problems, *dumps.left_out]
+
+
+def _content(path: Path, limit: int) -> bytes:
+    return read_untrusted_file(path, limit=limit)[0]
+
+
+_NO_TIME: Final = "there was no time to read all {}"
+
+
+class LateEvidence:
+    """Such looks at one attempt.
+
+    Args:
+        run_dir: the run.
+        attempt: counted from 1.
+        catalogue: the signatures in force.
+        here: the ranks are processes of this machine: the kernel's lines of this machine say nothing of a process elsewhere.
+        guard: takes what a reader fails on.
+
+    Attributes:
+        kernel_note: why the kernel's lines could not be read; None when they could, or were not looked for.
+        left: evidence of the error files of slots that said nothing of a cause: true only until they do, so never kept.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        catalogue: Catalogue,
+        here: bool,
+        guard: ReaderGuard | None = None,
+    ) -> None:
+        self._guard = guard or ReaderGuard()
+        self._root = run_dir.path
+        self._attempt = attempt
+        self._catalogue = catalogue
+        self._here = here
+        self._kernel_done = False
+        self._left = FlyteErrorFiles(run_dir.records_dir, catalogue=catalogue, attempt=attempt, guard=self._guard)
+        self.kernel_note: str | None = None
+        self.left: list[Evidence] = []
+
+    @property
+    def denied(self) -> bool:
+        """Whether a worker left an error file, and so failed whatever its exit code says."""
+        return self._left.any
+
+    def again(self) -> None:
+        """A slot was started again: the kernel may have more to say."""
+        self._kernel_done = False
+
+    def confirm(self, facts: Facts, folders: Mapping[int, Path], budget: Budget) -> tuple[list[Evidence], list[str]]:
+        """Kernel lines about killed ranks (once) and flight-recorder dumps; and what is wrong with some of these.
+
+        Args:
+            facts: of the attempt.
+            folders: of the slots.
+            budget: what reading may take.
+        """
+        found: list[Evidence] = []
+        killed = foreign_kills(facts) if self._here else {}
+        if killed and not self._kernel_done:
+            self._kernel_done = True
+            read = partial(kernel_evidence, killed, self._catalogue, attempt=self._attempt)
+            unread: tuple[list[Evidence], str | None] = ([], "the kernel log could not be read")
+            found, self.kernel_note = self._guard.read(read, otherwise=unread, what="kernel log", where="kernel log")
+        flights = [folder / "flight" for folder in folders.values()]
+        dumps: list[Evidence] = []
+        problems: list[str] = []
+        if budget.spent:
+            return found, [_NO_TIME.format("flight-recorder dumps")]
+        dumps, problems = self._guard.read(
+            lambda: dump_evidence(flights, relative_to=self._root, attempt=self._attempt),
+            otherwise=(dumps, problems),
+            what="folder of flight-recorder dumps",
+            where="flight",
+        )
+        return [*found, *dumps], problems
+
+    def error_files(
+        self,
+        facts: Facts,
+        folders: Mapping[int, Path],
+        budget: Budget,
+        *,
+        known: Collection[Evidence],
+        shared: bool,
+    ) -> tuple[list[Evidence], list[str]]:
+        """The one error file of old, of ranks without recorder; and what is wrong with such files. Sets :attr:`left`.
+
+        Args:
+            facts: of the attempt.
+            folders: of the slots.
+            budget: what reading may take.
+            known: what is known so far.
+            shared: look for files of others beside the records too.
+        """
+        places = {number: (sheet, folders[number]) for number, sheet in facts.slots.items()}
+        ranks = facts.ranks()
+        found: list[Evidence] = []
+        problems: list[str] = []
+        if budget.spent:
+            return found, [_NO_TIME.format("error files")]
+        found, problems = self._guard.read(
+            lambda: single_file_evidence(
+                ranks, slots=places, known=known, catalogue=self._catalogue, attempt=self._attempt
+            ),
+            otherwise=(found, problems),
+            what="error files of ranks",
+            where="slots",
+        )
+        if shared:
+            self.left = self._guard.read(
+                lambda: self._left.evidence(slots=places, ranks=ranks, known=[*known, *found], budget=budget),
+                otherwise=self.left,
+                what="error files",
+                where="errors",
+            )
+            problems = [*problems, *self._left.problems]
+        return found, problems
+
+
+class Signals:
+    """Records of such signals, weighed anew each time: the mark of our stop, and how far a clock is off, may be known later.
+
+    Args:
+        stop: the mark of our own stop; None on this machine, where the wrapper knows who sent a signal.
+    """
+
+    def __init__(self, stop: StopMark | None) -> None:
+        self._stop = stop
+        self._found: list[Found] = []
+
+    def add(self, item: Found) -> None:
+        """Take one record of kind ``kill``."""
+        self._found.append(item)
+
+    def forget(self, slot: int) -> None:
+        """Drop those of a slot that is started again."""
+        self._found = [item for item in self._found if item.record.slot != slot]
+
+    def weigh(self, facts: Facts) -> tuple[list[Evidence], list[Evidence]]:
+        """Evidence of somebody else's signals, and what only looked like it."""
+        theirs: list[Evidence] = []
+        ours: list[Evidence] = []
+        for item in self._found:
+            record = item.record
+            piece = make.of_slot_signal(record, name=f"records/{item.name}")
+            if piece is not None:
+                (ours if self._after_stop(record, facts) else theirs).append(piece)
+        return theirs, ours
+
+    def _after_stop(self, record: Record, facts: Facts) -> bool:
+        """Whether it came after we asked for the end, as far as the slot's clock can tell."""
+        stop = self._stop.read() if self._stop is not None else None
+        if stop is None or record.at_ns is None:
+            return False
+        return record.at_ns + facts.clocks.late(record.slot) >= stop.at_ns
+
+
+class EvidenceSet:
+    """Evidence of one attempt.
+
+    Args:
+        attempt: counted from 1.
+        catalogue: the signatures in force.
+        stop: the mark of our own stop; None on this machine.
+        guard: takes what a reader fails on.
+        unattended: Kubernetes alone stops slots.
+    """
+
+    def __init__(
+        self,
+        *,
+        attempt: int,
+        catalogue: Catalogue,
+        stop: StopMark | None,
+        guard: ReaderGuard | None = None,
+        unattended: bool = False,
+    ) -> None:
+        self._unattended = unattended
+        self._guard = guard or ReaderGuard()
+        self._attempt = attempt
+        self._catalogue = catalogue
+        self._by_id: dict[str, Evidence] = {}
+        # Whose process may not be known yet.
+        self._errors: list[Found] = []
+        self._stacks: list[Found] = []
+        # What was made of them: with each further stack who is the odd one out may be another.
+        self._by_stacks: frozenset[str] = frozenset()
+        # Of what they were made: stacks are long, and the same ones say the same.
+        self._stacks_of: object = None
+        self._signals = Signals(stop)
+
+    @property
+    def all(self) -> Collection[Evidence]:
+        """All pieces, in the order in which they came to be known first."""
+        return self._by_id.values()
+
+    def ids(self) -> set[str]:
+        """Of all pieces, as of now."""
+        return set(self._by_id)
+
+    def of_slot(self, slot: int) -> tuple[str, ...]:
+        """Ids of all evidence of a slot."""
+        return tuple(sorted(key for key, piece in self._by_id.items() if piece.slot == slot))
+
+    def importing(self) -> dict[tuple[int | None, int | None], str]:
+        """Ranks that are inside of an import by the stacks that came: by slot and pid, what the stack is known again by."""
+        found: dict[tuple[int | None, int | None], str] = self._guard.read(
+            lambda: imports(item.record for item in self._stacks),
+            otherwise={},
+            what="records of stacks",
+            where="records",
+        )
+        return found
+
+    def keep(self, pieces: Iterable[Evidence]) -> None:
+        """Keep these; one whose identity is known already is replaced."""
+        for piece in pieces:
+            self._by_id[piece.id] = piece
+
+    def take(self, item: Found) -> None:
+        """Take one record; of kinds that are no evidence nothing is taken."""
+        kind = item.record.kind
+        if kind == "error":
+            self._errors.append(item)
+        elif kind == "stacks":
+            self._stacks.append(item)
+        elif kind == "kill":
+            self._signals.add(item)
+
+    def forget(self, slot: int) -> None:
+        """Forget all of a slot that is started again."""
+        self._signals.forget(slot)
+        self._by_id = {key: piece for key, piece in self._by_id.items() if piece.slot != slot}
+        self._errors = [item for item in self._errors if item.record.slot != slot]
+        self._stacks = [item for item in self._stacks if item.record.slot != slot]
+
+    def forget_stacks(self) -> None:
+        """Take the stacks that came for history: whoever stood there has gone on."""
+        self._stacks = []
+
+    def derive(self, facts: Facts) -> None:
+        """Make anew what depends on facts, under the same identities."""
+        guard = self._guard
+        self._of_errors(facts)
+        guard.read(lambda: self._of_signals(facts), otherwise=None, what="records of signals", where="records")
+        ranks = facts.ranks()
+        ends = (make.of_rank_end(sheet, attempt=self._attempt, unattended=self._unattended) for sheet in ranks)
+        self.keep(end for end in ends if end is not None)
+        self.keep(oom_evidence(facts, self._by_id.values(), attempt=self._attempt))
+        self._of_stacks(ranks)
+
+    def _of_signals(self, facts: Facts) -> None:
+        theirs, ours = self._signals.weigh(facts)
+        self.keep(theirs)
+        for piece in ours:
+            self._by_id.pop(piece.id, None)
+
+    def _of_stacks(self, ranks: tuple[RankFacts, ...]) -> None:
+        made_of = (
+            [item.record.id for item in self._stacks],
+            [(r.slot, r.pid, r.rank, r.node) for r in ranks] if self._stacks else (),
+        )
+        if made_of == self._stacks_of:
+            return
+        self._stacks_of = made_of
+        stacks = [(item.name, item.record) for item in self._stacks]
+        told: list[Evidence] = self._guard.read(
+            lambda: stack_evidence(stacks, ranks=ranks, attempt=self._attempt),
+            otherwise=[],
+            what="records of stacks",
+            where="records",
+            data=lambda: "".join(item.record.stacks or "" for item in self._stacks[-1:]).encode(),
+        )
+        for key in self._by_stacks:
+            self._by_id.pop(key, None)
+        self._by_stacks = frozenset(piece.id for piece in told)
+        self.keep(told)
+
+    def _of_errors(self, facts: Facts) -> None:
+        waiting: list[Found] = []
+        for item in self._errors:
+            if not facts.explains_exit(item.record):
+                waiting.append(item)
+                continue
+            self.keep(
+                self._guard.read(
+                    partial(self._of_error, item, facts),
+                    otherwise=[],
+                    what="record",
+                    where=f"records/{item.name}",
+                    data=partial(msgspec.json.encode, item.record),
+                )
+            )
+        self._errors = waiting
+
+    def _of_error(self, item: Found, facts: Facts) -> list[Evidence]:
+        record = item.record
+        rank = facts.rank_of(record.slot, record.pid)
+        if rank is None:
+            rank = record.rank
+        piece = make.of_error(record, name=f"records/{item.name}", catalogue=self._catalogue, rank=rank)
+        start = facts.start_of(record.slot, record.pid)
+        return [msgspec.structs.replace(piece, round=start.round if start else record.round)]

@@ -1,0 +1,429 @@
+"""Observes one attempt from its run directory: records, ends, streams, counters; live or afterwards.
+
+Incremental and read-only. It can be discarded and rebuilt from the directory at any time without losing or
+doubling anything, because every piece of evidence has its own identity. A local slot is lost when its
+wrapper's lock is free and it left no end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from rankfall.evidence.attempt.activity import Life
+from rankfall.evidence.attempt.case import explained, make_case
+from rankfall.evidence.attempt.evidence_set import EvidenceSet, LateEvidence
+from rankfall.evidence.attempt.record_sources import RecordSource, stands_alone
+from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.attempt.slot_streams import SlotStreams
+from rankfall.evidence.facts import Facts
+from rankfall.model import Case, Evidence, JobSpec, RankFacts, Record, SlotFacts
+from rankfall.model.evidence import SlotLauncher
+from rankfall.rundir import RunDir, StreamRow
+from rankfall.rundir.cluster.marks import StopMark
+from rankfall.rundir.incomplete import lost_lines, sentences
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.reading_time import POLL_BYTES, POLL_S, Budget
+from rankfall.rundir.records import Found, read_end
+from rankfall.rundir.streams.content import lock_is_free
+from rankfall.rundir.user_signatures import tolerant_catalogue
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from rankfall.evidence.cluster.platform import PlatformView
+
+
+def unrecorded_end(folder: Path, *, run: str, attempt: int) -> Found | None:
+    """The end that a wrapper left in its slot's own folder; None where there is none of this attempt.
+
+    Args:
+        folder: of the slot.
+        run: id of the run.
+        attempt: counted from 1.
+    """
+    try:
+        end = read_end(folder)
+    except ValueError:
+        return None
+    # A directory that was used before may hold the end of another attempt; the wrapper removes it, but it may have come to nothing.
+    if end is None or end.kind != "slot_end" or (end.run, end.attempt) != (run, attempt):
+        return None
+    return Found(record=end, name="/".join(("..", *folder.parts[-3:], "end.json")), mtime=end.at_ns or 0)
+
+
+T = TypeVar("T")
+
+# So many gap records are counted, so many that count nothing are named, and so many notes kept in all.
+_MAX_GAPS: Final = 4096
+_MAX_NAMED: Final = 16
+_MAX_NOTES: Final = 512
+_MAX_NOTE: Final = 1000
+# Dumps and error files are read for so long when a case is made, seconds.
+_LATE_S: Final = 10.0
+_NO_EVIDENCE: Final[list[Evidence]] = []
+_NOTHING_NEW: Final[tuple[bool, list[Evidence]]] = (False, [])
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one poll brought.
+
+    Attributes:
+        failures: new pieces of evidence of a failure (consequences too), and bad ends of ranks or slots.
+        changed: anything at all that a verdict could depend on.
+        bytes: of streams.
+        new_streams: streams seen for the first time; a viewer waits for whose they are.
+        behind: there is more that this poll had no time for.
+    """
+
+    records: tuple[Record, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    failures: int = 0
+    changed: bool = False
+    bytes: int = 0
+    new_streams: int = 0
+    behind: bool = False
+
+
+class AttemptObserver:
+    """Observer of one attempt.
+
+    Args:
+        run_dir: the run.
+        spec: its job spec: expected slots and ranks.
+        attempt: counted from 1.
+        catalogue: signatures; the packaged ones and those of the run's home by default.
+        launcher: what started the ranks in each slot, where the plan is known. Roles outside the world have ``exec`` by the spec.
+        spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
+        starts: which start of slots that are started again alone is looked at; the first of those that are not named.
+        around: file of what is known around the pods, where it is not the attempt's own.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        spec: JobSpec,
+        attempt: int,
+        catalogue: Catalogue | None = None,
+        launcher: SlotLauncher | None = None,
+        spare_listing: bool = False,
+        starts: Mapping[int, int] | None = None,
+        around: Path | None = None,
+    ) -> None:
+        self._guard = ReaderGuard(run_dir.path)
+        self._interrupted: Callable[[], bool] = lambda: False
+        self.run_dir = run_dir
+        self.spec = spec
+        self.attempt = attempt
+        here = spec.backend == "local"
+        self._life = Life(here=here)
+        found, problem = (catalogue, None) if catalogue else tolerant_catalogue(run_dir.path.parent.parent)
+        self._catalogue = found
+        numbers = {slot: (starts or {}).get(slot, 0) for slot in spec.alone}
+        self._facts = Facts(_expected(spec, launcher, numbers), elastic=spec.elastic, here=here)
+        self._platform: PlatformView | None = None
+        if not here:
+            from rankfall.evidence.cluster.platform import PlatformView  # noqa: PLC0415 - a run on this machine has none
+
+            self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found, around=around)
+        pods = self._platform.pods if self._platform is not None else None
+        self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=pods)
+        alone = spare_listing and stands_alone(spec, launcher) and not numbers
+        self._incoming = RecordSource(
+            run_dir,
+            spec=spec,
+            attempt=attempt,
+            facts=self._facts,
+            starts=self._starts,
+            lone=launcher if alone else None,
+            guard=self._guard,
+        )
+        # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.
+        outside = {n for part in spec.parts if spec.several_roles and not part.in_world for n in part.slots}
+        self._streams = SlotStreams(
+            run_dir,
+            attempt=attempt,
+            role_of=spec.role_of,
+            outside=outside,
+            catalogue=found,
+            starts=self._starts,
+            guard=self._guard,
+        )
+        stop = None if here else StopMark(run_dir.path, attempt)
+        self._evidence_set = EvidenceSet(
+            attempt=attempt, catalogue=found, stop=stop, guard=self._guard, unattended=spec.unattended
+        )
+        self._late = LateEvidence(run_dir, attempt=attempt, catalogue=found, here=here, guard=self._guard)
+        self._gaps: dict[str, Record] = {}
+        self._named = 0
+        self._notes: list[str] = [problem] if problem else []
+
+    def prepare(self) -> None:
+        """Do now what the first line of a stream would have to wait for otherwise."""
+        self._catalogue.prepare(Catalogue.STREAM)
+
+    def interrupt_by(self, check: Callable[[], bool]) -> None:
+        """End reading early while ``check`` is true: somebody waits for an answer."""
+        self._interrupted = check
+
+    def take_time(self) -> None:
+        """Read more of costly text than a supervisor could: somebody asks for an explanation. Called before the first poll."""
+        self._streams.take_time()
+
+    def shorten_grace(self) -> None:
+        """Read what is left within a bound from now on, whoever waits: all slots have ended."""
+        self._interrupted = lambda: False
+        self._streams.shorten_grace()
+
+    def take_new_problems(self) -> list[str]:
+        """What readers failed on or left out since the last call."""
+        return self._guard.take_new()
+
+    def poll(self, now: int) -> Delta:
+        """Take what is new, for a bounded time.
+
+        Args:
+            now: nanoseconds since the epoch by the caller's clock.
+        """
+        before = self._evidence_set.ids()
+        ends_before = self._bad_ends()
+        found = self._incoming.new()
+        for item in found:
+            self._take_record(item)
+            self._life.saw(min(self._facts.clocks.ours(item.record.slot, item.mtime), now))
+        news = self._streams.poll(self._facts, now, Budget(POLL_S, POLL_BYTES, interrupted=self._interrupted))
+        self._evidence_set.keep(news.evidence)
+        self._life.saw(news.output_at)
+        self._read(lambda: self._life.look(self._facts, self._slot_dirs().values(), now), None, "steps of ranks")
+        looked = False
+        platform = self._platform
+        if platform is not None:
+            looked, pieces = self._read(lambda: platform.poll(self._facts), _NOTHING_NEW, "journal of the cluster")
+            self._evidence_set.keep(pieces)
+            self._note(platform.problems)
+        else:
+            self._read(self._poll_slots, None, "slot directories")
+        self._evidence_set.derive(self._facts)
+        new = tuple(piece for piece in self._evidence_set.all if piece.id not in before)
+        ends = self._bad_ends()
+        failures = sum(1 for piece in new if piece.role != "context") + len(ends - ends_before)
+        revised = any(piece.outlived and piece.id in before for piece in news.evidence)
+        changed = bool(found or new or looked or revised or ends != ends_before)
+        return Delta(
+            records=tuple(item.record for item in found),
+            evidence=new,
+            failures=failures,
+            changed=changed,
+            bytes=news.bytes,
+            new_streams=news.new_streams,
+            behind=news.behind or self._incoming.behind,
+        )
+
+    def select_start(self, slot: int, number: int) -> None:
+        """Look at this start of a slot from now on, and forget what was known of the one before.
+
+        Args:
+            slot: is started again.
+            number: of the new start.
+        """
+        self._starts.select_start(slot, number)
+        self._facts.renew(slot, number)
+        self._streams.forget(slot)
+        self._evidence_set.forget(slot)
+        self._late.again()
+
+    def evidence_of(self, slot: int) -> tuple[str, ...]:
+        """Ids of all evidence of a slot."""
+        return self._evidence_set.of_slot(slot)
+
+    def importing(self) -> dict[tuple[int | None, int | None], str]:
+        """Ranks that are inside of an import by the stacks that came: by slot and pid, what the stack is known again by."""
+        return self._evidence_set.importing()
+
+    def forget_stacks(self) -> None:
+        """Take the stacks that came for history: whoever stood there has gone on."""
+        self._evidence_set.forget_stacks()
+
+    def read_records(self) -> None:
+        """Read the records themselves from now on, also of a job of one rank."""
+        self._incoming.read_all()
+
+    def ranks(self) -> tuple[RankFacts, ...]:
+        """Fact sheets of all rank processes, older rounds included; their times are by this machine's clock."""
+        clocks = self._facts.clocks
+        return tuple(map(clocks.retimed, self._facts.ranks())) if clocks.off() else self._facts.ranks()
+
+    def slots(self) -> tuple[SlotFacts, ...]:
+        """Fact sheets of the slots; their times are by this machine's clock."""
+        clocks = self._facts.clocks
+        own = tuple(self._facts.slots[n] for n in sorted(self._facts.slots))
+        return tuple(map(clocks.retimed, own)) if clocks.off() else own
+
+    def waits(self) -> str | None:
+        """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
+        platform = self._platform
+        nothing: str | None = None
+        return (
+            None
+            if platform is None
+            else self._read(lambda: platform.waits(self._facts), nothing, "journal of the cluster")
+        )
+
+    def streams(self) -> tuple[StreamRow, ...]:
+        """Which bytes belong to which rank; what is not known yet has rank None."""
+        return self._streams.rows(self._facts)
+
+    @property
+    def last_activity(self) -> int:
+        """Nanoseconds since the epoch of the newest output, step or record; work of all ranks counts for a bounded time."""
+        return self._life.last
+
+    def case(self, *, cancelled: str | None = None, hung: bool = False, only: int | None = None) -> Case:
+        """Everything known now, as the input of a diagnosis.
+
+        Args:
+            cancelled: by whom, when the user asked for the end.
+            hung: nothing has moved for the set time.
+            only: leave out all that is not of this slot: it fell alone.
+        """
+        for item in (*self._incoming.read_skipped_records(), *self._incoming.fetch()):
+            self._take_record(item)
+        self._find_late_evidence()
+        evidence = list(self._evidence_set.all)
+        platform = self._platform
+        if platform is not None:
+            # Why slots do not start, and what is around them: true now, and never kept.
+            waiting = {
+                piece.id: piece for piece in self._read(platform.waiting, _NO_EVIDENCE, "journal of the cluster")
+            }
+            evidence += [
+                *waiting.values(),
+                *self._read(lambda: platform.around(self._facts), _NO_EVIDENCE, "journal of the cluster"),
+            ]
+        evidence += self._late.left
+        missing = [
+            *sentences(lost_lines(self._gaps.values())),
+            *self._incoming.problems,
+            *self._streams.problems,
+            *self._notes,
+        ]
+        if platform is not None and not explained(evidence):
+            missing += self._read(platform.missing, [], "journal of the cluster")
+        missing += self._guard.problems
+        return make_case(
+            self.spec,
+            self._facts,
+            evidence,
+            run=self.run_dir.id,
+            attempt=self.attempt,
+            missing=missing,
+            kernel_note=self._late.kernel_note,
+            denied=self._late.denied,
+            cancelled=cancelled,
+            hung=hung,
+            only=only,
+        )
+
+    def _find_late_evidence(self) -> None:
+        folders = self._slot_dirs()
+        budget = Budget(_LATE_S, interrupted=self._interrupted)
+        found, problems = self._late.confirm(self._facts, folders, budget)
+        self._evidence_set.keep(found)
+        self._note(problems)
+        self._evidence_set.derive(self._facts)
+        found, problems = self._late.error_files(
+            self._facts, folders, budget, known=self._evidence_set.all, shared=self._incoming.settled
+        )
+        self._evidence_set.keep(found)
+        self._note(problems)
+
+    def _read(self, reader: Callable[[], T], otherwise: T, what: str) -> T:
+        return self._guard.read(reader, otherwise=otherwise, what=what, where=self.run_dir.id)
+
+    def _take_record(self, item: Found) -> None:
+        self._guard.read(
+            lambda: self._take(item),
+            otherwise=None,
+            what="record",
+            where=f"records/{item.name}",
+            data=partial(msgspec.json.encode, item.record),
+        )
+
+    def _take(self, item: Found) -> None:
+        record = item.record
+        self._facts.add(item)
+        self._evidence_set.take(item)
+        if record.kind == "gap" and record.lost is not None:
+            if len(self._gaps) < _MAX_GAPS:
+                self._gaps[item.name] = record
+        elif record.kind == "gap" and self._named < _MAX_NAMED:
+            self._named += 1
+            self._note(f"{item.name}: {note}" for note in record.notes[:4])
+        elif record.kind == "slot_end":
+            self._note(f"slot {record.slot}: {note}" for note in record.notes[:4])
+
+    def _note(self, problems: Iterable[str]) -> None:
+        for problem in problems:
+            if len(self._notes) < _MAX_NOTES and (text := problem[:_MAX_NOTE]) not in self._notes:
+                self._notes.append(text)
+
+    def _slot_dir(self, slot: int) -> Path:
+        return self._starts.slot_dir(self.spec.role_of(slot), slot)
+
+    def _slot_dirs(self) -> dict[int, Path]:
+        return {slot: self._slot_dir(slot) for slot in self._facts.slots}
+
+    def _poll_slots(self) -> None:
+        """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
+        if self._incoming.behind:
+            # Its end may be among the records that there was no time for.
+            return
+        for number, facts in self._facts.slots.items():
+            if facts.state != "running":
+                continue
+            folder = self._slot_dir(number)
+            if not lock_is_free(folder / "lock"):
+                continue
+            for item in (*self._incoming.new(), *self._incoming.read_skipped_records()):
+                self._take_record(item)
+            if self._facts.slots[number].state == "running":
+                end = unrecorded_end(folder, run=self.run_dir.id, attempt=self.attempt)
+                if end is not None:
+                    self._take_record(end)
+            if self._facts.slots[number].state == "running":
+                self._facts.slots[number] = msgspec.structs.replace(facts, state="lost", where="lock")
+
+    def _bad_ends(self) -> set[tuple[str, int, int | None]]:
+        ends = {
+            ("rank", r.rank, r.pid)
+            for r in self._facts.ranks()
+            if r.state == "ended" and (r.signal is not None or r.exit_code)
+        }
+        return ends | {
+            ("slot", s.slot, None)
+            for s in self._facts.slots.values()
+            if s.state == "lost" or s.signal is not None or s.exit_code
+        }
+
+
+def _expected(spec: JobSpec, launcher: SlotLauncher | None, numbers: Mapping[int, int]) -> dict[int, SlotFacts]:
+    """The slots that the job will have, before anything is known of them; those that are started again alone with the number of their start."""
+    here = spec.backend == "local"
+    expected = {
+        n: SlotFacts(
+            slot=n,
+            role=part.name,
+            node=f"node{n}" if here else None,
+            state="expected",
+            launcher=launcher if part.in_world else "exec",
+        )
+        for part in spec.parts
+        for n in part.slots
+    }
+    for slot, number in numbers.items():
+        expected[slot] = msgspec.structs.replace(expected[slot], instance=number)
+    return expected

@@ -1,0 +1,288 @@
+"""Delivers the records of one attempt once each: records folder, record store, or single-rank job.
+
+A job of one slot and one rank is read from its slot directory under known names (claim, end.json), so no
+folder is listed while all goes well; anything unexpected falls back to reading all records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from rankfall.collect.stores.record_store import RecordStore
+from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.facts import Facts
+from rankfall.model import JobSpec, Record, decoding, numbers
+from rankfall.model.evidence import SlotLauncher
+from rankfall.model.foreign import FOREIGN
+from rankfall.rundir import RunDir
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.records import Found, RecordFolder, read_end, read_untrusted_file
+
+# A hook that has not claimed for so long is not there, seconds.
+_WAIT_S: Final = 2.0
+# How long after its rank a slot that ends well may take to end, seconds: the wrapper at once, torchrun with torch to unload on a busy machine.
+PATIENCE_S: Final[Mapping[SlotLauncher, float]] = MappingProxyType({"plain": 2.0, "torchrun": 5.0})
+_NS: Final = 1_000_000_000
+# pid, start, root's pid and start, then the identity; one number more when the wrapper made the claim for a rank without hook.
+_IDENTITY: Final = ("rank", "local_rank", "group_rank", "world_size", "local_world_size", "restart_count")
+_NUMBERS: Final = 4 + len(_IDENTITY)
+_STATE, _START_TICKS = 0, 19
+
+
+def stands_alone(spec: JobSpec, launcher: SlotLauncher | None) -> bool:
+    """Whether a job is one slot with one rank, and names no strategy that may want more than that.
+
+    What ``exec`` starts is not known beforehand, and its exit code need not be its rank's.
+    """
+    return (
+        spec.world_size == spec.slot_count == 1
+        and not spec.elastic
+        and spec.strategy is None
+        and launcher in PATIENCE_S
+    )
+
+
+class SingleRankSlot:
+    """The slot and the rank of such a job, read from the slot directory alone.
+
+    Args:
+        slot_dir: need not exist yet.
+        place: run, attempt, role, slot and node, as fields of a record.
+        hook: whether a hook can come at all.
+        patience: seconds that the slot may take to end after its rank.
+
+    Attributes:
+        succeeded: the slot ended well, and so did its rank.
+        over: there is more than these few files can tell.
+    """
+
+    def __init__(self, slot_dir: Path, *, place: dict[str, object], hook: bool, patience: float) -> None:
+        self._dir = slot_dir
+        self._place = place
+        self._hook = hook
+        self._patience = patience
+        self._slot_seen = False
+        self._start: Record | None = None
+        # Of the topmost process of the rank: a shell may stand around its program.
+        self._top = (0, 0)
+        self._gone_since: float | None = None
+        self.succeeded = False
+        self.over = False
+
+    def poll(self) -> list[Found]:
+        """What is new, as the records that say the same; with ``over`` set, the records themselves must be read from now on.
+
+        What was found before it was over counts all the same: the records may be gone by now, and who the rank was stands here too.
+        """
+        if self.succeeded or self.over:
+            return []
+        found = []
+        if not self._slot_seen and (at := _written(self._dir / "lock")) is not None:
+            self._slot_seen = True
+            found.append(self._found("slot_start", "lock", at=at))
+        # Looked for before the claims are read: what was claimed before the end is then surely seen.
+        try:
+            end = read_end(self._dir)
+            found += self._rank(final=end is not None)
+        except ValueError:
+            self.over = True
+            return found
+        if end is None:
+            self.over = self._slot_outlives_rank()
+            return found
+        if self._start is None or end.exit is None or end.exit.code != 0:
+            self.over = True
+            return found
+        self.succeeded = True
+        return [*found, *self._good_end(end, self._start)]
+
+    def _rank(self, *, final: bool) -> list[Found]:
+        """The rank's start, and once more when its hook turns out to be there.
+
+        Raises:
+            ValueError: there is more than these few files can tell.
+        """
+        claims = self._dir / "claims"
+        own, at = _numbers(claims / "o0"), _written(claims / "o0")
+        if own is None or at is None:
+            return []
+        root = claims / f"r{own[2]}-{own[3]}"
+        hooked = _numbers(root.with_name(f"{root.name}.0"))
+        late = len(own) > _NUMBERS and self._hook
+        if late or (claims / "o1").exists() or root.with_name(f"{root.name}.1").exists():
+            raise ValueError
+        self._top = own[0], own[1]
+        loaded = hooked is not None and len(hooked) == _NUMBERS
+        pid, ticks = hooked[:2] if loaded and hooked is not None else own[:2]
+        if self._start is not None and (self._start.writer == "hook" or not loaded):
+            return []
+        if not loaded and self._hook and not final and time.time_ns() - at < _WAIT_S * _NS:
+            return []
+        named = {name: value for name, value in zip(_IDENTITY, own[4:_NUMBERS], strict=True) if value >= 0}
+        writer = "hook" if loaded else "wrapper"
+        start = self._found("start", "claims/o0", at=at, pid=pid, start_ticks=ticks, ordinal=0, writer=writer, **named)
+        self._start = start.record
+        return [start]
+
+    def _good_end(self, end: Record, start: Record) -> list[Found]:
+        at = end.at_ns or time.time_ns()
+        # plain ends with its rank's own code, torchrun with 0 only when its one worker did.
+        code = {"code": 0, "how": "wait"}
+        rank = self._found("end", "end.json", at=at, pid=start.pid, rank=start.rank, ordinal=0, exit=code)
+        name = f"slot_end-a{end.attempt}-{end.role}-{end.slot}-{end.id}.json"
+        return [rank, Found(record=end, name=name, mtime=at)]
+
+    def _slot_outlives_rank(self) -> bool:
+        """Whether the rank ended and its slot goes on for longer than a launcher needs to leave."""
+        if self._start is None or _lives(*self._top):
+            self._gone_since = None
+            return False
+        now = time.monotonic()
+        self._gone_since = self._gone_since or now
+        return now - self._gone_since > self._patience
+
+    def _found(self, kind: str, file: str, *, at: int, **fields: object) -> Found:
+        given = {"id": f"lone-{kind}", "kind": kind, "writer": "wrapper", "at_ns": at, **self._place, **fields}
+        name = "/".join(("..", *self._dir.parts[-3:], file))
+        return Found(record=decoding.convert(given, Record), name=name, mtime=at)
+
+
+def _numbers(path: Path) -> tuple[int, ...] | None:
+    """The numbers of a claim; None when it is missing or not whole."""
+    try:
+        said = [numbers.whole(word) for word in read_untrusted_file(path, limit=256)[0].split()]
+    except OSError:
+        return None
+    found = tuple(each for each in said if each is not None)
+    return found if len(found) == len(said) >= _NUMBERS else None
+
+
+def _written(path: Path) -> int | None:
+    """When a file got its content, nanoseconds since the epoch; None while it has none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns if found.st_size else None
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return fields[_STATE] not in {b"Z", b"X"} and numbers.whole(fields[_START_TICKS]) == ticks
+    except (OSError, IndexError):
+        return False
+
+
+_MAX_NOTES: Final = 64
+
+
+class RecordSource:
+    """Where the records of one attempt come from; each is given once.
+
+    Args:
+        run_dir: the run.
+        spec: its job spec: which slots there are, and whether a record store is configured.
+        attempt: counted from 1.
+        facts: of the attempt: slots that joined count too.
+        starts: which start of a slot is looked at; records of later ones wait.
+        lone: what started the one rank of a job whose records are not listed while nothing is wrong; None = they are read as they come.
+        guard: takes what a reader fails on.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        spec: JobSpec,
+        attempt: int,
+        facts: Facts,
+        starts: Starts,
+        lone: SlotLauncher | None,
+        guard: ReaderGuard | None = None,
+    ) -> None:
+        self._spec, self._facts, self._starts = spec, facts, starts
+        self._guard = guard or ReaderGuard()
+        self._folder = RecordFolder(
+            run_dir.records_dir, run=run_dir.id, attempt=attempt, ranks=spec.world_size, guard=self._guard
+        )
+        self._store = (
+            RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)
+            if spec.record_store is not None
+            else None
+        )
+        self._lone = self._single_rank_slot(run_dir.id, attempt, lone) if lone is not None else None
+        # Records of starts that are not looked at yet.
+        self._later: list[Found] = []
+        self._notes: list[str] = []
+
+    @property
+    def settled(self) -> bool:
+        """The records are read as they come, or the job of one rank whose records are not read has succeeded."""
+        return self._lone is None or self._lone.succeeded
+
+    @property
+    def behind(self) -> bool:
+        """There are records that the newest look had no time for."""
+        return self._folder.behind
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read or was not used, in words."""
+        return (*self._folder.problems, *(self._store.problems if self._store else ()), *self._notes)
+
+    def new(self) -> list[Found]:
+        """What has come since."""
+        told: list[Found] = []
+        if self._lone is not None:
+            lone = self._lone
+            # None: it failed, so the records themselves are read.
+            from_files = self._guard.read(lone.poll, otherwise=None, what="slot directory", where="slots")
+            told = from_files or []
+            if from_files is not None and not lone.over:
+                return told
+            self._lone = None
+        found = [*self._later, *filter(self._is_ours, self._folder.poll())]
+        when = [self._starts.of_record(item.record) for item in found]
+        self._later = [item for item, one in zip(found, when, strict=True) if one == "later"]
+        return [*told, *(item for item, one in zip(found, when, strict=True) if one == "now")]
+
+    def read_all(self) -> None:
+        """Read the records themselves from now on, also of a job of one rank."""
+        self._lone = None
+
+    def read_skipped_records(self) -> list[Found]:
+        """What the records say of a job of one rank that is not known to have succeeded; nothing where they are read anyway."""
+        if self.settled:
+            return []
+        self._lone = None
+        return self.new()
+
+    def fetch(self) -> list[Found]:
+        """What a record store has beyond what came by itself."""
+        if self._store is None or self._lone is not None:
+            return []
+        self._guard.read(self._store.fetch, otherwise=None, what="record store", where="record_store")
+        return self.new()
+
+    def _is_ours(self, item: Found) -> bool:
+        """Whether the job has the slot that a record names: whoever writes into a shared folder may name any."""
+        slot = item.record.slot
+        # Members of an elastic gang come under new numbers, and of a job that Rankfall did not start only its pods tell.
+        if slot is None or slot in self._facts.slots or self._spec.elastic or self._spec.backend == FOREIGN:
+            return True
+        note = f"{item.name} names slot {slot}, which this job has not, and was not used"
+        if note not in self._notes and len(self._notes) < _MAX_NOTES:
+            self._notes.append(note)
+        return False
+
+    def _single_rank_slot(self, run: str, attempt: int, launcher: SlotLauncher) -> SingleRankSlot:
+        role = self._spec.role_of(0)
+        place: dict[str, object] = {"run": run, "attempt": attempt, "role": role, "slot": 0}
+        place["node"] = self._facts.slots[0].node
+        folder = self._starts.slot_dir(role, 0)
+        return SingleRankSlot(folder, place=place, hook=self._spec.inside != "off", patience=PATIENCE_S[launcher])

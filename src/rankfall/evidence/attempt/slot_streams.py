@@ -1,0 +1,394 @@
+"""Finds and reads all streams of an attempt as they appear, and assigns each to its rank or slot."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.evidence import builders as make
+from rankfall.evidence.attempt.slot_starts import Starts
+from rankfall.evidence.facts import Facts
+from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail
+from rankfall.evidence.readers.text import Prefix, digest
+from rankfall.model import Evidence, RankFacts, numbers
+from rankfall.rundir import NO_RANK, RunDir, StreamRow
+from rankfall.rundir.cluster.marks import NAME as TOLD
+from rankfall.rundir.cluster.marks import Told, read_rank_map
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.reading_time import AFTERWARDS, END_S, LIVE, POLL_BYTES, POLL_S, TAILS_S, Budget
+from rankfall.rundir.streams.content import ENDING
+from rankfall.rundir.streams.files import Standing
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+# So many findings of one stream are looked at again, the newest ones.
+_MAX_OPEN: Final = 256
+# Lines of two streams of one process that came nearer to each other are in no order.
+_FLUSH_NS: Final = 200_000_000
+_NS: Final = 1_000_000_000
+
+
+class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one poll of all streams brought.
+
+    Attributes:
+        output_at: when the newest byte came, 0 when none did.
+        behind: there are bytes that this poll had no time for.
+    """
+
+    evidence: tuple[Evidence, ...]
+    bytes: int
+    new_streams: int
+    output_at: int
+    behind: bool = False
+
+
+_NO_PROOF: Final = Told()
+_NOTHING: Final[tuple[list[Evidence], int, int]] = ([], 0, 0)
+
+
+class _Stream:
+    def __init__(self, tail: StreamTail, *, slot: int, name: str) -> None:
+        path = tail.path
+        self.tail = tail
+        self.slot = slot
+        self.name = name
+        self.local = path.name.partition(".")[0]
+        self.ordinal = numbers.whole(self.local)
+        # Streams that were taken apart by the wrapper's prefix are named for their rank.
+        digits = self.local.removeprefix("r")
+        self.rank = numbers.whole(digits) if digits != self.local else None
+        # What was found and may turn out to have been survived, with the prefix and the end of its line.
+        self.open: dict[str, tuple[Evidence, Prefix, int]] = {}
+        self.finished = False
+
+    @property
+    def of_one_process(self) -> bool:
+        return self.ordinal is not None or self.rank is not None
+
+
+class SlotStreams:
+    """Streams of all slots of one attempt; ``role_of`` gives the role of a slot, slots ``outside`` have no ranks.
+
+    Of slots that are started again alone only the streams of the start that is looked at are read. What one poll has no time for comes with
+    the next ones, in turns: no stream waits for another one to be read to its end.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempt: int,
+        role_of: Callable[[int], str],
+        outside: Collection[int],
+        catalogue: Catalogue,
+        starts: Starts,
+        guard: ReaderGuard | None = None,
+    ) -> None:
+        self._guard = guard or ReaderGuard()
+        self._turns: deque[_Stream] = deque()
+        self._allowance = LIVE
+        self._last: tuple[Budget, Budget] | None = None
+        self._run_dir = run_dir
+        self._attempt = attempt
+        self._role_of = role_of
+        self._outside = outside
+        self._catalogue = catalogue
+        self._starts = starts
+        self._told = _RankMaps(foreign=run_dir.foreign is not None)
+        self._streams: dict[Path, _Stream] = {}
+        self._known: set[str] = set()
+        self._folders: dict[int, str] = {}
+        self._instances: dict[str, Path] = {}
+        self._standing = Standing()
+        self._listed: dict[str, list[str]] = {}
+
+    def poll(self, facts: Facts, now: int, budget: Budget | None = None) -> StreamDelta:
+        """Read what is new in every stream; statements of the launcher go into ``facts``.
+
+        Args:
+            facts: of the attempt.
+            now: nanoseconds since the epoch.
+            budget: what this poll may take.
+        """
+        before = len(self._streams)
+        self._guard.read(lambda: self._discover(facts), otherwise=None, what="folder of streams", where="logs")
+        budget = budget or Budget(POLL_S, POLL_BYTES)
+        owners = _Owners(facts)
+        found: list[Evidence] = []
+        fresh = output_at = 0
+        again: deque[_Stream] = deque()
+        # Each stream gets one chunk a turn; who is behind comes again, and who had no turn comes first at the next poll.
+        waiting, self._turns = self._turns, deque()
+        while waiting and not budget.spent:
+            stream = waiting.popleft()
+            read = partial(self._read, stream, facts, owners, now)
+            pieces, count, at = self._guard.read(read, otherwise=_NOTHING, what="stream", where=stream.name)
+            budget.take(count)
+            found += pieces
+            fresh += count
+            output_at = max(output_at, at)
+            if not stream.finished:
+                (waiting if stream.tail.behind and count else again).append(stream)
+        self._turns = waiting + again
+        found += self._survived(owners)
+        return StreamDelta(
+            evidence=tuple(found),
+            bytes=fresh,
+            new_streams=len(self._streams) - before,
+            output_at=output_at,
+            behind=bool(waiting),
+        )
+
+    def take_time(self) -> None:
+        """Give the reader of each stream that is found from now on the time of an explanation."""
+        self._allowance = AFTERWARDS
+
+    def shorten_grace(self) -> None:
+        """Read what is left within a bound from now on: no stream grows any more, and only the last bytes of each are sure to be classified."""
+        unread = sum(stream.tail.unread for stream in self._streams.values() if not stream.finished)
+        seconds = END_S + unread / LIVE.rate
+        # CPU time: on a machine that others use as well, ordinary text is read whole all the same.
+        self._last = Budget(seconds, clock=time.thread_time), Budget(seconds + TAILS_S, clock=time.thread_time)
+
+    def _read(self, stream: _Stream, facts: Facts, owners: _Owners, now: int) -> tuple[list[Evidence], int, int]:
+        """Evidence of a stream's next bytes, how many these are, and when the newest of them came (0 = there are none)."""
+        place = facts.slots.get(stream.slot)
+        final = place is not None and place.state in {"ended", "lost"}
+        whole, tails = self._last if self._last is not None else (None, None)
+        if tails is not None and tails.spent:
+            stream.tail.give_up()
+            stream.finished = True
+            return [], 0, 0
+        placed, reports, count = stream.tail.poll(final=final, limit=CHUNK, hurried=whole is not None and whole.spent)
+        stream.finished = final and not stream.tail.behind
+        output_at = 0
+        if count:
+            # A node's clock that is ahead must not make a silent job look alive for as long.
+            at = facts.clocks.ours(stream.slot, stream.tail.last_at) if stream.tail.last_at else now
+            output_at = min(at, now)
+            ordinal = owners.ordinal(stream)
+            if ordinal is not None and stream.tail.last_at:
+                facts.add_line_time(slot=stream.slot, ordinal=ordinal, at=stream.tail.last_at)
+            if ordinal is not None:
+                done = stream.tail.survival.finished
+                facts.set_finished(slot=stream.slot, ordinal=ordinal, by=stream.name, done=done)
+        owner = owners.of(stream)
+        node = place.node if place else None
+        found = [self._evidence(stream, item, owner=owner, node=node) for item in placed]
+        for report in () if stream.slot in self._outside else reports:
+            facts.add_report(report.reported, slot=stream.slot, where=f"{stream.name}:{report.line}")
+        return found, count, output_at
+
+    def forget(self, slot: int) -> None:
+        """Leave what was read of a slot that is started again."""
+        self._streams = {path: stream for path, stream in self._streams.items() if stream.slot != slot}
+        self._known = {str(path) for path in self._streams}
+        self._turns = deque(stream for stream in self._turns if stream.slot != slot)
+        # Streams of its next start may lie there already.
+        self._standing = Standing()
+
+    @property
+    def problems(self) -> list[str]:
+        """Streams that cannot be read, or of which lines were passed over."""
+        tails = [(stream.name, stream.tail) for stream in self._streams.values()]
+        return [f"{name}: {problem}" for name, tail in tails for problem in (tail.problem, tail.flooded) if problem]
+
+    def rows(self, facts: Facts) -> tuple[StreamRow, ...]:
+        """Which bytes belong to which rank; what is not known yet has rank None."""
+        owners = _Owners(facts)
+        return tuple(self._row(stream, owners.of(stream)) for stream in self._streams.values())
+
+    def _row(self, stream: _Stream, owner: RankFacts | None) -> StreamRow:
+        instance = stream.tail.path.parent.name
+        held = self._told.of(stream)
+        told = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
+        if told is not None:
+            owner = None
+        return StreamRow(
+            stream=stream.name,
+            attempt=self._attempt,
+            round=owner.round if owner else None,
+            role=self._role_of(stream.slot),
+            slot=stream.slot,
+            instance=numbers.whole(instance) or 0,
+            local=stream.local,
+            rank=told.rank if told else owner.rank if owner else stream.rank,
+            from_byte=told.since if told else 0,
+            to_byte=told.until if told else None,
+            proof=told.proof
+            if told
+            else f"start record of pid {owner.pid}"
+            if owner
+            else "prefix"
+            if stream.rank is not None
+            else NO_RANK
+            if stream.ordinal is not None and held.of_no_rank(stream.ordinal)
+            else "",
+        )
+
+    def _evidence(self, stream: _Stream, item: Placed, *, owner: RankFacts | None, node: str | None) -> Evidence:
+        """The piece of one finding; the last one of a kind takes the place of the last one before it."""
+        held = self._told.of(stream)
+        told = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
+        known = told is not None and told.since <= item.byte and (told.until is None or item.byte < told.until)
+        piece = make.of_finding(
+            item.finding,
+            stream=stream.name,
+            byte=item.byte,
+            where=f"{stream.name}:{item.line}",
+            when=item.when,
+            rank=told.rank if told is not None and known else owner.rank if owner else stream.rank,
+            slot=stream.slot,
+            node=node,
+            attempt=self._attempt,
+            round_number=owner.round if owner else None,
+        )
+        if self._told.foreign and (stream.ordinal is None or not held.roles):
+            # What looks like torchrun's prefix is text of any rank there.
+            named = item.finding.prefix.local_rank
+            piece = msgspec.structs.replace(piece, local_rank=None) if named is not None else piece
+        if stream.slot in self._outside:
+            # Numbers that such a slot's programs give each other are none of the job's ranks.
+            piece = msgspec.structs.replace(piece, rank=None, local_rank=None)
+        if item.finding.last:
+            piece = msgspec.structs.replace(piece, id=digest("last", stream.name, *item.finding.kind))
+        if item.finding.fails:
+            stream.open.pop(piece.id, None)
+            stream.open[piece.id] = (piece, item.finding.prefix, item.byte + item.finding.end - item.finding.start)
+            if len(stream.open) > _MAX_OPEN:
+                del stream.open[next(iter(stream.open))]
+        return piece
+
+    def _survived(self, owners: _Owners) -> Iterator[Evidence]:
+        """What was found before and is context now: its speaker went on with its work. And what the job as a whole went on after."""
+        waiting = [stream for stream in self._streams.values() if stream.open]
+        if not waiting:
+            return
+        beside: dict[tuple[int, str], list[_Stream]] = {}
+        for stream in self._streams.values():
+            beside.setdefault((stream.slot, stream.local), []).append(stream)
+        for stream in waiting:
+            one = stream.of_one_process and stream.slot not in self._outside and not self._told.foreign
+            others = [other for other in beside[stream.slot, stream.local] if other is not stream] if one else []
+            worked = max((other.tail.worked_at or 0 for other in others), default=0)
+            owner = owners.of(stream)
+            if owner is not None and owner.ended_at is not None and worked > owner.ended_at - _FLUSH_NS:
+                # What a program had not written yet comes when it ends.
+                worked = 0
+            survival = stream.tail.survival
+            for key, (piece, prefix, end) in list(stream.open.items()):
+                latest = None if piece.at is None else piece.at + round((piece.uncertainty or 0.0) * _NS)
+                later = not piece.whole and latest is not None and worked > latest + _FLUSH_NS
+                if later or survival.outlived(prefix, end, alone=one, whole=piece.whole):
+                    del stream.open[key]
+                    yield msgspec.structs.replace(piece, role="context", outlived=True)
+                elif not piece.passed and survival.passed(prefix, end, alone=one):
+                    passed = msgspec.structs.replace(piece, passed=True)
+                    stream.open[key] = (passed, prefix, end)
+                    yield passed
+
+    def _discover(self, facts: Facts) -> None:
+        # At each look, of every slot: paths are made of texts only where something is new, which is ten times as fast.
+        for slot in facts.slots:
+            folder = self._folders.get(slot)
+            if folder is None:
+                found = self._run_dir.stream_dir(self._attempt, self._role_of(slot), slot).parent
+                folder = self._folders[slot] = str(found)
+            for instance in self._entries(folder):
+                own = self._instances.get(instance)
+                if own is None:
+                    own = self._instances[instance] = Path(instance)
+                if self._starts.of_folder(slot, own) != "now" or self._standing.stands(instance):
+                    continue
+                for entry in _entries(instance):
+                    text = entry.removesuffix(ENDING)
+                    if not text.endswith(".log") or text in self._known:
+                        continue
+                    self._known.add(text)
+                    if not _readable(text):
+                        # No stream of ours has such a name, and no table takes it.
+                        self._guard.skipped(ascii(text), 0, 0, because="its name is no UTF-8")
+                        continue
+                    path = Path(text)
+                    name = str(path.relative_to(self._run_dir.path))
+                    tail = StreamTail(path, self._catalogue, guard=self._guard, name=name, allowance=self._allowance)
+                    made = self._streams[path] = _Stream(tail, slot=slot, name=name)
+                    self._turns.append(made)
+
+    def _entries(self, folder: str) -> list[str]:
+        """Paths in a folder, in order, as it was listed last where it has not changed."""
+        if not self._standing.stands(folder):
+            self._listed[folder] = _entries(folder)
+        return self._listed[folder]
+
+
+class _Owners:
+    """Whose the streams are, by the fact sheets of now: by slot and process ordinal, or by slot and rank (then the newest process)."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._by_ordinal: dict[tuple[int | None, int], RankFacts] = {}
+        self._by_rank: dict[tuple[int | None, int], tuple[RankFacts, int | None]] = {}
+        for sheet in facts.ranks():
+            start = facts.start_of(sheet.slot, sheet.pid)
+            ordinal = start.ordinal if start is not None else None
+            if ordinal is not None:
+                self._by_ordinal[sheet.slot, ordinal] = sheet
+            self._by_rank[sheet.slot, sheet.rank] = (sheet, ordinal)
+
+    def of(self, stream: _Stream) -> RankFacts | None:
+        if stream.rank is not None:
+            held = self._by_rank.get((stream.slot, stream.rank))
+            return held[0] if held else None
+        return self._by_ordinal.get((stream.slot, stream.ordinal)) if stream.ordinal is not None else None
+
+    def ordinal(self, stream: _Stream) -> int | None:
+        """The ordinal of the process that writes it."""
+        if stream.rank is None:
+            return stream.ordinal
+        held = self._by_rank.get((stream.slot, stream.rank))
+        return held[1] if held else None
+
+
+class _RankMaps:
+    """What manifest and processes prove of the streams of a job that Rankfall did not start; read again when it changed."""
+
+    def __init__(self, *, foreign: bool) -> None:
+        self.foreign = foreign
+        self._held: dict[Path, tuple[int, Told]] = {}
+
+    def of(self, stream: _Stream) -> Told:
+        if not self.foreign:
+            return _NO_PROOF
+        folder = stream.tail.path.parent
+        try:
+            changed = (folder / TOLD).stat().st_mtime_ns
+        except OSError:
+            return _NO_PROOF
+        held = self._held.get(folder)
+        if held is None or held[0] != changed:
+            held = self._held[folder] = (changed, read_rank_map(folder))
+        return held[1]
+
+
+def _readable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _entries(folder: str) -> list[str]:
+    """Paths in a folder, in order."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.path for entry in entries)
+    except OSError:
+        return []

@@ -1,0 +1,221 @@
+"""Builds evidence from observations: one function per kind, with identity, time and pointer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.evidence.readers.kernel_log import KernelLine
+from rankfall.evidence.readers.scan import Finding
+from rankfall.evidence.readers.stream_reader import When
+from rankfall.evidence.readers.text import digest
+from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+_SIGKILL: Final = 9
+# Phases of a rank whose work is done: an exception of then is noise unless nothing else is there.
+WORK_DONE: Final = frozenset({"teardown", "done"})
+# How long a line may be on its way to whoever gives it its stamp, seconds.
+_LINE_S: Final = 0.05
+_NS: Final = 1_000_000_000
+
+
+def of_error(record: Record, *, name: str, catalogue: Catalogue, rank: int | None) -> Evidence:
+    """The exception that a rank recorded itself."""
+    error = record.error
+    types = error.types if error else ()
+    chain = error.chain if error else ()
+    pairs = [(kind, chain[i] if i < len(chain) else "") for i, kind in enumerate(types)]
+    if pairs and error is not None and not pairs[0][1]:
+        pairs[0] = (pairs[0][0], error.message)
+    frame = ""
+    if error is not None:
+        top = next((f for f in reversed(error.frames) if f.user), error.frames[-1] if error.frames else None)
+        frame = f"{top.file.rpartition('/')[2]}:{top.func}" if top else ""
+    mark = error.mark if error else None
+    meaning = exception_meaning(catalogue, pairs, frame=frame, mark=mark, exit_code=error.exit_code if error else None)
+    at = error.raised_ns if error and error.raised_ns is not None else record.at_ns
+    return Evidence(
+        id=digest("record", record.id),
+        source="record",
+        slug=meaning.slug,
+        role=meaning.role,
+        trust="inside",
+        rank=rank,
+        slot=record.slot,
+        node=record.node,
+        local_rank=record.local_rank,
+        pid=record.pid,
+        at=at,
+        uncertainty=0.001,
+        where=name,
+        line=meaning.text[:2000],
+        signature=meaning.signature,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
+        mark=mark,
+        exit_code=error.exit_code if error else None,
+        gpu=meaning.gpu,
+        phase=record.phase,
+        step=record.step,
+        attempt=record.attempt,
+        round=record.round,
+        teardown=record.phase in WORK_DONE,
+    )
+
+
+def of_finding(
+    finding: Finding,
+    *,
+    stream: str,
+    byte: int,
+    where: str,
+    when: When | None,
+    rank: int | None,
+    slot: int | None,
+    node: str | None,
+    attempt: int | None,
+    round_number: int | None = None,
+) -> Evidence:
+    """A line or traceback of a stream. A rank named by the stream's owner beats one that the line claims."""
+    meaning, prefix = finding.meaning, finding.prefix
+    claimed = prefix.rank if prefix.rank is not None else numbers.whole(finding.groups.get("rank"))
+    return Evidence(
+        id=digest("log", stream, byte, meaning.slug),
+        source="log",
+        slug=meaning.slug,
+        role=meaning.role,
+        trust="job",
+        rank=rank if rank is not None else claimed,
+        slot=slot,
+        node=node,
+        local_rank=prefix.local_rank
+        if prefix.local_rank is not None
+        else numbers.whole(finding.groups.get("local_rank")),
+        pid=meaning.pid,
+        at=None if when is None else (when.earliest + when.latest) // 2,
+        uncertainty=None if when is None else _LINE_S + (when.latest - when.earliest + 1) // 2 / _NS,
+        stream=stream,
+        order=byte,
+        where=where,
+        line=finding.line,
+        signature=meaning.signature,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
+        exit_code=numbers.whole(finding.groups.get("exit")),
+        gpu=meaning.gpu,
+        attempt=attempt,
+        round=round_number,
+        whole=finding.explicit,
+        teardown=finding.clean_up,
+    )
+
+
+def of_rank_end(facts: RankFacts, *, attempt: int | None, unattended: bool = False) -> Evidence | None:
+    """The end of a rank's process, when it was not a plain success. In an ``unattended`` run nobody outside of the pods sends anything."""
+    if facts.state != "ended" or (facts.exit_code == 0 and facts.signal is None):
+        return None
+    if facts.exit_code is None and facts.signal is None:
+        return None
+    ours = facts.killed_by in {"wrapper", "agent"}
+    words = f"signal {facts.signal}" if facts.signal is not None else f"exit code {facts.exit_code}"
+    sender = "the wrapper in its pod" if unattended else "Rankfall"
+    by = {"wrapper": f", sent by {sender}", "agent": ", sent by its own agent", "foreign": ", sender not known"}
+    said = f"rank {facts.rank} (pid {facts.pid}) ended: {words}{by.get(facts.killed_by or '', '')}"
+    return Evidence(
+        id=digest("exit", attempt, facts.rank, facts.slot, facts.pid, facts.round),
+        source="exit",
+        slug="peer_teardown" if ours else "user_exit" if facts.signal is None else "killed_unknown",
+        role="secondary" if ours else "context",
+        trust="wrapper",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        local_rank=facts.local_rank,
+        pid=facts.pid,
+        at=facts.ended_at,
+        uncertainty=facts.ended_uncertainty,
+        where=facts.where,
+        line=said,
+        exit_code=facts.exit_code,
+        signal=facts.signal,
+        attempt=attempt,
+        round=facts.round,
+    )
+
+
+def of_slot_signal(record: Record, *, name: str) -> Evidence | None:
+    """A signal that somebody else sent to the slot's wrapper: terminated from outside."""
+    info = record.exit
+    if record.kind != "kill" or info is None or info.how != "received" or info.ours:
+        return None
+    by = f" by {info.sender}" if info.sender else f" by pid {info.sender_pid}" if info.sender_pid else ""
+    return Evidence(
+        id=digest("slot_signal", record.id),
+        source="recorder",
+        slug="external_signal",
+        role="secondary",
+        trust="wrapper",
+        slot=record.slot,
+        node=record.node,
+        at=record.at_ns,
+        uncertainty=0.01,
+        where=name,
+        line=f"slot {record.slot} got signal {info.signal} from outside{by}"[:500],
+        specificity=70,
+        fingerprint="external_signal:slot",
+        attempt=record.attempt,
+    )
+
+
+def of_oom(facts: RankFacts | None, slot: SlotFacts | None, *, kills: int, where: str, attempt: int | None) -> Evidence:
+    """The cgroup's OOM counter rose while this rank (or a process of this slot) was killed."""
+    place = facts or slot
+    number = slot.slot if slot else facts.slot if facts else None
+    return Evidence(
+        id=digest("oom", attempt, number, facts.rank if facts else None),
+        source="kernel",
+        slug="host_oom",
+        role="primary",
+        trust="wrapper",
+        rank=facts.rank if facts else None,
+        slot=number,
+        node=place.node if place else None,
+        pid=facts.pid if facts else None,
+        at=place.ended_at if place else None,
+        uncertainty=max(0.5, place.ended_uncertainty or 0.0) if place else 0.5,
+        where=where,
+        line=f"the cgroup's oom_kill counter rose by {kills} during the attempt",
+        specificity=85,
+        fingerprint="host_oom:cgroup",
+        attempt=attempt,
+    )
+
+
+def of_kernel(line: KernelLine, facts: RankFacts, *, attempt: int | None) -> Evidence:
+    """A line of the kernel that names a rank's process."""
+    signature = line.hit.signature
+    return Evidence(
+        id=digest("kernel", line.at // 1000, line.text),
+        source="kernel",
+        slug=signature.slug,
+        role=signature.role,
+        trust="kernel",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        pid=facts.pid,
+        at=line.at,
+        uncertainty=1.0,
+        where="/dev/kmsg",
+        line=line.text,
+        signature=signature.id,
+        specificity=max(signature.specificity, 80),
+        fingerprint=f"{signature.slug}:{signature.id}",
+        gpu=line.hit.groups.get("gpu"),
+        attempt=attempt,
+    )

@@ -1,0 +1,267 @@
+"""Turns Events of pods and of the objects that make them into evidence.
+
+Pure. Reasons why a pod does not start count only while it does not; what a controller made of a failure is
+context, never a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from rankfall.evidence.cluster.reasons import Reason, row_of
+from rankfall.evidence.readers.text import digest
+from rankfall.model import Evidence, SlotFacts, numbers
+from rankfall.model.patterns import anchored, bounded
+from rankfall.rundir.cluster.clock_bounds import by_server
+from rankfall.rundir.cluster.context_facts import EventFact, WorkFact
+from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
+from rankfall.verdict.diagnose.cause_tables import exit_slug, signal_slug
+
+_LINE: Final = 1000
+_NS: Final = 1_000_000_000
+# Why a pod does not start; each is over when the other Events of its pod say so.
+_WAITS: Final = frozenset({"unschedulable", "volume_mount", "container_config", "image_pull", "command_not_found"})
+_STARTING: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
+_MOUNTS: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"})
+# A container that a probe or an eviction ended has ended at most so long after the Event, or before it was written, seconds.
+_ENDS_WITHIN_S: Final = 90.0
+# Failures of probes that end a container, and what the kubelet says when it stops one that it will not start again.
+_FATAL_PROBE: Final = anchored(r"(?:Liveness|Startup) probe (?:failed|errored)", limit=4_096)
+_STOPPING: Final = anchored(r"Stopping container ", limit=4_096)
+_PROBE: Final = Reason(where="event", reason="Unhealthy", slug="probe_killed", specificity=80)
+# The training operator's word of how a pod ended whose restart removed it.
+_EXITED: Final = bounded(r"Pod: \S+?\.(\S{1,253}) exited with code (\d{1,3})\b", limit=4_096)
+_SIGNALS: Final = range(129, 193)
+# Slots for which one Event stands at most.
+_MOST_SLOTS: Final = 256
+
+
+def pod_events(
+    events: Iterable[EventFact], pods: Mapping[str, PodFact], *, before: Mapping[str, PodFact], attempt: int
+) -> list[Evidence]:
+    """Evidence of the Events of pods.
+
+    Args:
+        events: all that are known.
+        pods: of the attempt, by UID, those that count.
+        before: the last look at each before it was asked to go.
+        attempt: counted from 1.
+    """
+    mine: dict[str, list[EventFact]] = {}
+    for event in events:
+        if event.kind == "Pod" and event.about in pods:
+            mine.setdefault(event.about, []).append(event)
+    found: list[Evidence] = []
+    for uid, said in mine.items():
+        newest: dict[tuple[str, str], Evidence] = {}
+        for event in sorted(said, key=_time):
+            row = row_of("event", event.reason, event.message)
+            if row is not None and _stands(event, row, pods[uid], said, before=before.get(uid, pods[uid])):
+                newest[row.slug, row.role] = _of_pod(event, row, pods[uid], attempt=attempt)
+        killed = _killed_by_probe(said, pods[uid])
+        if killed is not None:
+            piece = _of_pod(killed, _PROBE, pods[uid], attempt=attempt)
+            newest.pop((piece.slug, "context"), None)
+            newest[piece.slug, piece.role] = piece
+        found += newest.values()
+    return found
+
+
+def made_events(
+    events: Iterable[EventFact], slots: Mapping[int, SlotFacts], pods: Mapping[str, PodFact], *, attempt: int
+) -> list[Evidence]:
+    """Evidence of the Events of objects that make pods: pods that could not be made, ends of pods that are gone, controllers' words.
+
+    Args:
+        events: all that are known.
+        slots: of the attempt.
+        pods: by UID, those that count.
+        attempt: counted from 1.
+    """
+    with_pod = {pod.slot for pod in pods.values()}
+    without = [slot for slot in sorted(slots) if slot not in with_pod and slots[slot].state == "expected"]
+    names = {pod.name: pod for pod in pods.values()}
+    found: dict[str, Evidence] = {}
+    for event in sorted((one for one in events if one.kind not in {"Pod", "Node"}), key=_time):
+        row = row_of("made", event.reason, event.message)
+        ended = _EXITED.search(event.message)
+        if row is not None and row.slug != "controller_verdict":
+            for slot in without[:_MOST_SLOTS]:
+                piece = _plain(event, row.slug, attempt=attempt, specificity=row.specificity)
+                piece = msgspec.structs.replace(
+                    piece,
+                    id=digest("made", attempt, slot, row.slug),
+                    role=row.role,
+                    slot=slot,
+                    retry=row.retry or None,
+                )
+                found[piece.id] = piece
+        elif ended is not None:
+            pod = names.get(ended[1])
+            piece = _exited(event, numbers.matched(ended[2]), pod, slots, attempt=attempt)
+            found[piece.id] = piece
+        elif event.warning:
+            piece = _plain(event, "controller_verdict", attempt=attempt, specificity=5)
+            found[piece.id] = piece
+    return list(found.values())
+
+
+def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> list[Evidence]:
+    """What the objects that make the pods say of themselves: that they gave up, that somebody holds or removes them.
+
+    Args:
+        works: the newest looks.
+        attempt: counted from 1.
+        ours: Rankfall itself had begun to stop the attempt.
+    """
+    found = []
+    for work in works:
+        where = f"{work.kind.lower()}/{work.name}"
+        for one in work.conditions:
+            if one.type not in {"Failed", "FailureTarget"}:
+                continue
+            row = row_of("work", one.reason or "", one.message)
+            slug = row.slug if row is not None else "controller_verdict"
+            found.append(
+                Evidence(
+                    id=digest("work", attempt, work.uid, one.type, one.reason),
+                    source="event",
+                    slug=slug,
+                    role=row.role if row is not None else "context",
+                    trust="platform",
+                    at=stamp_ns(one.at),
+                    uncertainty=1.0,
+                    stamped="server",
+                    where=where,
+                    line=f"{one.reason or one.type}: {one.message or ''}"[:_LINE],
+                    specificity=row.specificity if row is not None else 5,
+                    fingerprint=f"{slug}:{one.reason}",
+                    attempt=attempt,
+                )
+            )
+        wish = f"{work.kind} {work.name} is being deleted: somebody asked for it" if work.deleting else None
+        if wish is None and work.suspend:
+            by = f", last by {work.held_by}" if work.held_by else ""
+            wish = f"{work.kind} {work.name} is suspended{by}"
+        if wish is not None and not ours:
+            found.append(
+                Evidence(
+                    id=digest("wish", attempt, work.uid, bool(work.deleting)),
+                    source="event",
+                    slug="cancelled",
+                    role="context",
+                    trust="platform",
+                    at=stamp_ns(work.deleting),
+                    uncertainty=1.0,
+                    stamped="server",
+                    where=where,
+                    line=wish,
+                    specificity=50,
+                    fingerprint="cancelled:object",
+                    attempt=attempt,
+                )
+            )
+    return found
+
+
+def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | None:
+    """The failed probe after which the kubelet stopped a container that is not started again: its word of that stop gives no reason.
+
+    A pod that was told to go, or that a disruption takes, is stopped in the same words.
+    """
+    said = list(said)
+    failed = [one for one in said if one.reason == "Unhealthy" and _FATAL_PROBE.match(one.message)]
+    stops = [
+        stamp_ns(one.first or one.last) for one in said if one.reason == "Killing" and _STOPPING.match(one.message)
+    ]
+    told = stamp_ns(pod.deleting)
+    asked = told - (pod.grace_s or 0) * _NS if told is not None else None
+    disruption = pod.condition("DisruptionTarget")
+    if disruption is not None and disruption.status == "True":
+        return None
+    for probe in failed:
+        at = stamp_ns(probe.last or probe.first)
+        for stop in stops:
+            soon = at is not None and stop is not None and 0 <= stop - at <= _ENDS_WITHIN_S * _NS
+            if soon and stop is not None and (asked is None or by_server(pod, stop) < asked):
+                return probe
+    return None
+
+
+def _stands(event: EventFact, row: Reason, pod: PodFact, said: Iterable[EventFact], *, before: PodFact) -> bool:
+    if row.slug in _WAITS:
+        if before.phase != "Pending":
+            return False
+        if row.slug == "unschedulable":
+            return before.node is None
+        begun = any(other.reason == "Pulling" and _time(other) > _time(event) for other in said)
+        waits = before.main is None or (before.main.state == "waiting" and before.main.reason in _STARTING)
+        return not begun and waits if event.reason in _MOUNTS else True
+    if row.role != "primary":
+        return True
+    # It took an instance away: one that has ended, about then.
+    ends = [stamp_ns(one.finished) for one in (pod.main, pod.last) if one is not None and one.state == "terminated"]
+    at = stamp_ns(event.last) or stamp_ns(event.first)
+    near = [end for end in ends if end is not None and at is not None and abs(end - at) <= _ENDS_WITHIN_S * _NS]
+    return bool(near) or pod.gone or pod.phase == "Failed"
+
+
+def _of_pod(event: EventFact, row: Reason, pod: PodFact, *, attempt: int) -> Evidence:
+    piece = _plain(event, row.slug, attempt=attempt, specificity=row.specificity)
+    return msgspec.structs.replace(
+        piece,
+        id=digest("event", attempt, pod.uid, row.slug, event.reason),
+        role=row.role,
+        slot=pod.slot,
+        node=pod.node,
+        retry=row.retry or None,
+    )
+
+
+def _exited(
+    event: EventFact, code: int, pod: PodFact | None, slots: Mapping[int, SlotFacts], *, attempt: int
+) -> Evidence:
+    """The exit code of a pod that its controller removed. It counts where nothing else tells how that slot ended."""
+    slot = pod.slot if pod is not None else None
+    facts = slots.get(slot) if slot is not None else None
+    known = facts is not None and (facts.exit_code is not None or facts.signal is not None)
+    signal = code - 128 if code in _SIGNALS else None
+    slug = signal_slug(signal) if signal is not None else exit_slug(code)
+    piece = _plain(event, slug, attempt=attempt, specificity=10)
+    return msgspec.structs.replace(
+        piece,
+        role="context" if known or code == 0 else "secondary" if slug == "external_signal" else "primary",
+        slot=slot,
+        node=pod.node if pod is not None else None,
+        exit_code=None if signal is not None else code,
+        signal=signal,
+        fingerprint=f"{slug}:{signal}:{code if signal is None else None}",
+    )
+
+
+def _plain(event: EventFact, slug: str, *, attempt: int, specificity: int) -> Evidence:
+    often = f" ({event.count} times)" if event.count > 1 else ""
+    at = stamp_ns(event.last) or stamp_ns(event.first)
+    return Evidence(
+        id=digest("event", attempt, event.uid),
+        source="event",
+        slug=slug,
+        role="context",
+        trust="platform",
+        at=at,
+        uncertainty=1.0 if at is not None else None,
+        stamped="node" if event.by == "kubelet" else "server",
+        where=f"event of {event.kind.lower()}/{event.name}",
+        line=f"{event.reason}: {event.message}{often}"[:_LINE],
+        specificity=specificity,
+        fingerprint=f"{slug}:event:{event.reason}",
+        detail=f"reason={event.reason}",
+        attempt=attempt,
+    )
+
+
+def _time(event: EventFact) -> str:
+    return event.last or event.first or ""

@@ -1,0 +1,341 @@
+"""Turns what is known of nodes into evidence at the slots and ranks that ran on them.
+
+Pure. An unreachable node explains only the silence of its own slots. A node fault is matched to a failure
+by node and time, both stamped by the node's clock; a GPU fault names a rank only if exactly one rank of
+the node failed of its GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from rankfall.evidence.readers.text import digest
+from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.model.patterns import anchored
+from rankfall.rundir.cluster.context_facts import Boot, EventFact, Fault, NodeFact, Spell
+from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
+from rankfall.verdict.signatures.catalogue import Catalogue
+from rankfall.verdict.signatures.matcher import best
+
+_LINE: Final = 1000
+_NS: Final = 1_000_000_000
+# A fault of a node may be the cause of a fall there that came so many seconds later, or so many earlier (a watch of the ring is behind).
+BEFORE_S: Final = 120.0
+AFTER_S: Final = 30.0
+# The control plane says that a node is silent so long after the kubelet's last report at most, seconds: 40, or 50 since Kubernetes 1.32, and the
+# interval of reports.
+NOTICED_S: Final = 60.0
+# A kill for memory and the kernel's line about it are of one moment.
+_KILL_S: Final = 15.0
+_SIGKILL: Final = 9
+# What a node says of itself, as a cause that it makes possible.
+_SLUGS: Final = MappingProxyType(
+    {
+        "Ready": "node_lost",
+        "MemoryPressure": "node_oom",
+        "DiskPressure": "disk_full",
+        "PIDPressure": "node_stuck",
+        "NetworkUnavailable": "nic_down",
+        "KernelDeadlock": "node_stuck",
+        "ReadonlyFilesystem": "disk_fault",
+    }
+)
+# Taints by which Kubernetes itself says that a node is away.
+_AWAY: Final = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
+# Of a container whose node came back without it: the kubelet makes up how it ended.
+_MADE_UP: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
+# The kubelet's word of the kernel's: "System OOM encountered, victim process: python, pid: 4711".
+_SYSTEM_OOM: Final = anchored(r"^System OOM encountered", limit=1_024)
+_OOM: Final = frozenset({"host_oom", "node_oom"})
+
+
+class SlotFailure:
+    """A slot's fall on a node.
+
+    Args:
+        slot: its facts.
+        pod: its pod.
+        ranks: those of the slot.
+        failed: another part of the job has failed.
+    """
+
+    def __init__(self, slot: SlotFacts, pod: PodFact, ranks: Iterable[RankFacts], *, failed: bool = False) -> None:
+        self.slot = slot
+        self.pod = pod
+        self._failed = failed
+        self.ranks = [r for r in ranks if r.slot == slot.slot]
+        ends = [r.ended_at for r in self.ranks if _fell(r) and r.ended_at is not None]
+        own = slot.ended_at if slot.state == "ended" and (slot.exit_code or slot.signal) else None
+        #: It was stopped by Rankfall, and nothing of it had failed before.
+        self.stopped = not ends and slot.killed_by == "wrapper"
+        self.at = min([*ends, *([own] if own is not None else [])], default=None)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nobody told how it ended."""
+        main = self.pod.main
+        made_up = main is not None and main.state == "terminated" and main.reason in _MADE_UP
+        return self.slot.state == "lost" or (made_up and not self.slot.recorder)
+
+    @property
+    def unreported(self) -> bool:
+        """Whether no end of its container was reported, though the slot is lost or another part of the job failed."""
+        main = self.pod.main
+        running = main is not None and main.state == "running" and self.slot.state in {"running", "lost"}
+        return running and (self.slot.state == "lost" or self._failed)
+
+    def rank(self, *, killed: bool = False) -> int | None:
+        """The one rank of the slot that fell by itself (``killed``: by a SIGKILL); None where there are several, or none."""
+        fell = [r for r in self.ranks if _fell(r) and (not killed or r.signal == _SIGKILL)]
+        return fell[0].rank if len(fell) == 1 else None
+
+
+def node_evidence(
+    nodes: Iterable[NodeFact],
+    events: Iterable[EventFact],
+    falls: Mapping[str, list[SlotFailure]],
+    *,
+    catalogue: Catalogue,
+    attempt: int,
+) -> list[Evidence]:
+    """Evidence of all nodes.
+
+    Args:
+        nodes: that are known.
+        events: of nodes.
+        falls: by node: its slots.
+        catalogue: the signatures in force.
+        attempt: counted from 1.
+    """
+    said: dict[str, list[EventFact]] = {}
+    for event in events:
+        said.setdefault(event.name, []).append(event)
+    found: list[Evidence] = []
+    for node in nodes:
+        for fall in falls.get(node.name, ()):
+            found += [piece for spell in node.spells if (piece := _of_spell(spell, node, fall, attempt=attempt))]
+            found += _of_boots(node, fall, attempt=attempt)
+            found += [
+                piece
+                for fault in node.faults
+                if (piece := _of_fault(fault, node, fall, catalogue=catalogue, attempt=attempt))
+            ]
+            found += [
+                piece
+                for event in said.get(node.name, ())
+                if (piece := _of_event(event, node, fall, catalogue=catalogue, attempt=attempt))
+            ]
+    return found
+
+
+def unheard_evidence(fall: SlotFailure, *, attempt: int) -> Evidence | None:
+    """The control plane's statement, in the pod's own conditions, that the node stopped reporting; it needs no right to read nodes."""
+    ready = fall.pod.condition("Ready")
+    if not fall.unreported or not fall.pod.unheard or ready is None:
+        return None
+    since = stamp_ns(ready.at)
+    begun = since if since is not None else fall.pod.seen_ns
+    at, uncertainty = _silent_since(begun)
+    return Evidence(
+        id=digest("unheard", attempt, fall.pod.uid, ready.at),
+        source="pod",
+        slug="node_lost",
+        role="primary",
+        trust="platform",
+        slot=fall.slot.slot,
+        node=fall.pod.node,
+        at=at,
+        uncertainty=uncertainty,
+        stamped="here" if since is None else "server",
+        where=f"pod/{fall.pod.name}",
+        line=f"Ready is False since {ready.at}, set by the node controller: node {fall.pod.node} stopped reporting"[
+            :_LINE
+        ],
+        specificity=81,
+        fingerprint="node_lost:unheard",
+        detail="condition=Ready reason=NodeNotReady",
+        attempt=attempt,
+    )
+
+
+def _silent_since(said: int) -> tuple[int, float]:
+    """Time and uncertainty in seconds of the moment when a node fell silent, by when the control plane said so."""
+    return said - round(NOTICED_S / 2 * _NS), NOTICED_S / 2 + 1.0
+
+
+def _of_spell(spell: Spell, node: NodeFact, fall: SlotFailure, *, attempt: int) -> Evidence | None:
+    since = stamp_ns(spell.since)
+    begun = since if since is not None else spell.seen_ns
+    made = stamp_ns(fall.pod.created)
+    # Over before the pod was there; a pod that is asked to go after it, or falls before, is none of its business.
+    if spell.over_ns is not None and made is not None and spell.over_ns < made:
+        return None
+    role = "context"
+    drained = False
+    if spell.type == "taint":
+        if spell.message != "NoExecute":
+            return None
+        slug = "node_lost"
+        if spell.reason not in _AWAY:
+            # Somebody wants the node empty: the taint manager's word alone would read as a node that is lost.
+            disruption = fall.pod.condition("DisruptionTarget")
+            drained = disruption is not None and disruption.reason == "DeletionByTaintManager"
+            slug = "preempted"
+        said = f"node {node.name} has the taint {spell.reason}:{spell.message}"
+    elif spell.type in _SLUGS:
+        slug = _SLUGS[spell.type]
+        said = f"node {node.name}: {spell.type} is {spell.status}: {spell.reason or ''} {spell.message or ''}".rstrip()
+    else:
+        return None
+    left = stamp_ns(fall.pod.deleting) or fall.pod.seen_ns
+    still = spell.over_ns is None or spell.over_ns + _NS >= left
+    at, uncertainty = begun, 1.0 if since is not None else 5.0
+    # A node that stopped reporting explains a container whose end nobody reported, also where its pod was asked to go before that was noticed.
+    unknown = spell.type == "Ready" and spell.status == "Unknown"
+    unreported = unknown and fall.unreported and spell.over_ns is None
+    if drained or unreported or (spell.type == "Ready" and fall.silent and begun <= left and still):
+        role = "primary"
+        if unknown:
+            at, uncertainty = _silent_since(begun)
+    return Evidence(
+        id=digest("spell", attempt, fall.slot.slot, node.name, spell.type, spell.status, spell.reason, spell.since),
+        source="node",
+        slug=slug,
+        role="primary" if role == "primary" else "context",
+        trust="platform",
+        slot=fall.slot.slot,
+        node=node.name,
+        at=at,
+        uncertainty=uncertainty,
+        # Only its kubelet says of a node that it is not well; that it is silent, and taints, are the control plane's word.
+        stamped="here" if since is None else "server" if spell.type == "taint" or spell.status == "Unknown" else "node",
+        where=f"node/{node.name}",
+        line=said[:_LINE],
+        specificity=86 if drained else 82,
+        fingerprint=f"{slug}:{spell.type}:{spell.reason}",
+        detail=f"condition={spell.type} reason={spell.reason}",
+        attempt=attempt,
+    )
+
+
+def _of_boots(node: NodeFact, fall: SlotFailure, *, attempt: int) -> list[Evidence]:
+    """The node began anew while the pod was on it."""
+    made = stamp_ns(fall.pod.created)
+    pairs: list[tuple[Boot, Boot]] = list(zip(node.boots, node.boots[1:], strict=False))
+    return [
+        Evidence(
+            id=digest("boot", attempt, fall.slot.slot, node.name, new.id),
+            source="node",
+            slug="node_lost",
+            role="primary" if fall.silent else "context",
+            trust="platform",
+            slot=fall.slot.slot,
+            node=node.name,
+            # Only that it was over when the new boot was seen first.
+            at=new.seen_ns,
+            stamped="here",
+            uncertainty=max(60.0, (new.seen_ns - old.seen_ns) / _NS if fall.at is None else 60.0),
+            where=f"node/{node.name}",
+            line=f"node {node.name} booted anew: boot id {old.id} became {new.id}",
+            specificity=84,
+            fingerprint="node_lost:boot",
+            detail="reason=Rebooted",
+            attempt=attempt,
+        )
+        for old, new in pairs
+        if made is None or new.seen_ns >= made
+    ]
+
+
+def _of_fault(
+    fault: Fault, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
+) -> Evidence | None:
+    """A fault that the health agent recorded on the node, where it is near the fall."""
+    near = _near(fault.times, fall.at)
+    hit = best(catalogue.match_line(fault.text.encode(), where="kernel"))
+    if near is None or fall.at is None or hit is None:
+        return None
+    signature = hit.signature
+    rank = fall.rank(killed=signature.slug in _OOM)
+    who = f"rank {rank}" if rank is not None else f"slot {fall.slot.slot}"
+    gap = (fall.at - near) / _NS
+    end = "was stopped by Rankfall" if fall.stopped else "fell"
+    when = f"{abs(gap):.1f} s {'before' if gap >= 0 else 'after'} {who} {end}"
+    device = f" on {fault.device}" if fault.device else ""
+    return Evidence(
+        id=digest("fault", attempt, fall.slot.slot, node.name, fault.code, fault.device),
+        source="node",
+        slug=signature.slug,
+        role=signature.role,
+        trust="platform",
+        rank=rank,
+        slot=fall.slot.slot,
+        node=node.name,
+        at=near,
+        uncertainty=1.0,
+        where=f"node/{node.name} (rankfall.dev/node-health)",
+        line=f"{fault.code}{device}, {when}: {fault.text}"[:_LINE],
+        signature=signature.id,
+        specificity=max(signature.specificity, 80),
+        fingerprint=f"{signature.slug}:{signature.id}",
+        gpu=_gpu(fault.device) or hit.groups.get("gpu"),
+        attempt=attempt,
+    )
+
+
+def _of_event(
+    event: EventFact, node: NodeFact, fall: SlotFailure, *, catalogue: Catalogue, attempt: int
+) -> Evidence | None:
+    """An Event of the node: of its kubelet, of a problem detector, of the health controller; where it is near the fall."""
+    at = stamp_ns(event.last) or stamp_ns(event.first)
+    near = _near(() if at is None else (at,), fall.at)
+    if near is None or fall.at is None:
+        return None
+    hit = best(catalogue.match_line(event.message.encode(), where="kernel"))
+    slug = "node_oom" if _SYSTEM_OOM.match(event.message) else hit.signature.slug if hit else None
+    if slug is None:
+        return None
+    rank = fall.rank(killed=slug in _OOM)
+    role = hit.signature.role if hit else "primary"
+    if slug in _OOM and (rank is None or abs(fall.at - near) > _KILL_S * _NS):
+        # Whom it struck is not known.
+        role = "context"
+    return Evidence(
+        id=digest("node event", attempt, fall.slot.slot, event.uid),
+        source="event",
+        slug=slug,
+        role=role,
+        trust="platform",
+        rank=rank,
+        slot=fall.slot.slot,
+        node=node.name,
+        at=near,
+        uncertainty=1.0,
+        where=f"event of node/{node.name}",
+        line=f"{event.reason}: {event.message}"[:_LINE],
+        signature=hit.signature.id if hit else None,
+        specificity=80,
+        fingerprint=f"{slug}:event:{event.reason}",
+        gpu=hit.groups.get("gpu") if hit else None,
+        attempt=attempt,
+    )
+
+
+def _near(times: Iterable[int], fall: int | None) -> int | None:
+    """The moment that is nearest to the fall, inside the window."""
+    if fall is None:
+        return None
+    inside = [at for at in times if fall - BEFORE_S * _NS <= at <= fall + AFTER_S * _NS]
+    return min(inside, key=lambda at: (abs(fall - at), at), default=None)
+
+
+def _fell(facts: RankFacts) -> bool:
+    ours = facts.killed_by in {"wrapper", "agent"}
+    return facts.state == "ended" and not ours and (facts.signal is not None or facts.exit_code not in {0, None})
+
+
+def _gpu(device: str | None) -> str | None:
+    kind, _, address = (device or "").partition(" ")
+    return address or None if kind == "gpu" else None

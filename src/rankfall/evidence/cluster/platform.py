@@ -1,0 +1,217 @@
+"""What the platform says of one attempt: pods, context around them, proofs of node clocks.
+
+Reads files only. Why a pod waits is true only while it waits, and node trouble means more when a slot
+there fell silent, so this part is rebuilt at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from rankfall.evidence.cluster.event_evidence import made_events, pod_events, work_evidence
+from rankfall.evidence.cluster.node_evidence import SlotFailure, node_evidence, unheard_evidence
+from rankfall.evidence.cluster.pod_evidence import PodView
+from rankfall.evidence.facts import Facts
+from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.rundir.cluster.clock_bounds import ClockView, ProofView
+from rankfall.rundir.cluster.context_facts import ContextFact, EventFact, NodeFact, Unseen, WorkFact
+from rankfall.rundir.cluster.journal import SnapshotReader
+from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
+from rankfall.rundir.layout import context_path
+from rankfall.verdict.diagnose.cause_tables import NEVER_STARTED
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+_NS: Final = 1_000_000_000
+# Kubernetes keeps an Event for an hour, unless its server was told otherwise.
+EVENTS_LIVE_S: Final = 3600
+
+
+class ContextView:
+    """What the file says, taken in incrementally.
+
+    Args:
+        run: the run's directory.
+        attempt: counted from 1.
+        catalogue: the signatures in force.
+        path: of the file, where it is not the attempt's own.
+    """
+
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, path: Path | None = None) -> None:
+        self._file: SnapshotReader[ContextFact] = SnapshotReader(path or context_path(run, attempt), ContextFact)
+        self._attempt = attempt
+        self._catalogue = catalogue
+
+    def poll(self) -> bool:
+        """Whether anything new came."""
+        return bool(self._file.poll())
+
+    @property
+    def problems(self) -> list[str]:
+        """Lines that could not be used, in words."""
+        return self._file.problems
+
+    def evidence(
+        self,
+        pods: Collection[PodFact],
+        slots: Collection[SlotFacts],
+        ranks: Iterable[RankFacts],
+        *,
+        before: Mapping[str, PodFact],
+        stopped: bool,
+    ) -> list[Evidence]:
+        """Everything that speaks of this attempt, as it is now.
+
+        Args:
+            pods: those that count.
+            slots: of the attempt.
+            ranks: of the attempt.
+            before: by UID: the last look at each pod before it was asked to go.
+            stopped: Rankfall itself had begun to stop it.
+        """
+        looks = list(self._file.newest.values())
+        events = [fact for fact in looks if isinstance(fact, EventFact)]
+        by_uid = {pod.uid: pod for pod in pods if pod.slot is not None}
+        by_slot = {facts.slot: facts for facts in slots}
+        falls: dict[str, list[SlotFailure]] = {}
+        ranks = tuple(ranks)
+        ends: list[SlotFacts | RankFacts] = [*by_slot.values(), *ranks]
+        failed = any(facts.state == "lost" or facts.exit_code or facts.signal for facts in ends)
+        for pod in _newest_of_slots(by_uid.values()):
+            if pod.node and pod.slot in by_slot:
+                falls.setdefault(pod.node, []).append(SlotFailure(by_slot[pod.slot], pod, ranks, failed=failed))
+        return [
+            *pod_events(events, by_uid, before=before, attempt=self._attempt),
+            *made_events(events, by_slot, by_uid, attempt=self._attempt),
+            *node_evidence(
+                [fact for fact in looks if isinstance(fact, NodeFact)],
+                [event for event in events if event.kind == "Node"],
+                falls,
+                catalogue=self._catalogue,
+                attempt=self._attempt,
+            ),
+            *(
+                piece
+                for fall in (one for some in falls.values() for one in some)
+                if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
+            ),
+            *work_evidence([fact for fact in looks if isinstance(fact, WorkFact)], attempt=self._attempt, ours=stopped),
+        ]
+
+    def missing(self, pods: Collection[PodFact]) -> list[str]:
+        """What could not be had, and how to have it next time.
+
+        Args:
+            pods: of the attempt.
+        """
+        looks = list(self._file.newest.values())
+        found = [fact.text for fact in looks if isinstance(fact, Unseen) and not fact.over]
+        first = min((fact.seen_ns for fact in looks), default=None)
+        made = min((at for pod in pods if (at := stamp_ns(pod.created)) is not None), default=None)
+        if first is not None and made is not None and first - made > EVENTS_LIVE_S * _NS:
+            found.append(
+                "what Kubernetes said of the pods more than an hour before the first look: it keeps Events for an hour; "
+                "what follows the job from its beginning keeps them (rankfall logs -f, rankfall wait)"
+            )
+        return found
+
+
+def _newest_of_slots(pods: Iterable[PodFact]) -> list[PodFact]:
+    found: dict[int | None, PodFact] = {}
+    for pod in pods:
+        held = found.get(pod.slot)
+        if held is None or (not pod.gone, pod.created or "") >= (not held.gone, held.created or ""):
+            found[pod.slot] = pod
+    return list(found.values())
+
+
+# What a slot may wait for, as evidence has it.
+_WAITS_FOR: Final = NEVER_STARTED | {"command_not_found"}
+_MAX_WORDS: Final = 500
+
+
+class PlatformView:
+    """What the platform's own files of one attempt say, taken in incrementally.
+
+    Args:
+        run: the run's directory.
+        attempt: counted from 1.
+        catalogue: the signatures in force.
+        around: file of what is around the pods, where it is not the attempt's own.
+
+    Attributes:
+        pods: of the attempt.
+    """
+
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, around: Path | None = None) -> None:
+        self.pods = PodView(run, attempt=attempt)
+        self._cluster_context = ContextView(run, attempt=attempt, catalogue=catalogue, path=around)
+        self._clocks = ClockView(run, attempt=attempt)
+        self._proofs = ProofView(run, attempt=attempt)
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be used, in words."""
+        return [*self.pods.problems, *self._cluster_context.problems]
+
+    def poll(self, facts: Facts) -> tuple[bool, list[Evidence]]:
+        """Put what is new into the facts of the slots.
+
+        Returns:
+            Whether anything new came, and the evidence of ends in it.
+        """
+        clocks = facts.clocks
+        for slot, delay in self._clocks.poll().items():
+            clocks.came(slot, delay)
+        changed, found = self.pods.poll()
+        proved = self._proofs.poll()
+        if changed or proved:
+            self._prove(facts)
+        if self.pods.stop is not None:
+            facts.set_stop(self.pods.stop.at_ns)
+        around = self._cluster_context.poll()
+        for sheet in tuple(facts.slots.values()):
+            # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
+            facts.set_slot(self.pods.merged(sheet, late_ns=clocks.late(sheet.slot)))
+        if changed:
+            clocks.placed()
+        return changed or around, found
+
+    def waiting(self) -> list[Evidence]:
+        """Why slots do not start: true only as long as they wait, so it is never kept."""
+        return self.pods.waiting()
+
+    def around(self, facts: Facts) -> list[Evidence]:
+        """What Events, nodes and the objects that make the pods say, as it stands now."""
+        return self._cluster_context.evidence(
+            self.pods.counting(),
+            tuple(facts.slots.values()),
+            facts.ranks(),
+            before=self.pods.before(),
+            stopped=self.pods.stop is not None,
+        )
+
+    def waits(self, facts: Facts) -> str | None:
+        """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
+        told = [*self.waiting(), *self.around(facts)]
+        told = [piece for piece in told if piece.slug in _WAITS_FOR and piece.slot is not None]
+        if not told:
+            return None
+        first = told[0]
+        others = len({piece.slot for piece in told}) - 1
+        more = f" (and {others} more)" if others else ""
+        return f"slot {first.slot}{more} waits: {first.line}"[:_MAX_WORDS]
+
+    def missing(self) -> list[str]:
+        """What could not be had, and how to have it next time."""
+        return self._cluster_context.missing(self.pods.counting())
+
+    def _prove(self, facts: Facts) -> None:
+        """What stamps on objects prove of the nodes' clocks."""
+        clocks, proofs = facts.clocks, self._proofs.proofs
+        clocks.server(proofs.server)
+        for slot, bound in self.pods.clock_bounds(server=proofs.server):
+            clocks.proved(slot, bound)
+        for node, ahead in proofs.nodes.items():
+            clocks.proved_of_node(node, ahead)

@@ -1,0 +1,235 @@
+"""Facts of slots and evidence of pod ends, read from the pod journal.
+
+A slot has ended when its container has and its log is stored to the end; before that a reader would miss
+its final output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.evidence.cluster.reasons import NOT_FOUND, ending_evidence, waiting_evidence
+from rankfall.model import Evidence, SlotFacts
+from rankfall.model.timestamps import Bound
+from rankfall.rundir.cluster.clock_bounds import of_pod
+from rankfall.rundir.cluster.journal import JournalReader, journal_path
+from rankfall.rundir.cluster.marks import Stop, StopMark, abandoned
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+
+# Exit codes from here on are 128 + signal, as runtimes report a signal that ended process 1.
+_SIGNAL_BASE: Final = 128
+_HIGHEST_SIGNAL: Final = 64
+# What the kubelet sends when a pod is deleted.
+_OUR_SIGNALS: Final = frozenset({9, 15})
+_NS: Final = 1_000_000_000
+
+
+class PodView:
+    """What the journal says, taken in incrementally.
+
+    Args:
+        run: the run's directory.
+        attempt: counted from 1.
+    """
+
+    def __init__(self, run: Path, *, attempt: int) -> None:
+        self._journal = JournalReader(journal_path(run, attempt))
+        self._run = run
+        self._attempt = attempt
+        self._where = str(self._journal.path.relative_to(run))
+        self._mark = StopMark(run, attempt)
+        self._stop: Stop | None = None
+        self._given_up: frozenset[int] = frozenset()
+        self._by_slot: dict[int, PodFact] = {}
+        # By UID: the last look before it was asked to go. What it waited for then is what kept it; what became of it afterwards is not.
+        self._before: dict[str, PodFact] = {}
+        self._told: set[str] = set()
+        # When a pod's end was seen first, by this machine's clock.
+        self._end_seen: dict[str, int] = {}
+        # By slot: which of its pods is looked at, in the order in which they were made; of other slots the newest one is.
+        self._looked_at: dict[int, int] = {}
+        self._moved = False
+        # By slot: of what its facts were merged last, where that changed nothing: the same again would change nothing either.
+        self._merged: dict[int, tuple[SlotFacts, PodFact, Stop | None, bool, float]] = {}
+        # By UID: the slot and the number, where starts are told apart.
+        self._numbers: dict[str, tuple[int, int]] = {}
+
+    def select_start(self, slot: int, number: int) -> None:
+        """Take this pod of the slot for the slot from now on, counted from 0 in the order in which they were made."""
+        if self._looked_at.get(slot) != number:
+            self._looked_at[slot] = number
+            self._moved = True
+
+    def number_of(self, slot: int, uid: str | None) -> int | None:
+        """Which of the slot's pods this is; None for one that the journal does not know."""
+        place = self._numbers.get(uid or "")
+        return place[1] if place is not None and place[0] == slot else None
+
+    @property
+    def stop(self) -> Stop | None:
+        """The mark of our own stop, as it was at the last poll."""
+        return self._stop
+
+    @property
+    def problems(self) -> list[str]:
+        """Lines that could not be used, in words."""
+        return self._journal.problems
+
+    def poll(self) -> tuple[bool, list[Evidence]]:
+        """Whether anything new came, and the evidence of ends in it, each piece once: as it was seen first."""
+        found: list[Evidence] = []
+        self._stop = self._mark.read()
+        self._given_up = abandoned(self._run, self._attempt) if self._stop is not None else frozenset()
+        facts = self._journal.poll()
+        for fact in facts:
+            if fact.deleting is None and not fact.gone:
+                self._before[fact.uid] = fact
+            if fact.over:
+                self._end_seen.setdefault(fact.uid, fact.seen_ns)
+        moved, self._moved = self._moved, False
+        if facts or moved:
+            self._arrange()
+        for fact in self._journal.pods.values() if moved else facts:
+            if not self._counts(fact):
+                continue
+            for piece in ending_evidence(fact, attempt=self._attempt):
+                if piece.id not in self._told:
+                    self._told.add(piece.id)
+                    found.append(piece)
+        return bool(facts) or moved, found
+
+    def counting(self) -> list[PodFact]:
+        """All pods of the slots, but those of a start that is not looked at."""
+        return [fact for fact in self._journal.pods.values() if self._counts(fact)]
+
+    def before(self) -> dict[str, PodFact]:
+        """By UID: the last look at each pod before it was asked to go."""
+        return self._before
+
+    def _counts(self, fact: PodFact) -> bool:
+        number = self._looked_at.get(fact.slot) if fact.slot is not None else None
+        return number is None or self._numbers.get(fact.uid) == (fact.slot, number)
+
+    def _arrange(self) -> None:
+        """The pod of each slot, and the order of those that are told apart: the API's own stamps, then which was seen first."""
+        self._by_slot = self._journal.by_slot()
+        if not self._looked_at:
+            return
+        own: dict[int, list[PodFact]] = {slot: [] for slot in self._looked_at}
+        for fact in sorted(self._journal.pods.values(), key=lambda fact: fact.created or ""):
+            if fact.slot in own:
+                self._numbers[fact.uid] = (fact.slot, len(own[fact.slot]))
+                own[fact.slot].append(fact)
+        for slot, number in self._looked_at.items():
+            if number < len(own[slot]):
+                self._by_slot[slot] = own[slot][number]
+            else:
+                self._by_slot.pop(slot, None)
+
+    def waiting(self) -> list[Evidence]:
+        """Why slots do not start, as it is now; of a pod that was asked to go, as it was before."""
+        looks = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
+        return [piece for fact in looks for piece in waiting_evidence(fact, attempt=self._attempt)]
+
+    def pods(self) -> dict[int, PodFact]:
+        """The pod of each slot: the newest one, or the one that is looked at."""
+        return self._by_slot
+
+    def clock_bounds(self, *, server: Bound) -> Iterator[tuple[int, Bound]]:
+        """How far the clock of each slot's node is ahead of this machine's, by the stamps of its pod.
+
+        Args:
+            server: how far the API server's clock is ahead of this machine's.
+        """
+        for slot, fact in self._by_slot.items():
+            yield slot, of_pod(fact, server=server)
+
+    def merged(self, held: SlotFacts, *, late_ns: int = 0) -> SlotFacts:
+        """Facts of a slot with what its pod tells. An end that the wrapper recorded itself is kept.
+
+        Args:
+            held: what is known.
+            late_ns: how much later than its stamp something of the slot can have been by this machine's clock, nanoseconds.
+        """
+        fact = self._by_slot.get(held.slot)
+        if fact is None:
+            return held
+        given_up = held.slot in self._given_up
+        before = self._merged.get(held.slot)
+        if (
+            before is not None
+            and before[0] is held
+            and before[1] is fact
+            and before[2:] == (self._stop, given_up, late_ns)
+        ):
+            return held
+        found = self._with_pod(held, fact, given_up=given_up, late_ns=late_ns)
+        if found == held:
+            self._merged[held.slot] = (held, fact, self._stop, given_up, late_ns)
+        return found
+
+    def _with_pod(self, held: SlotFacts, fact: PodFact, *, given_up: bool, late_ns: int) -> SlotFacts:
+        started = held.started_at or (stamp_ns(fact.main.started) if fact.main else None)
+        ready = fact.condition("Ready")
+        held = msgspec.structs.replace(
+            held,
+            node=fact.node or held.node,
+            pod=fact.name,
+            started_at=started,
+            platform_ready=not fact.gone and ready is not None and ready.status == "True",
+        )
+        if held.state == "ended":
+            return self._ours(held, late_ns=late_ns)
+        if fact.log != "open" and fact.over:
+            end = fact.main
+            if end is None or end.state != "terminated" or end.reason == NOT_FOUND:
+                # Deleted or refused without a word of its container.
+                return msgspec.structs.replace(held, state="lost", where=self._where)
+            return self._ended(held, fact, end, late_ns=late_ns)
+        if fact.overdue or given_up:
+            return msgspec.structs.replace(held, state="lost", where=self._where)
+        begun = fact.main is not None and fact.main.state in {"running", "terminated"}
+        return msgspec.structs.replace(held, state="running") if begun and held.state == "expected" else held
+
+    def _ours(self, held: SlotFacts, *, late_ns: int) -> SlotFacts:
+        """An end that the wrapper recorded. Of a signal that the kubelet passed on it cannot know that we had asked for it."""
+        stop = self._stop
+        foreign = held.killed_by == "foreign" and held.signal in _OUR_SIGNALS
+        # A command that a signal reached may end with a code of its own, as torchrun does.
+        answered = held.signalled and held.killed_by is None
+        if stop is None or held.slot in stop.after or not (foreign or answered) or held.ended_at is None:
+            return held
+        # Which ends it followed may be known: any other of the same moment came after it.
+        late_ns += round((held.ended_uncertainty or 0) * _NS) if stop.after else 0
+        after = held.ended_at + late_ns >= stop.at_ns
+        return msgspec.structs.replace(held, killed_by="wrapper") if after else held
+
+    def _ended(self, held: SlotFacts, fact: PodFact, end: ContainerFact, *, late_ns: int) -> SlotFacts:
+        """The container's end, where the wrapper could not record one: it was killed, or there was none."""
+        code, signal = end.exit_code, end.signal
+        if signal is None and code is not None and _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
+            signal = code - _SIGNAL_BASE
+        at = stamp_ns(end.finished)
+        ours = signal in _OUR_SIGNALS and self._after_stop(fact, at, late_ns=late_ns)
+        return msgspec.structs.replace(
+            held,
+            state="ended",
+            exit_code=None if signal is not None else code,
+            signal=signal,
+            killed_by=None if signal is None else "wrapper" if ours else "foreign",
+            ended_at=at,
+            # Of whole seconds, cut and not rounded.
+            ended_uncertainty=1.0,
+            where=self._where,
+        )
+
+    def _after_stop(self, fact: PodFact, at: int | None, *, late_ns: int) -> bool:
+        """Whether this end came after we began to stop: nobody had seen it before, and its own stamp (whole seconds) does not say otherwise."""
+        stop = self._stop
+        if stop is None or fact.slot in stop.after or self._end_seen.get(fact.uid, fact.seen_ns) < stop.at_ns:
+            return False
+        return at is None or at + _NS + late_ns >= stop.at_ns

@@ -1,0 +1,220 @@
+"""Table of platform reasons (reasons.csv) and the evidence that they give about pods.
+
+Reasons of kubelet, scheduler and API are statements of the platform, never of the job. An unknown reason
+gives no evidence. Of several rows with one reason the first whose text is in the message counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from importlib import resources
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.evidence.readers.text import digest
+from rankfall.model import Evidence, decoding
+from rankfall.model.causes import EvidenceRole, Retry
+from rankfall.model.patterns import Bounded, bounded
+from rankfall.rundir.cluster.clock_bounds import by_server
+from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns
+
+# Where a reason stands: in the state of a container, of a pod, in a condition of a pod; in an Event of a pod, in one of an object that makes
+# pods (``made``), in a condition of such an object (``work``).
+Place = Literal["waiting", "terminated", "pod", "disruption", "scheduled", "event", "made", "work"]
+
+_LINE: Final = 1000
+_KILLED: Final = 128 + 9
+_TERMINATED: Final = 128 + 15
+# Of a container that its kubelet did not find again: its end is made up.
+NOT_FOUND: Final = "ContainerStatusUnknown"
+# How much later than it was to a node that lives ends a container and says so, seconds.
+_ANSWERS_S: Final = 30
+_NS: Final = 1_000_000_000
+_NEVER_BEGAN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+_REFUSED: Final = "admission_rejected"
+_REJECTED: Final = "Pod was rejected: "
+_ANY: Final = "*"
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """One row.
+
+    Attributes:
+        where, reason: where the reason stands, and its name; a name that ends in ``*`` stands for all that begin so (``OutOf*``: a resource's name follows).
+        text: a pattern that the message has to hold, without regard to case; empty = any message.
+        slug, specificity, role: what it means as evidence, and how specific that is.
+        retry: of another try, where that is not what the cause says in general.
+    """
+
+    where: Place
+    reason: str
+    text: str = ""
+    slug: str
+    specificity: int
+    role: EvidenceRole = "primary"
+    retry: Retry | Literal[""] = ""
+
+
+@functools.cache
+def rows() -> tuple[Reason, ...]:
+    """All rows, in order."""
+    text = resources.files(__package__).joinpath("reasons.csv").read_text(encoding="utf-8")
+    return tuple(decoding.convert(list(csv.DictReader(text.splitlines())), list[Reason], strict=False))
+
+
+@functools.cache
+def _by_place() -> dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]]:
+    found: dict[tuple[str, str], tuple[tuple[Bounded[str], Reason], ...]] = {}
+    for row in rows():
+        key = (row.where, row.reason)
+        found[key] = (*found.get(key, ()), (bounded(row.text, limit=8_192, flags=re.IGNORECASE), row))
+    return found
+
+
+def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
+    """The row that a reason has; None where it has none."""
+    table = _by_place()
+    found = table.get((where, reason))
+    if found is None:
+        begins = (name[: -len(_ANY)] for place, name in table if place == where and name.endswith(_ANY))
+        prefix = next((name for name in begins if reason.startswith(name)), None)
+        found = table[where, prefix + _ANY] if prefix is not None else ()
+    return next((row for text, row in found if text.search(message or "")), None)
+
+
+def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
+    """Why a pod ended, where the platform says so: its reason, a disruption, the reason of its container. Stands once it is seen."""
+    found = []
+    if fact.reason is not None:
+        found.append(_of_pod(fact, fact.reason, attempt=attempt))
+    disruption = fact.condition("DisruptionTarget")
+    if disruption is not None and disruption.status == "True" and disruption.reason:
+        at = stamp_ns(disruption.at)
+        piece = _evidence(fact, "disruption", disruption.reason, disruption.message, at=at, attempt=attempt)
+        found += [piece, _answered(piece, fact, at=at)]
+    for end in (fact.last, fact.main):
+        if end is not None and end.state == "terminated" and end.reason and end.exit_code != 0:
+            piece = _evidence(
+                fact,
+                "terminated",
+                end.reason,
+                _end_text(end),
+                at=stamp_ns(end.finished),
+                attempt=attempt,
+            )
+            found.append(_weighed(piece, end))
+    return [piece for piece in found if piece is not None]
+
+
+def waiting_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
+    """Why a pod does not start. True only while it waits, so it is asked for when a verdict is made."""
+    if fact.phase != "Pending":
+        return []
+    found = []
+    if fact.main is not None and fact.main.state == "waiting" and fact.main.reason:
+        found.append(_evidence(fact, "waiting", fact.main.reason, fact.main.message, at=None, attempt=attempt))
+    scheduled = fact.condition("PodScheduled")
+    if scheduled is not None and scheduled.status == "False" and scheduled.reason:
+        at = stamp_ns(scheduled.at)
+        found.append(_evidence(fact, "scheduled", scheduled.reason, scheduled.message, at=at, attempt=attempt))
+    return [piece for piece in found if piece is not None]
+
+
+def _of_pod(fact: PodFact, reason: str, *, attempt: int) -> Evidence | None:
+    """What the reason of a pod itself says. Its kubelet stamps a pod that it refuses (``startTime``); other reasons have no time."""
+    row = row_of("pod", reason, fact.message)
+    never_ran = fact.phase == "Failed" and fact.last is None and (fact.main is None or fact.main.state == "waiting")
+    if row is None and never_ran and (fact.message or "").startswith(_REJECTED):
+        row = Reason(where="pod", reason=reason, slug=_REFUSED, specificity=80)
+    refused = row is not None and row.slug == _REFUSED and never_ran
+    at = stamp_ns(fact.accepted) if refused else None
+    return _evidence(fact, "pod", reason, fact.message, at=at, attempt=attempt, row=row)
+
+
+def _answered(piece: Evidence | None, fact: PodFact, *, at: int | None) -> Evidence | None:
+    """Of a pod that a taint drove away: the node is not lost when it ended the container in the time that it had, and said so."""
+    ended = stamp_ns(fact.main.finished) if fact.main is not None and fact.main.state == "terminated" else None
+    if piece is None or piece.slug != "node_lost" or fact.main is None or ended is None or at is None:
+        return None
+    patience = ((fact.grace_s or 0) + _ANSWERS_S) * _NS
+    if fact.main.reason == NOT_FOUND or by_server(fact, ended) - at > patience:
+        return None
+    return msgspec.structs.replace(
+        piece,
+        id=digest(piece.id, "answered"),
+        slug="preempted",
+        line=f"{piece.line}; the node ended the container and said so",
+        # Above the same condition without an answer.
+        specificity=piece.specificity + 3,
+        fingerprint="preempted:taint",
+    )
+
+
+def _weighed(piece: Evidence | None, end: ContainerFact) -> Evidence | None:
+    """``OOMKilled`` says that some process of the container was killed for memory, at some time; of its end it proves a SIGKILL only.
+
+    errors.md M5 to M7: 137 is the whole container's; another code leaves the proof to the cgroup's counter; 143 is somebody else's stop.
+    """
+    if piece is None or end.reason != "OOMKilled" or end.exit_code == _KILLED:
+        return piece
+    return None if end.exit_code == _TERMINATED else msgspec.structs.replace(piece, role="context")
+
+
+def _evidence(
+    fact: PodFact,
+    where: Place,
+    reason: str,
+    message: str | None,
+    *,
+    at: int | None,
+    attempt: int,
+    row: Reason | None = None,
+) -> Evidence | None:
+    row = row or row_of(where, reason, message)
+    if row is None:
+        return None
+    by_node = where in {"terminated", "pod"}
+    seen, uncertainty = _when(fact, at, node=by_node)
+    return Evidence(
+        id=digest("pod", attempt, fact.uid, where, reason),
+        source="pod",
+        slug=row.slug,
+        role=row.role,
+        trust="platform",
+        slot=fact.slot,
+        node=fact.node,
+        at=seen,
+        uncertainty=uncertainty,
+        stamped="here" if at is None else "node" if by_node else "server",
+        where=f"pod/{fact.name}",
+        line=f"{reason}: {message}"[:_LINE] if message else reason,
+        specificity=row.specificity,
+        fingerprint=f"{row.slug}:{where}:{reason}",
+        retry=row.retry or None,
+        detail=_words(where, reason),
+        attempt=attempt,
+    )
+
+
+def _when(fact: PodFact, at: int | None, *, node: bool) -> tuple[int, float]:
+    """Moment and uncertainty: the API gives whole seconds. What has no time of its own happened after the pod was made and before it was seen."""
+    if at is not None:
+        # A clock of the platform that is ahead of ours cannot make it later than it was seen. How far a node's is ahead is known elsewhere.
+        return at if node else min(at, fact.seen_ns), 1.0
+    made = stamp_ns(fact.created)
+    return fact.seen_ns, max(5.0, (fact.seen_ns - made) / 1e9) if made is not None else 5.0
+
+
+def _end_text(end: ContainerFact) -> str:
+    """The code; of a container that never began the runtime's words too, which are not the job's."""
+    code = f"exit code {end.exit_code}"
+    return f"{code}: {end.message}" if end.reason in _NEVER_BEGAN and end.message else code
+
+
+def _words(where: Place, reason: str) -> str:
+    """As failure rules match them: ``reason=...`` and, of a condition, ``condition=...``."""
+    condition = {"disruption": "condition=DisruptionTarget ", "scheduled": "condition=PodScheduled "}.get(where, "")
+    return f"{condition}reason={reason}"

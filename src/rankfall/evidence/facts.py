@@ -1,0 +1,398 @@
+"""Facts of ranks and slots of one attempt, built from records in any order.
+
+Also finds the round of each rank process in a gang of MIN:MAX nodes, because torch does not tell it: a
+start that repeats a slot's local rank or a global rank, or sees another world size, begins the next round.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from rankfall.evidence.node_clocks import NodeClocks
+from rankfall.evidence.readers.torchrun import Reported
+from rankfall.model import ExitInfo, RankFacts, Record, SlotFacts
+from rankfall.model.evidence import SlotLauncher
+from rankfall.rundir.records import Found
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """What the start of a rank's process tells. ``at`` is by one common clock, nanoseconds since the epoch; None = unknown, taken as late."""
+
+    slot: int | None
+    local_rank: int | None
+    rank: int
+    world_size: int | None
+    at: int | None
+
+
+def rounds_of(seats: Mapping[K, Seat]) -> dict[K, int]:
+    """The round of each process, counted from 0, in order of their starts."""
+    found: dict[K, int] = {}
+    number, held = 0, _Round()
+    for key, seat in sorted(seats.items(), key=lambda item: (item[1].at is None, item[1].at or 0, item[1].rank)):
+        if not held.takes(seat):
+            number, held = number + 1, _Round()
+        held.add(seat)
+        found[key] = number
+    return found
+
+
+class _Round:
+    def __init__(self) -> None:
+        self._places: set[tuple[int | None, int | None]] = set()
+        self._ranks: set[int] = set()
+        self._world: int | None = None
+
+    def takes(self, seat: Seat) -> bool:
+        place, world = (seat.slot, seat.local_rank), seat.world_size
+        other_world = self._world is not None and world is not None and world != self._world
+        return not (place in self._places or seat.rank in self._ranks or other_world)
+
+    def add(self, seat: Seat) -> None:
+        self._places.add((seat.slot, seat.local_rank))
+        self._ranks.add(seat.rank)
+        self._world = self._world if seat.world_size is None else seat.world_size
+
+
+# How long after its end a process is reaped at most, on a machine that is not overcommitted, seconds.
+_WAITED_S: Final = 0.05
+_STOP_SIGNALS: Final = frozenset({1, 2, 3, 9, 15})
+
+Process = tuple[int | None, int | None]  # slot, pid
+
+
+class Facts:
+    """Facts of one attempt.
+
+    Args:
+        slots: the slots of the plan: number -> (node, role, launcher).
+        elastic: slots may come and go, which makes new rounds.
+        here: the slots share this machine's file system: times of their files tell how far their clocks are off.
+
+    Attributes:
+        clocks: of the slots' nodes.
+    """
+
+    def __init__(self, slots: dict[int, SlotFacts], *, elastic: bool = False, here: bool = True) -> None:
+        self.slots = dict(slots)
+        self._elastic = elastic
+        self._gang_rounds: dict[Process, int] = {}
+        self._here = here
+        self._starts: dict[Process, tuple[Record, str]] = {}
+        self._ends: dict[Process, tuple[Record, str]] = {}
+        self._errors: dict[Process, Record] = {}
+        self._rounds: dict[tuple[int | None, int], list[Process]] = defaultdict(list)
+        self._agent_stopped: set[Process] = set()
+        # When a signal from outside first came to a slot, by the slot's own clock; 0 = it does not say.
+        self._signalled: dict[int | None, int] = {}
+        self._reported: dict[Process, tuple[Reported, str]] = {}
+        self._reported_ranks: dict[int, tuple[Reported, int | None, str]] = {}
+        self.clocks = NodeClocks(self._node_of)
+        self._steps: dict[Process, tuple[int, str | None, int | None]] = {}
+        self._last_lines: dict[tuple[int | None, int], int] = {}
+        # By slot and ordinal: the streams that end with the statement that the work is done.
+        self._finished: dict[tuple[int | None, int], set[str]] = {}
+        # When Rankfall asked the platform for the end of all slots, by this machine's clock; None: it did not.
+        self._stop_at: int | None = None
+        self._sheets: tuple[RankFacts, ...] | None = None
+
+    def set_stop(self, at_ns: int) -> None:
+        """Take when Rankfall itself asked for the end of all slots; a signal that a slot got after that was Rankfall's."""
+        if self._stop_at != at_ns:
+            self._stop_at = at_ns
+            self._sheets = None
+
+    def add(self, found: Found) -> None:
+        """Take one record."""
+        self._sheets = None
+        record = found.record
+        key = (record.slot, record.pid)
+        self._clock(found)
+        if record.kind == "start" and record.rank is not None:
+            held = self._starts.get(key)
+            if held is None or (held[0].writer, record.writer) == ("wrapper", "hook"):
+                if held is None:
+                    self._rounds[record.slot, record.rank].append(key)
+                self._starts[key] = (record, found.name)
+        elif record.kind == "end":
+            self._ends[key] = (record, found.name)
+        elif record.kind == "error":
+            self._errors[key] = record
+        elif record.kind == "kill" and record.exit is not None and record.exit.how == "received":
+            at = record.at_ns or 0
+            self._signalled[record.slot] = min(at, self._signalled.get(record.slot, at))
+        elif record.kind in {"slot_start", "slot_end"} and record.slot is not None:
+            self._slot(record, found.name)
+
+    def add_report(self, reported: Reported, *, slot: int | None, where: str) -> None:
+        """Take one statement of torchrun about a process of its slot; under the plain launcher such a line is the job's own text."""
+        place = self.slots.get(slot) if slot is not None else None
+        if place is not None and place.launcher == "plain":
+            return
+        self._sheets = None
+        key = (slot, reported.pid)
+        if reported.kind == "stopped":
+            self._agent_stopped.add(key)
+        elif reported.kind == "exit":
+            self._reported[key] = (reported, where)
+            if reported.rank is not None:
+                self._reported_ranks[reported.rank] = (reported, slot, where)
+
+    def add_step(self, process: Process, step: int, phase: str | None, *, at: int | None = None) -> None:
+        """Take the last step that a process reported, and when, by its own clock."""
+        held = self._steps.get(process)
+        if held is None or held[:2] != (step, phase):
+            self._steps[process] = (step, phase, at)
+            self._sheets = None
+
+    def step_of(self, process: Process) -> int | None:
+        """The last step that a process reported."""
+        held = self._steps.get(process)
+        return held[0] if held else None
+
+    def add_line_time(self, *, slot: int, ordinal: int, at: int) -> None:
+        """Take when the last bytes of a process came."""
+        self._last_lines[slot, ordinal] = at
+        self._sheets = None
+
+    def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
+        """Take whether the text of a stream of a process says that its work is done."""
+        said = self._finished.setdefault((slot, ordinal), set())
+        if (by in said) != done:
+            (said.add if done else said.discard)(by)
+            self._sheets = None
+
+    def set_slot(self, facts: SlotFacts) -> None:
+        """Take what is known of a slot from somewhere else than records."""
+        if self.slots.get(facts.slot) != facts:
+            self.slots[facts.slot] = facts
+            self._sheets = None
+
+    def renew(self, slot: int, instance: int) -> None:
+        """Forget all that is known of a slot: it is started again, and nothing of the start before is true of the new one."""
+        held = self.slots[slot]
+        self.slots[slot] = SlotFacts(
+            slot=slot,
+            instance=instance,
+            role=held.role,
+            node=held.node if self._here else None,
+            launcher=held.launcher,
+            state="expected",
+        )
+        tables: tuple[dict[Any, Any], ...] = (
+            *(self._starts, self._ends, self._errors, self._rounds),
+            *(self._reported, self._steps, self._last_lines),
+        )
+        for table in tables:
+            for key in [key for key in table if key[0] == slot]:
+                del table[key]
+        self._agent_stopped = {key for key in self._agent_stopped if key[0] != slot}
+        self._reported_ranks = {rank: said for rank, said in self._reported_ranks.items() if said[1] != slot}
+        self._signalled.pop(slot, None)
+        self._sheets = None
+
+    def rank_of(self, slot: int | None, pid: int | None) -> int | None:
+        """Global rank of a process, when a start record told."""
+        held = self._starts.get((slot, pid))
+        return held[0].rank if held else None
+
+    def start_of(self, slot: int | None, pid: int | None) -> Record | None:
+        """The start record of a process."""
+        held = self._starts.get((slot, pid))
+        return held[0] if held else None
+
+    def explains_exit(self, record: Record) -> bool:
+        """Whether an error record speaks of its process's end: a ``sys.exit`` that somebody caught ended nothing."""
+        asked = record.error.exit_code if record.error else None
+        if asked is None:
+            return True
+        end = self._ends.get((record.slot, record.pid))
+        return end is not None and end[0].exit is not None and end[0].exit.code in {asked & 0xFF, None}
+
+    def ranks(self) -> tuple[RankFacts, ...]:
+        """One fact sheet a process that was a rank, older rounds included, in order of rank and round."""
+        if self._sheets is None:
+            self._sheets = self._all_rank_facts()
+        return self._sheets
+
+    def _round(self, key: Process, start: Record, rank: int) -> int:
+        if start.round is not None:
+            return start.round
+        found = self._gang_rounds.get(key)
+        return self._rounds[key[0], rank].index(key) if found is None else found
+
+    def _seats(self) -> dict[Process, Seat]:
+        return {
+            key: Seat(
+                slot=key[0],
+                local_rank=_local_rank(start),
+                rank=start.rank if start.rank is not None else -1,
+                world_size=start.world_size,
+                at=None if start.at_ns is None else self.clocks.ours(key[0], start.at_ns),
+            )
+            for key, (start, _) in self._starts.items()
+        }
+
+    def _all_rank_facts(self) -> tuple[RankFacts, ...]:
+        if self._elastic:
+            self._gang_rounds = rounds_of(self._seats())
+        sheets = [self._sheet(key, record, name) for key, (record, name) in self._starts.items()]
+        known = {sheet.rank for sheet in sheets}
+        for rank, (reported, slot, where) in sorted(self._reported_ranks.items()):
+            if rank not in known and self.rank_of(slot, reported.pid) is None:
+                sheets.append(self._facts_from_report(rank, reported, slot, where))
+        return tuple(sorted(sheets, key=lambda r: (r.rank, r.round or 0, r.started_at or 0, r.pid or 0)))
+
+    def _sheet(self, key: Process, start: Record, name: str) -> RankFacts:
+        slot, pid = key
+        end = self._ends.get(key)
+        error = self._errors.get(key)
+        exit_info = end[0].exit if end else None
+        if (exit_info is None or exit_info.how == "gone") and key in self._reported:
+            exit_info = _reported_exit(self._reported[key][0])
+        rank = start.rank if start.rank is not None else -1
+        place = self.slots.get(slot) if slot is not None else None
+        ended = end is not None or key in self._reported
+        step, phase, step_at = self._steps.get(key, (None, None, None))
+        if error is not None and error.step is not None:
+            step, step_at = error.step, error.step_ns
+        phase = (error.phase if error else None) or (end[0].phase if end else None) or phase
+        how = exit_info.how if exit_info else None
+        return RankFacts(
+            rank=rank,
+            slot=slot,
+            node=start.node or (place.node if place else None),
+            role=start.role or (place.role if place else None),
+            local_rank=_local_rank(start),
+            group_rank=start.group_rank,
+            pod=start.pod,
+            pid=pid,
+            round=self._round(key, start, rank),
+            state="ended" if ended else "running",
+            exit_code=exit_info.code if exit_info else None,
+            signal=exit_info.signal if exit_info else None,
+            killed_by=self._killer(key, exit_info),
+            started_at=start.at_ns,
+            ended_at=end[0].at_ns if end else None,
+            ended_uncertainty=_WAITED_S if how in {"wait", "pidfd"} else 0.5,
+            hook="loaded" if start.writer == "hook" else "absent",
+            phase=phase,
+            step=step,
+            step_at=step_at,
+            finished=bool(self._finished.get((slot, start.ordinal if start.ordinal is not None else -1))),
+            last_line_at=self._last_lines.get((slot, start.ordinal if start.ordinal is not None else -1)),
+            where=f"records/{end[1] if end else name}",
+        )
+
+    def _facts_from_report(self, rank: int, reported: Reported, slot: int | None, where: str) -> RankFacts:
+        place = self.slots.get(slot) if slot is not None else None
+        info = _reported_exit(reported)
+        return RankFacts(
+            rank=rank,
+            slot=slot,
+            node=place.node if place else None,
+            role=place.role if place else None,
+            local_rank=reported.local_rank,
+            pid=reported.pid,
+            state="ended",
+            exit_code=info.code,
+            signal=info.signal,
+            killed_by=self._killer((slot, reported.pid), info),
+            hook="absent",
+            where=where,
+        )
+
+    def _killer(self, key: Process, info: ExitInfo | None) -> Literal["wrapper", "agent", "foreign"] | None:
+        if info is None or info.signal is None:
+            return None
+        if info.ours:
+            return "wrapper"
+        signalled = info.signal in _STOP_SIGNALS and self._was_signalled(key)
+        if signalled and key not in self._agent_stopped and self._signal_was_ours(key[0]):
+            return "wrapper"
+        if info.signal in _STOP_SIGNALS and (key in self._agent_stopped or signalled):
+            return "agent"  # its launcher stopped it, of its own accord or because it was told to
+        return "foreign"
+
+    def _was_signalled(self, key: Process) -> bool:
+        """Whether its slot had got a signal from outside before it ended: who ended earlier did not end of that."""
+        at = self._signalled.get(key[0])
+        end = self._ends.get(key)
+        ended = end[0].at_ns if end is not None else None
+        return at is not None and (ended is None or ended >= at)
+
+    def _signal_was_ours(self, slot: int | None) -> bool:
+        """Whether the first signal from outside came after Rankfall had asked for the end, as far as the slot's clock can tell."""
+        at = self._signalled.get(slot)
+        if not at or self._stop_at is None:
+            return False
+        return at + self.clocks.late(slot) >= self._stop_at
+
+    def _slot(self, record: Record, name: str) -> None:
+        slot = record.slot if record.slot is not None else -1
+        held = self.slots.get(slot) or SlotFacts(slot=slot)
+        info = record.exit or ExitInfo()
+        if record.kind == "slot_start":
+            if held.state in {"expected", "unknown"}:
+                held = msgspec.structs.replace(held, state="running")
+            held = msgspec.structs.replace(
+                held,
+                node=record.node or held.node,
+                role=record.role or held.role,
+                pod=record.pod or held.pod,
+                launcher=held.launcher or _launcher(record),
+                started_at=record.at_ns,
+                recorder=True,
+            )
+        else:
+            held = msgspec.structs.replace(
+                held,
+                state="ended",
+                exit_code=info.code,
+                signal=info.signal,
+                killed_by="wrapper" if info.ours else "foreign" if info.signal is not None else None,
+                ended_at=record.at_ns,
+                ended_uncertainty=_WAITED_S,
+                oom_kills=record.oom_kills,
+                recorder=True,
+                signalled=info.sender_pid is not None,
+                where=f"records/{name}",
+            )
+        self.slots[slot] = held
+
+    def _clock(self, found: Found) -> None:
+        """How far this slot's clock is off: our writer stamps a record right before the file system does."""
+        record = found.record
+        if self._here and record.at_ns is not None and record.kind in {"slot_start", "start"}:
+            self.clocks.written(record.slot, record.at_ns, found.mtime)
+
+    def _node_of(self, slot: int | None) -> str | None:
+        facts = self.slots.get(slot) if slot is not None else None
+        return facts.node if facts is not None else None
+
+
+def _launcher(record: Record) -> SlotLauncher | None:
+    """How the wrapper says that it starts the ranks."""
+    names: dict[str | None, SlotLauncher] = {"torchrun": "torchrun", "plain": "plain", "exec": "exec"}
+    return names.get(record.launcher)
+
+
+def _local_rank(start: Record) -> int | None:
+    """The local rank as torchrun counts it; with virtual local ranks every worker is told 0, so it is derived."""
+    per_node, group, rank = start.local_world_size, start.group_rank, start.rank
+    if per_node and group is not None and rank is not None and 0 <= rank - group * per_node < per_node:
+        return rank - group * per_node
+    return start.local_rank
+
+
+def _reported_exit(reported: Reported) -> ExitInfo:
+    code = reported.code
+    if code is None:
+        return ExitInfo(how="gone")
+    return ExitInfo(signal=-code, how="agent") if code < 0 else ExitInfo(code=code, how="agent")

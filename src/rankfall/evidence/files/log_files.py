@@ -1,0 +1,330 @@
+"""Any pile of log files as one case: one file a rank, one a node, one mixed; torchrun's log folder; text from a pipe.
+
+Nothing is guessed from the order or the names of files. A name is used in two cases only, where it is a documented layout: torchrun's
+``attempt_N/<local rank>/`` folders, and ``rank-N`` files such as our own; a rank that the lines themselves carry beats it.
+Files are read in chunks, compressed ones (``.zst``) too; binary ones are read like any other and say nothing. All of it is bounded
+(``file_parts.Limits``): error files and small files come first, of what is too long the beginning and the end are read, and what was left
+out is said. A reader that fails on one file costs that file alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from rankfall.evidence.files.bounded_read import (
+    CHUNK,
+    LEAST_UNPACKED,
+    MAX_UNSIZED,
+    RATIO,
+    TAIL,
+    Allowance,
+    Limits,
+    Part,
+    Share,
+    chunks_of_input,
+    chunks_of_pipe,
+    parts_of_file,
+    parts_of_stream,
+)
+from rankfall.evidence.files.file_source import Room, Source, TextReader, source_of
+from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, shown
+from rankfall.evidence.readers import flyte_errors, torchrun
+from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
+from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
+from rankfall.evidence.readers.stacks import MAX_JSON, Standing, compare_stacks, stand, text_of_json
+from rankfall.evidence.readers.text import digest
+from rankfall.evidence.readers.torchrun import Reported
+from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.streams.content import ENDING, read_zstd
+from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
+
+# Less text hardly says why a job ended.
+_LEAST_TEXT: Final = 64
+_NO_LOGS: Final = frozenset(
+    {".idx", ".db", ".db-wal", ".db-shm", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".zip", ".pyc"}
+)
+
+
+def case_of_files(paths: Iterable[Path], *, catalogue: Catalogue | None = None, limits: Limits | None = None) -> Case:
+    """The case that these files and folders tell.
+
+    Args:
+        paths: files and folders.
+        catalogue: the signatures in force.
+        limits: what may be read; what is left out for them stands in the case's ``missing``.
+
+    Raises:
+        NotFound: a path does not exist.
+        UsageError: nothing of it can be read.
+    """
+    pile = _Pile(catalogue or default_catalogue(), Allowance(limits or Limits()))
+    pile.read(paths)
+    return pile.case()
+
+
+def case_of_stream(
+    file: BinaryIO, *, name: str, catalogue: Catalogue | None = None, limits: Limits | None = None
+) -> Case:
+    """The case that one stream of text tells; it is read to its end, or up to the limits. Its seconds are CPU time: waiting costs nothing.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    pile = _Pile(catalogue or default_catalogue(), Allowance(limits or Limits(), clock=time.thread_time))
+    pile.read_stream(file, name)
+    return pile.case()
+
+
+class _Pile:
+    """Reads files in the order in which they help, and keeps what they say in the order in which they were listed."""
+
+    def __init__(self, catalogue: Catalogue, allowance: Allowance) -> None:
+        self._catalogue = catalogue
+        self._allowance = allowance
+        self._left = LeftOut()
+        self._guard = ReaderGuard()
+        self._room = Room()
+        self._sources: dict[int, Source] = {}
+        self._dumps = Dumps()
+
+    def case(self) -> Case:
+        """What was read, as a case."""
+        sources = [self._sources[number] for number in sorted(self._sources)]
+        for text in (*self._dumps.left_out, *self._guard.problems):
+            self._left.note(text)
+        case = _case(sources, self._left.texts())
+        return msgspec.structs.replace(case, evidence=(*case.evidence, *self._dumps.evidence()))
+
+    def read(self, paths: Iterable[Path]) -> None:
+        """Read all files of these paths that the limits allow; exceptions as of :func:`case_of_files`."""
+        chosen = self._chosen(paths)
+        for done, (number, file) in enumerate(chosen):
+            if spent := self._allowance.spent:
+                self._left.unread(file.size, limit=spent)
+                continue
+            share = self._allowance.share(len(chosen) - done)
+            try:
+                self._file(number, file, share)
+            except RankfallError:
+                raise
+            except OSError as error:
+                self._left.add(f"{shown(file.path)} cannot be read: {error.strerror}", unreadable=True)
+            except Exception as error:  # noqa: BLE001 - one file costs no other one
+                self._guard.failed(error, what="file", where=shown(file.path))
+            self._allowance.settle(share)
+        if self._sources or self._dumps.read:
+            return
+        if self._left.unreadable is not None:
+            raise UsageError(
+                self._left.unreadable, hint="check the permissions, or pipe the text: ... | rankfall why -"
+            )
+        self._left.add("any log file: the folder holds none")
+
+    def read_stream(self, file: BinaryIO, name: str) -> None:
+        """Read one stream; exceptions as of :func:`case_of_stream`."""
+        share = self._allowance.share(1)
+        source = self._sources[0] = Source(name=name, group=name)
+        try:
+            self._text(source, parts_of_stream(chunks_of_input(file), share, head=share.size // 4 * 3), share)
+        except OSError as error:
+            raise UsageError(
+                f"{name} cannot be read: {error.strerror}", hint="name a file, or pipe text: ... | rankfall why -"
+            ) from None
+
+    def _chosen(self, paths: Iterable[Path]) -> list[tuple[int, Listed]]:
+        """The files to read with their numbers in the list of all: each once, small ones first."""
+        listed = enumerate(file for path in paths for file in list_files(path, self._left, skip=_no_log))
+        # A log without a byte says nothing. Error files and dumps do: that there was one.
+        useful = [(number, file) for number, file in listed if file.size or not file.parts or _says_by_its_name(file)]
+        useful.sort(key=lambda row: (_rank_of_use(row[1]), row[1].size, row[0]))
+        unique = list({file.inode: (number, file) for number, file in reversed(useful)}.values())[::-1]
+        most = self._allowance.limits.files
+        for _, file in unique[most:]:
+            self._left.unread(file.size, limit=f"{most:,} files")
+        return sorted(unique[:most], key=lambda row: (not _is_error_file(row[1]), row[1].size, row[0]))
+
+    def _file(self, number: int, file: Listed, share: Share) -> None:
+        with opened(file) as fd:
+            if (rank := dump_rank(file.path.name)) is not None:
+                problem = self._dumps.add(rank, shown(file.path), file.size, lambda limit: _beginning(fd, limit, share))
+                if problem is not None:
+                    self._left.add(problem, unreadable=True)
+                return
+            source = source_of(file.path)
+            try:
+                if _is_error_file(file):
+                    self._error_file(source, file.path.name, fd, share)
+                elif source.rank is not None and _may_be_stacks(file) and (text := _stacks(fd, share)):
+                    source.stacks = text
+                else:
+                    self._text(source, _parts(file, fd, share), share)
+            except OSError:
+                # What a damaged file says before its end counts.
+                if source.found:
+                    self._sources[number] = source
+                raise
+            self._sources[number] = source
+
+    def _text(self, source: Source, parts: Iterator[Part], share: Share) -> None:
+        reader = TextReader(source, self._catalogue, self._guard, self._room)
+        try:
+            reader.read(parts)
+        finally:
+            if reader.flooded:
+                self._left.add(f"{source.name}: {reader.flooded}")
+            if share.unread or share.endless:
+                more = "more than " if share.endless else ""
+                self._left.add(
+                    f"{source.name}: {more}{amount(share.unread)} between its beginning and its end were not read:"
+                    f" {share.why}"
+                )
+
+    def _error_file(self, source: Source, name: str, fd: int, share: Share) -> None:
+        foreign = is_container_error(name)
+        data = _beginning(fd, (flyte_errors.MAX_FILE if foreign else torchrun.MAX_FILE) + 1, share)
+        if foreign:
+            piece = container_error_evidence(data, name=source.name, catalogue=self._catalogue)
+        else:
+            piece = torchrun.error_file_evidence(data, name=source.name, stream=source.group, catalogue=self._catalogue)
+        if isinstance(piece, str):
+            self._left.add(piece)
+        elif self._room.take(piece):
+            source.found.append(msgspec.structs.replace(piece, attempt=source.attempt, local_rank=source.local_rank))
+
+
+def _no_log(name: str, neighbours: set[str]) -> bool:
+    """Whether a file is none to read: of two forms of one file the raw one is read."""
+    path = Path(name)
+    return path.suffix in _NO_LOGS or (path.suffix == ENDING and path.stem in neighbours)
+
+
+def _is_error_file(file: Listed) -> bool:
+    return file.path.name == "error.json" or is_container_error(file.path.name)
+
+
+def _says_by_its_name(file: Listed) -> bool:
+    return _is_error_file(file) or dump_rank(file.path.name) is not None
+
+
+def _may_be_stacks(file: Listed) -> bool:
+    return file.path.suffix == ".json" and not file.pipe
+
+
+def _rank_of_use(file: Listed) -> int:
+    """How much a file is likely to say, the most first: error files, what belongs to one rank, other text."""
+    if _is_error_file(file):
+        return 0
+    source = source_of(file.path)
+    known = source.rank is not None or source.local_rank is not None or _says_by_its_name(file)
+    return 1 if known else 2 if file.size >= _LEAST_TEXT else 3
+
+
+def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
+    """The parts of a log, by the form in which it lies there."""
+    if file.pipe:
+        return parts_of_stream(chunks_of_pipe(fd), share, head=share.size // 4 * 3)
+    size = os.fstat(fd).st_size
+    if file.path.suffix == ENDING:
+        head = share.size // 4 * 3
+        if head > (most := max(LEAST_UNPACKED, RATIO * size)):
+            head, share.why = most, f"it unpacks to more than {RATIO} times its size"
+        return parts_of_stream(read_zstd(fd, file.path), share, head=head)
+    if not size:
+        share.size = min(share.size, MAX_UNSIZED + TAIL)
+        return parts_of_stream(chunks_of_pipe(fd), share, head=MAX_UNSIZED)
+    return parts_of_file(fd, size, share)
+
+
+def _beginning(fd: int, limit: int, share: Share) -> bytes:
+    """The first bytes of a file."""
+    parts: list[bytes] = []
+    # One read of a file over a network may give less than there is.
+    while share.taken < limit and (data := os.pread(fd, min(CHUNK, limit - share.taken), share.taken)):
+        parts.append(data)
+        share.taken += len(data)
+    return b"".join(parts)
+
+
+def _stacks(fd: int, share: Share) -> str | None:
+    """The stacks of a file of py-spy's JSON; None for any other file."""
+    data = _beginning(fd, MAX_JSON + 1, share)
+    return text_of_json(data) if len(data) <= MAX_JSON else None
+
+
+def _case(sources: list[Source], problems: list[str]) -> Case:
+    attempt = max((s.attempt for s in sources if s.attempt is not None), default=None)
+    groups: dict[str, set[int]] = {}
+    for source in sources:
+        groups.setdefault(source.group, set()).update(source.prefixed)
+    found: list[Evidence] = []
+    facts: dict[int, RankFacts] = {}
+    standings: dict[int, tuple[Standing, str]] = {}
+    for source in sources:
+        if attempt is not None and source.attempt not in {None, attempt}:
+            continue
+        speaks = groups[source.group]
+        # One speaker: its prefixed lines all carry the same rank, so its bare lines are that rank's too.
+        owner = (
+            next(iter(speaks))
+            if len(speaks) == 1 and source.local_rank is not None
+            else source.rank
+            if not speaks
+            else None
+        )
+        for piece in source.weighed(alone=owner is not None or source.local_rank is not None):
+            local = piece.local_rank if piece.local_rank is not None else source.local_rank
+            rank = piece.rank if piece.rank is not None else owner
+            found.append(msgspec.structs.replace(piece, rank=rank, local_rank=local, attempt=None))
+        for sheet in _reported_facts(source):
+            facts[sheet.rank] = sheet
+        if source.stacks and owner is not None and (where := stand(owner, source.stacks)) is not None:
+            standings[owner] = where, source.name
+    found += _stack_evidence(standings)
+    return Case(ended=True, ranks=tuple(facts.values()), evidence=tuple(found), missing=tuple(dict.fromkeys(problems)))
+
+
+def _stack_evidence(standings: dict[int, tuple[Standing, str]]) -> Iterator[Evidence]:
+    for where, slug, role, line in compare_stacks({rank: row[0] for rank, row in standings.items()}):
+        name = standings[where.rank][1]
+        yield Evidence(
+            id=digest("stacks", where.rank, name, line),
+            source="log",
+            slug=slug,
+            role=role,
+            trust="job",
+            rank=where.rank,
+            where=name,
+            line=line[:2000],
+            specificity=60,
+            fingerprint=f"{slug}:{where.place or where.top}",
+        )
+
+
+def _reported_facts(source: Source) -> Iterator[RankFacts]:
+    """Fact sheets from torchrun's report block: who ended how on this node, and whom it stopped itself."""
+    stopped = {r.pid for r, _ in source.reported.values() if r.kind == "stopped"}
+    rows: dict[int, tuple[Reported, str]] = {
+        r.rank: (r, where) for r, where in source.reported.values() if r.kind == "exit" and r.rank is not None
+    }
+    own_fault = any(r.code not in {None, 0, -15} and r.pid not in stopped for r, _ in rows.values())
+    for rank, (row, where) in rows.items():
+        code = row.code or 0
+        by_agent = code < 0 and (row.pid in stopped or (code == -15 and own_fault))  # noqa: PLR2004 - SIGTERM
+        yield RankFacts(
+            rank=rank,
+            local_rank=row.local_rank,
+            pid=row.pid,
+            state="ended",
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            killed_by="agent" if by_agent else "foreign" if code < 0 else None,
+            stream=source.group,
+            where=where,
+        )

@@ -1,0 +1,416 @@
+"""Reads Flyte's error.pb and error-<id>.pb files and finds those that the workers of a run left.
+
+Unlike Flyte's own reader: without a time a file is never the earliest, an unreadable one is named and the
+others are used, and its worker name proves no rank. Such a worker exits 0 although it failed, so a file of
+this attempt fails the attempt. Used only where a rank's recorder is silent; files older than the attempt
+are refused. The protobuf parser is strict, bounded by its input and refuses damaged bytes as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.evidence.readers.text import digest
+from rankfall.evidence.readers.tracebacks import find_tracebacks
+from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.model.patterns import bounded, linear
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.reading_time import Budget
+from rankfall.rundir.records import read_untrusted_file
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+# A varint holds 64 bits, seven a byte.
+_MAX_VARINT: Final = 10
+_MAX_FIELD: Final = (1 << 29) - 1
+
+
+class Malformed(ValueError):  # noqa: N818 - says what the bytes are
+    """The bytes are no message."""
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message in their order: number, and an unsigned number or the bytes of a text or message.
+
+    Raises:
+        Malformed: the bytes end inside a field, or hold what no message holds (field 0, groups, reserved types).
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if not 0 < number <= _MAX_FIELD:
+            raise Malformed(f"field {number} cannot be")
+        value: int | bytes
+        if kind == VARINT:
+            value, at = _varint(data, at)
+        elif kind == LENGTH:
+            length, at = _varint(data, at)
+            value, at = _bytes(data, at, length)
+        elif kind in {FIXED64, FIXED32}:
+            taken, at = _bytes(data, at, 8 if kind == FIXED64 else 4)
+            value = int.from_bytes(taken, "little")
+        else:
+            raise Malformed(f"field {number} has wire type {kind}, which is not used")
+        yield number, value
+
+
+def number_of(value: int | bytes) -> int:
+    """``value`` as a signed 64-bit number.
+
+    Raises:
+        Malformed: it is a text or a message.
+    """
+    if isinstance(value, bytes):
+        raise Malformed("a text stands where a number belongs")
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def bytes_of(value: int | bytes) -> bytes:
+    """``value`` as the bytes of a text or message.
+
+    Raises:
+        Malformed: it is a number.
+    """
+    if isinstance(value, int):
+        raise Malformed("a number stands where a text belongs")
+    return value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(data[at : at + _MAX_VARINT]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+            if value >= 1 << 64:
+                break
+            return value, at + index + 1
+    raise Malformed(f"no whole number stands at byte {at}")
+
+
+def _bytes(data: bytes, at: int, length: int) -> tuple[bytes, int]:
+    if length > len(data) - at:
+        raise Malformed(f"{length} bytes are announced at byte {at} and {len(data) - at} are there")
+    return data[at : at + length], at + length
+
+
+MAX_FILE: Final = 4 << 20
+_NAME: Final = bounded(r"error(?:[-_][\w.-]{1,200})?\.pb", limit=255)
+# The words in a record that flytekit writes: traceback, then "Message:", then the exception once more.
+_MESSAGE: Final = linear(r"(?m)^[ \t]*(?:Message|Error Message):[ \t\r]*$")
+_CLOSING: Final = ("user error.", "system error.")
+_CLOSING_HEAD: Final = "system error!"
+_TYPE: Final = bounded(r"[A-Za-z_][\w.]{0,200}", limit=201)
+# Text of an exception without a traceback, characters.
+_MAX_TEXT: Final = 16 << 10
+_ORIGINS: Final = ("unknown", "user", "system")
+_RECOVERABLE: Final = 1
+_NS: Final = 1_000_000_000
+_MAX_SECONDS: Final = 1 << 33
+# Whose clock it was is not known, and torchelastic's stamps, which elastic workers pass on, are whole seconds.
+_UNCERTAIN_S: Final = 1.0
+_MAX_WORKER: Final = 253
+
+
+class ContainerError(msgspec.Struct, frozen=True, kw_only=True):
+    """One error of one worker.
+
+    Attributes:
+        code: Flyte's word for the kind of error, such as ``USER:ValueError``.
+        recoverable: whether the worker wants it to be tried again.
+        origin: ``user``, ``system`` or ``unknown``; a number of a newer writer is ``unknown``.
+        at: nanoseconds since the epoch; None where no time was written, or 1970.
+        worker: name of the pod; "" where none was written.
+    """
+
+    code: str = ""
+    message: str = ""
+    recoverable: bool = False
+    origin: str = "unknown"
+    at: int | None = None
+    worker: str = ""
+
+
+def is_container_error(name: str) -> bool:
+    """Whether a file of this name is one of Flyte's error files."""
+    return _NAME.fullmatch(name) is not None
+
+
+def read_container_error(data: bytes) -> ContainerError:
+    """The error of an ``ErrorDocument``.
+
+    Raises:
+        wire.Malformed: it is none, or holds no error.
+    """
+    error = None
+    for number, value in fields(data):
+        if number == 1:
+            error = bytes_of(value)
+    if error is None:
+        raise Malformed("it holds no error")
+    code = message = worker = ""
+    kind = origin = 0
+    at = None
+    for number, value in fields(error):
+        if number == 1:
+            code = _text(value)
+        elif number == 2:  # noqa: PLR2004 - numbers of fields
+            message = _text(value)
+        elif number == 3:  # noqa: PLR2004
+            kind = number_of(value)
+        elif number == 4:  # noqa: PLR2004
+            origin = number_of(value)
+        elif number == 5:  # noqa: PLR2004
+            at = _time(bytes_of(value))
+        elif number == 6:  # noqa: PLR2004
+            worker = _text(value)[:_MAX_WORKER]
+    if not code and not message:
+        raise Malformed("its error has neither code nor message")
+    said = _ORIGINS[origin] if 0 <= origin < len(_ORIGINS) else "unknown"
+    return ContainerError(
+        code=code, message=message, recoverable=kind == _RECOVERABLE, origin=said, at=at, worker=worker
+    )
+
+
+def container_error_evidence(data: bytes, *, name: str, catalogue: Catalogue) -> Evidence | str:
+    """Evidence of one file, or what is wrong with it in words.
+
+    Args:
+        data: the file, at most ``MAX_FILE`` bytes of it and one more when it is larger.
+        name: path for people.
+        catalogue: the signatures in force.
+    """
+    if not data:
+        return f"{name} is empty"
+    if len(data) > MAX_FILE:
+        return f"{name} is larger than {MAX_FILE} bytes and was not used"
+    try:
+        error = read_container_error(data)
+    except Malformed as problem:
+        return f"{name} is damaged: {problem}"
+    chain, frame = _chain(error)
+    # Flyte marks every exception that is not the user's own as recoverable: only with the user as its origin is that somebody's word.
+    mark: Literal["retryable"] | None = "retryable" if error.recoverable and error.origin == "user" else None
+    meaning = exception_meaning(catalogue, chain, frame=frame, mark=mark)
+    identity = digest("container_error", error.code, error.message, error.worker, error.at)
+    return Evidence(
+        id=identity,
+        source="record",
+        slug=meaning.slug,
+        role=meaning.role,
+        trust="job",
+        pod=error.worker or None,
+        at=error.at,
+        uncertainty=_UNCERTAIN_S if error.at is not None else None,
+        # Names of files are random: what they say, and never what they are called, puts two of them in order.
+        stream=f"worker {error.worker} {identity}",
+        where=name,
+        line=meaning.text[:2000],
+        signature=meaning.signature,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+        peer_hosts=meaning.hosts,
+        mark=mark,
+        gpu=meaning.gpu,
+    )
+
+
+def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
+    """The exceptions of the message, the raised one first, and the top frame of the user's code."""
+    chain: list[tuple[str, str]] = []
+    frame = ""
+    for item in find_tracebacks(error.message.encode("utf-8", "replace") + b"\n"):
+        chain, frame = list(item.chain), item.frame
+    if chain:
+        return chain, frame
+    mark = _MESSAGE.search(error.message)
+    text = (_without_closing(error.message[mark.end() :] if mark else error.message) or error.message.strip())[
+        :_MAX_TEXT
+    ]
+    kind, colon, words = text.partition(": ")
+    if colon and _TYPE.fullmatch(kind.strip()):
+        return [(kind.strip(), words)], ""
+    named = error.code.rpartition(":")[2]
+    return [(named if _TYPE.fullmatch(named) else "Exception", text)], ""
+
+
+def _without_closing(text: str) -> str:
+    """The message without the line that flytekit ends it with."""
+    before, newline, last = text.strip().rpartition("\n")
+    last = last.strip().lower()
+    return before.strip() if newline and (last in _CLOSING or last.startswith(_CLOSING_HEAD)) else text.strip()
+
+
+def _text(value: int | bytes) -> str:
+    return bytes_of(value).decode("utf-8", "replace")
+
+
+def _time(data: bytes) -> int | None:
+    """A protobuf Timestamp as nanoseconds; None for 1970, which is what a missing time reads as."""
+    seconds = nanos = 0
+    for number, value in fields(data):
+        if number == 1:
+            seconds = number_of(value)
+        elif number == 2:  # noqa: PLR2004 - numbers of fields
+            nanos = number_of(value)
+    if not 0 < seconds < _MAX_SECONDS or not 0 <= nanos < _NS:
+        return None
+    return seconds * _NS + nanos
+
+
+FOLDER: Final = "errors"
+# Of one folder so many are read: one a rank, and no job has more.
+MAX_FILES: Final = 8192
+# Elastic workers pass whole seconds on, rounded down.
+_STAMP_NS: Final = 1_000_000_000
+_MAX_PROBLEMS: Final = 16
+
+
+class FlyteErrorFiles:
+    """Reads each file once, however often it is asked.
+
+    Args:
+        shared: the folder of records that all slots write into.
+        catalogue: the signatures in force.
+        attempt: whose files these are.
+        guard: takes files on which this reader fails.
+
+    Attributes:
+        problems: files that were not used, in words.
+        any: whether the newest look found a file of this attempt, also of a slot that said more itself.
+    """
+
+    def __init__(self, shared: Path, *, catalogue: Catalogue, attempt: int, guard: ReaderGuard | None = None) -> None:
+        self._guard = guard or ReaderGuard()
+        self._budget: Budget | None = None
+        self._shared = shared / FOLDER
+        self._catalogue = catalogue
+        self._attempt = attempt
+        self._read: dict[Path, tuple[Evidence | str, int]] = {}
+        self.problems: list[str] = []
+        self.any = False
+
+    def evidence(
+        self,
+        *,
+        slots: Mapping[int, tuple[SlotFacts, Path]],
+        ranks: Iterable[RankFacts],
+        known: Collection[Evidence],
+        budget: Budget | None = None,
+    ) -> list[Evidence]:
+        """Evidence of the files of slots that said nothing of a cause themselves.
+
+        Args:
+            slots: facts and directory of each slot.
+            ranks: fact sheets of the attempt.
+            known: what is known so far.
+            budget: what reading may take; files that were read before cost nothing. None = no bound.
+        """
+        self._budget = budget
+        spoken = {e.slot for e in known if e.role == "primary" and e.source in {"log", "record"}}
+        by_pod = {facts.pod: number for number, (facts, _) in slots.items() if facts.pod}
+        of_slot: dict[int, list[int]] = {}
+        for sheet in ranks:
+            if sheet.slot is not None and sheet.rank not in of_slot.setdefault(sheet.slot, []):
+                of_slot[sheet.slot].append(sheet.rank)
+        found: list[Evidence] = []
+        self.any = False
+        for number, (_, folder) in slots.items():
+            for piece in self._pieces(folder / FOLDER, slots[number][0].started_at):
+                self.any = True
+                found += self._placed(piece, number, slots, of_slot, spoken)
+        begun = min((facts.started_at for facts, _ in slots.values() if facts.started_at), default=None)
+        for piece in self._pieces(self._shared, begun):
+            slot = by_pod.get(piece.pod or "")
+            if piece.pod is not None and slot is None:
+                self._problem(f"{piece.where} names worker {piece.pod[:100]!r}, which is none of this attempt")
+                continue
+            self.any = True
+            if slot is not None:
+                found += self._placed(piece, slot, slots, of_slot, spoken)
+            elif not spoken:
+                found.append(msgspec.structs.replace(piece, attempt=self._attempt))
+        return found
+
+    def _placed(
+        self,
+        piece: Evidence,
+        slot: int,
+        slots: Mapping[int, tuple[SlotFacts, Path]],
+        of_slot: Mapping[int, list[int]],
+        spoken: Collection[int | None],
+    ) -> list[Evidence]:
+        if slot in spoken:
+            return []
+        facts, ranks = slots[slot][0], of_slot.get(slot, [])
+        alone = ranks[0] if len(ranks) == 1 else None
+        return [
+            msgspec.structs.replace(
+                piece, slot=slot, node=facts.node, rank=alone, pod=facts.pod or piece.pod, attempt=self._attempt
+            )
+        ]
+
+    def _pieces(self, folder: Path, begun: int | None) -> list[Evidence]:
+        if not folder.is_dir():
+            # Most jobs know no such files: that costs no listing.
+            return []
+        try:
+            with os.scandir(folder) as entries:
+                names = sorted(e.name for e in entries if is_container_error(e.name))
+        except OSError:
+            return []
+        if len(names) > MAX_FILES:
+            self._problem(f"{_short(folder)} holds {len(names)} error files; {MAX_FILES} of them were read")
+        found = []
+        for name in names[:MAX_FILES]:
+            piece, written = self._file(folder / name)
+            if isinstance(piece, str):
+                self._problem(piece)
+            elif begun is not None and (piece.at if piece.at is not None else written) + _STAMP_NS < begun:
+                self._problem(f"{piece.where} is older than this attempt and was not used")
+            else:
+                found.append(piece)
+        return found
+
+    def _file(self, path: Path) -> tuple[Evidence | str, int]:
+        """What a file says and when it was written; kept, so that the next look costs a listing only."""
+        held = self._read.get(path)
+        if held is not None:
+            return held
+        if self._budget is not None and self._budget.spent:
+            return "there was no time to read all error files", 0
+        try:
+            data, written = read_untrusted_file(path, limit=MAX_FILE + 1)
+        except OSError as error:
+            return f"{_short(path)} cannot be read: {error.strerror}", 0
+        name = _short(path)
+        failed: Evidence | str = f"{name} could not be read"
+        held = (
+            self._guard.read(
+                lambda: container_error_evidence(data, name=name, catalogue=self._catalogue),
+                otherwise=failed,
+                what="error file",
+                where=name,
+                data=data,
+            ),
+            written,
+        )
+        # A file that is being written is damaged now and whole at the next look.
+        if not isinstance(held[0], str):
+            self._read[path] = held
+        return held
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems and len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(text)
+
+
+def _short(path: Path) -> str:
+    return "/".join(path.parts[-5:])

@@ -1,0 +1,84 @@
+"""Reads kernel log lines that name processes of this attempt.
+
+Only facility 0 counts, so a job cannot forge a line; a line counts only if its pid is a rank of this
+attempt, because the log is shared by the whole node.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.kernellog.reader import Ring
+from rankfall.kernellog.record import KmsgRecord
+from rankfall.model import numbers
+from rankfall.verdict.signatures.catalogue import Catalogue
+from rankfall.verdict.signatures.matcher import Hit, best
+
+KMSG: Final = Path("/dev/kmsg")
+_MAX_LINES: Final = 200_000
+_BATCH: Final = 1_000
+
+
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One classified line of the kernel itself; ``at`` in nanoseconds since the epoch, good to about a second."""
+
+    at: int
+    text: str
+    hit: Hit
+    pid: int | None
+
+
+def read_kernel(catalogue: Catalogue, *, since: int, path: Path = KMSG) -> tuple[list[KernelLine], str | None]:
+    """Kernel lines since a moment, and why they could not be had (None when they could).
+
+    Args:
+        catalogue: the signatures in force.
+        since: nanoseconds since the epoch.
+        path: the device; a test gives a file of one record.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return [], f"kernel log: {error.strerror}"
+    began = boot_at()
+    found: list[KernelLine] = []
+    # What an earlier look saw is of no use here: each look is at one moment of one attempt.
+    ring = Ring(fd, boot="this")
+    read = 0
+    try:
+        while read < _MAX_LINES and (entries := ring.take(_BATCH)):
+            read += len(entries)
+            for entry in entries:
+                line = (
+                    _line(entry, boot=began, since=since, catalogue=catalogue)
+                    if isinstance(entry, KmsgRecord)
+                    else None
+                )
+                if line is not None:
+                    found.append(line)
+    except OSError as error:
+        return found, f"kernel log: {error.strerror}"
+    finally:
+        os.close(fd)
+    return found, None
+
+
+def boot_at() -> int:
+    """When this machine's clock since the boot began, in nanoseconds since the epoch, as the clocks stand now."""
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _line(entry: KmsgRecord, *, boot: int, since: int, catalogue: Catalogue) -> KernelLine | None:
+    at = boot + entry.stamp_us * 1000
+    if not entry.by_kernel or at < since:
+        return None
+    hit = best(catalogue.match_line(entry.text, where="kernel"))
+    if hit is None:
+        return None
+    pid = hit.groups.get("pid", "")
+    return KernelLine(at=at, text=entry.text.decode("utf-8", "replace")[:2000], hit=hit, pid=numbers.whole(pid))

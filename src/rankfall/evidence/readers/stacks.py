@@ -1,0 +1,413 @@
+"""Reads stack dumps (faulthandler, py-spy) and finds the odd ranks out at a standstill.
+
+Healthy ranks of a hang wait in the same collective; a rank elsewhere holds them up, and ranks in different
+collectives disagree about call order. A rank inside an import has not started yet. Dumps of crashes, and
+dumps followed by much more output, are ignored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.evidence.readers.text import digest
+from rankfall.model import Evidence, EvidenceRole, RankFacts, Record, decoding
+from rankfall.model.numbers import whole
+from rankfall.model.patterns import bounded
+
+# file, line, function; the innermost first.
+Frame = tuple[str, str, str]
+
+# JSON of small containers takes thirty times its bytes.
+MAX_JSON: Final = 4 << 20
+# So much of a line is looked at: its path and its function.
+_LOOK: Final = 4096
+_THREAD: Final = bounded(
+    r"\A(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])?(?: \(most recent call first\))?:", limit=_LOOK
+)
+_CURRENT: Final = "Current thread"
+_FRAME: Final = bounded(r'\A[ \t]+File "([^"\n]+)", line (\d+) in ([^\n]+)', limit=_LOOK)
+_SPY_THREAD: Final = bounded(r'\AThread \S+ \([\w+]+\)(?:: "([^"\n]*)")?[ \t\r]*$', limit=_LOOK)
+_SPY_FRAME: Final = bounded(r"\A    (\S[^\n]*?) \(([^()\n]+):(\d+)\)[ \t\r]*$", limit=_LOOK)
+_MAIN: Final = "MainThread"
+# Frames of shorter texts are kept.
+_MAX_KNOWN: Final = 32 << 10
+
+# What a line of a dump looks like, and which lines begin one.
+_HEADER: Final = bounded(
+    rb"\A(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+(?![0-9a-fA-F]).*\(most recent call first\):"
+    rb"|Thread \S+ \([\w+]+\)(?:: \".*\")?\s*$|Python v\d)",
+    limit=_LOOK,
+)
+_BEGIN: Final = bounded(rb"\A(?:Timeout \(\d+:\d+:\d+(?:\.\d+)?\)!|Process \d+: |Fatal Python error)", limit=_LOOK)
+_BODY: Final = bounded(rb'\A(?:\s*$|  File "|    \S|  \.\.\.)', limit=_LOOK)
+_FATAL: Final = b"Fatal Python error"
+# A chunk of a log in which none of these stands holds no dump.
+_HINTS: Final = (b"most recent call first", b"Python v", b"Process ", b"Timeout (", _FATAL)
+_MAX_DUMP: Final = 256 << 10
+_MAX_LINE: Final = 4096
+# Whoever printed so much after its stack was not standing still.
+_WENT_ON: Final = 64 << 10
+
+
+def main_frames(text: str) -> list[Frame]:
+    """The frames of the main thread, the innermost first; empty where there is no stack in the text."""
+    return list(_known_frames(text)) if len(text) <= _MAX_KNOWN else _Stacks(text).main()
+
+
+@lru_cache(maxsize=2048)
+def _known_frames(text: str) -> tuple[Frame, ...]:
+    """Stacks that came are asked for again with each poll."""
+    return tuple(_Stacks(text).main())
+
+
+class _Stacks:
+    """The stacks of one text, line by line."""
+
+    def __init__(self, text: str) -> None:
+        # faulthandler: the frames after the last thread's head, and those right under the first head of the current thread.
+        self._last: list[Frame] = []
+        self._threads = 0
+        self._current: list[Frame] = []
+        self._in_current = False
+        # py-spy: name and frames of each thread.
+        self._spied: list[tuple[str | None, list[Frame]]] = []
+        self._spy_frames = False
+        for line in text.split("\n"):
+            if line.startswith(("Thread ", _CURRENT)):
+                self._head(line)
+            elif line[:1] in {" ", "\t"}:
+                self._body(line)
+            else:
+                self._in_current = False
+
+    def main(self) -> list[Frame]:
+        """Frames of the main thread."""
+        if self._spy_frames and self._spied:
+            # Without names the main thread is the one whose number is the process's: py-spy prints it first.
+            return next((frames for name, frames in self._spied if name == _MAIN), self._spied[0][1])
+        return self._current or self._last
+
+    def _head(self, line: str) -> None:
+        if _THREAD.match(line):
+            self._threads += 1
+            self._last = []
+        if (spied := _SPY_THREAD.match(line)) is not None:
+            self._spied.append((spied[1], []))
+        self._in_current = not self._current and line.startswith(_CURRENT)
+
+    def _body(self, line: str) -> None:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            found = frame[1], frame[2], frame[3].strip()
+            if self._threads:
+                self._last.append(found)
+            if self._in_current:
+                self._current.append(found)
+            return
+        self._in_current = self._in_current and line.lstrip().startswith("File ")
+        if (spied := _SPY_FRAME.match(line)) is not None:
+            self._spy_frames = True
+            if self._spied:
+                self._spied[-1][1].append((spied[2], spied[3], spied[1]))
+
+
+def text_of_json(data: bytes) -> str | None:
+    """py-spy's JSON as the text that it prints without; None for any other JSON."""
+    try:
+        threads: Any = decoding.decode(data)
+        lines: list[str] = []
+        for thread in threads:
+            frames = thread["frames"]
+            lines.append(f'Thread {thread["thread_id"]} (idle): "{thread.get("thread_name") or ""}"')
+            lines += [f"    {one['name']} ({one['filename']}:{_line_of(one)})" for one in frames]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return "\n".join(lines) or None
+
+
+def _line_of(frame: dict[str, Any]) -> int:
+    line = frame.get("line")
+    return line if type(line) is int else 0
+
+
+class NewestDump:
+    """Watches a log go by and keeps its newest dump."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._lines: list[bytes] | None = None
+        self._size = 0
+        self._fatal = False
+        self._after = 0
+        self._kept = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next part of the log."""
+        text = self._rest + data
+        if self._lines is None and not any(hint in text for hint in _HINTS):
+            self._after += len(data)
+            self._rest = text.rpartition(b"\n")[2][-_MAX_LINE:]
+            return
+        lines = text.split(b"\n")
+        self._rest = lines.pop()[-_MAX_DUMP:]
+        for line in lines:
+            self._line(line)
+
+    def text(self) -> str | None:
+        """The newest dump, where nothing much came after it; call it once, at the end."""
+        self._line(self._rest)
+        self._close()
+        return self._kept.decode("utf-8", "replace") if self._kept and self._after <= _WENT_ON else None
+
+    def _line(self, line: bytes) -> None:
+        begins = _BEGIN.match(line)
+        if begins or (self._lines is None and _HEADER.match(line)):
+            self._close()
+            self._lines, self._size, self._fatal = [], 0, line.startswith(_FATAL)
+        if self._lines is None:
+            self._after += len(line) + 1
+        elif len(line) <= _MAX_LINE and (begins or _HEADER.match(line) or _BODY.match(line)):
+            self._size += len(line) + 1
+            if self._size <= _MAX_DUMP:
+                self._lines.append(line)
+        else:
+            self._close()
+            self._after += len(line) + 1
+
+    def _close(self) -> None:
+        text = b"\n".join(self._lines or ())
+        if self._lines is not None and not self._fatal and main_frames(text.decode("utf-8", "replace")):
+            self._kept, self._after = text, 0
+        elif self._lines is not None:
+            self._after += self._size
+        self._lines = None
+
+
+_COLLECTIVES: Final = bounded(
+    r"^(?:all_reduce|_?all_gather\w*|_?reduce_scatter\w*|broadcast\w*|barrier|monitored_barrier|all_to_all\w*|reduce|gather\w*"
+    r"|scatter\w*|send|recv|isend|irecv|batch_isend_irecv|wait|_store_based_barrier|init_process_group|_rendezvous_helper)$",
+    limit=256,
+)
+_COMM_FILE: Final = bounded(
+    r"distributed_c10d\.py$|torch/distributed/|torch/nn/parallel/|c10d_logger\.py$|horovod|deepspeed/comm/",
+    limit=4096,
+)
+# py-spy leaves out the folder of installed packages, so torch's own begin with its name.
+_LIBRARY: Final = bounded(r"site-packages|^<frozen|^torch/", limit=4096)
+_IMPORT: Final = "<frozen importlib"
+# The kernel's line of a process's main thread, as rankfall_inside.wrapper.liveness writes it; of the system call only the number counts.
+_KERNEL_THREAD: Final = bounded(
+    r"\A  thread (?P<tid>\d+) \(.{0,64}\) state=(?P<state>\S) .{0,128}?wchan=(?P<wchan>\S*) syscall=(?P<syscall>\S*)",
+    limit=512,
+)
+
+
+# Of the healthy ranks so many are shown.
+MAX_SHOWN: Final = 16
+# So many ranks must sleep in one and the same system call before the only other one is called odd.
+MIN_ASLEEP: Final = 3
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank stands.
+
+    Attributes:
+        collective: name of the collective it waits in, or None.
+        place: ``file:function:line`` of the user's innermost frame.
+        top: ``file:function`` of the innermost frame at all.
+        importing: it is inside of an import, and in no collective.
+    """
+
+    rank: int
+    collective: str | None
+    place: str
+    top: str
+    importing: bool = False
+
+    @property
+    def stands(self) -> str:
+        """Where it is, in words: ``stands at PLACE``, ``is still importing at PLACE``."""
+        return f"{'is still importing' if self.importing else 'stands'} at {self.place or self.top}"
+
+
+def stand(rank: int, text: str) -> Standing | None:
+    """Where a rank's main thread stands, from the text of faulthandler or py-spy; None when there is no stack in it."""
+    frames = main_frames(text)
+    if not frames:
+        return None
+    collective = None
+    place = ""
+    for file, line, function in frames:
+        in_comm = bool(_COMM_FILE.search(file))
+        if in_comm and _COLLECTIVES.match(function):
+            collective = function
+        if not in_comm and not place and not _LIBRARY.search(file):
+            place = f"{file.rpartition('/')[2]}:{function}:{line}"
+    file, line, function = frames[0]
+    importing = collective is None and any(file.startswith(_IMPORT) for file, _, _ in frames)
+    top = f"{file.rpartition('/')[2]}:{function}"
+    return Standing(rank=rank, collective=collective, place=place, top=top, importing=importing)
+
+
+def imports(records: Iterable[Record]) -> dict[tuple[int | None, int | None], str]:
+    """Processes that are inside of an import by their stacks.
+
+    Args:
+        records: of kind ``stacks``; of each process the last one counts.
+
+    Returns:
+        By slot and pid: what its stack is known again by, so that two looks tell whether it moves.
+    """
+    newest = {(record.slot, record.pid): record.stacks or "" for record in records}
+    found = {key: stand(0, text) for key, text in newest.items()}
+    return {
+        key: digest("imports", main_frames(newest[key])) for key, where in found.items() if where and where.importing
+    }
+
+
+def stack_evidence(
+    records: Sequence[tuple[str, Record]], *, ranks: Iterable[RankFacts], attempt: int | None
+) -> list[Evidence]:
+    """Evidence from the newest stacks of each rank: the odd ones out, or a mismatch between collectives."""
+    known = {(r.slot, r.pid): r for r in ranks}
+    newest: dict[int, tuple[int, str, Record, RankFacts]] = {}
+    for name, record in records:
+        facts = known.get((record.slot, record.pid))
+        rank = facts.rank if facts else record.rank
+        if rank is None or facts is None or record.stacks is None:
+            continue
+        at = record.at_ns or 0
+        if rank not in newest or at >= newest[rank][0]:
+            newest[rank] = (at, name, record, facts)
+    standings = {rank: s for rank, row in newest.items() if (s := stand(rank, row[2].stacks or "")) is not None}
+    if not standings:
+        return _kernel_evidence(newest, attempt=attempt)
+    return [
+        _piece(newest[where.rank], where, slug=slug, role=role, line=line, attempt=attempt)
+        for where, slug, role, line in compare_stacks(standings)
+    ]
+
+
+def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, EvidenceRole, str]]:
+    """What the stacks of at least two ranks say of each: where it stands, cause, role, words. The odd ones first."""
+    if len(standings) < 2:  # noqa: PLR2004 - one stack alone has nobody to differ from
+        return []
+    odd, slug, words = _odd_ones(standings)
+    found: list[tuple[Standing, str, EvidenceRole, str]] = [
+        (standings[rank], slug, "primary", words(standings[rank])) for rank in odd
+    ]
+    for rank in [rank for rank in sorted(standings) if rank not in odd][:MAX_SHOWN]:
+        where = standings[rank]
+        inside = f"waits in {where.collective} at {where.place or where.top}" if where.collective else where.stands
+        found.append((where, "rank_stuck", "context", f"rank {rank} {inside}"))
+    return found
+
+
+def kernel_state(pid: int, text: str) -> str | None:
+    """What the main thread of a process does as the kernel says it, ``state/system call``; None when there is no such line in ``text``."""
+    for line in text.split("\n"):
+        found = _KERNEL_THREAD.match(line) if line.startswith("  thread ") else None
+        if found is not None and whole(found["tid"]) == pid:
+            return f"{found['state']}/{found['syscall'] or found['wchan'] or '?'}"
+    return None
+
+
+def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, attempt: int | None) -> list[Evidence]:
+    """Where no rank gave Python stacks: the one main thread that does not sleep in the system call in which all others sleep."""
+    seen = {rank: kernel_state(row[3].pid or 0, row[2].stacks or "") for rank, row in newest.items()}
+    groups: dict[str | None, list[int]] = defaultdict(list)
+    for rank, where in seen.items():
+        groups[where].append(rank)
+    if len(groups) != 2 or None in groups:  # noqa: PLR2004 - the many and the one
+        return []
+    (alone, one), (asleep, many) = sorted(groups.items(), key=lambda item: len(item[1]))
+    if len(one) != 1 or len(many) < MIN_ASLEEP or not (asleep or "").startswith("S/"):
+        return []
+    words = {
+        one[
+            0
+        ]: f"rank {one[0]}: main thread in {alone} while those of {len(many)} others sleep in {asleep} (state/system call)"
+    }
+    words |= {rank: f"rank {rank}: main thread sleeps in {asleep} (state/system call)" for rank in many[:MAX_SHOWN]}
+    standing = Standing(rank=one[0], collective=None, place="", top=alone or "")
+    return [
+        # Less than a stack: where others sleep together it says who does not, and not why.
+        msgspec.structs.replace(
+            _piece(
+                newest[rank],
+                standing,
+                slug="rank_stuck",
+                role="primary" if rank == one[0] else "context",
+                line=line,
+                attempt=attempt,
+            ),
+            specificity=30,
+            trust="wrapper",
+        )
+        for rank, line in words.items()
+    ]
+
+
+def _piece(
+    row: tuple[int, str, Record, RankFacts],
+    standing: Standing,
+    *,
+    slug: str,
+    role: EvidenceRole,
+    line: str,
+    attempt: int | None,
+) -> Evidence:
+    at, name, record, facts = row
+    return Evidence(
+        id=digest("stacks", attempt, facts.rank, record.id),
+        source="recorder",
+        slug=slug,
+        role=role,
+        trust="inside",
+        rank=facts.rank,
+        slot=facts.slot,
+        node=facts.node,
+        pid=facts.pid,
+        at=at or None,
+        uncertainty=1.0,
+        where=f"records/{name}",
+        line=line,
+        specificity=60,
+        fingerprint=f"{slug}:{standing.place or standing.top}",
+        attempt=attempt,
+    )
+
+
+def _odd_ones(standings: dict[int, Standing]) -> tuple[list[int], str, Callable[[Standing], str]]:
+    waiting = {rank: s for rank, s in standings.items() if s.collective is not None}
+    if not waiting and len({s.place for s in standings.values()}) == 1:
+        return sorted(standings), "rank_stuck", lambda s: f"every rank {s.stands}, in no collective"
+    elsewhere = sorted(set(standings) - set(waiting))
+    if waiting and elsewhere:
+        names = sorted({s.collective or "" for s in waiting.values()})
+
+        def away(s: Standing) -> str:
+            return f"rank {s.rank} {s.stands} while {len(waiting)} others wait in {', '.join(names)}"
+
+        return elsewhere, "rank_stuck", away
+    groups: dict[tuple[str | None, str], list[int]] = defaultdict(list)
+    for rank, s in waiting.items():
+        groups[s.collective, s.place].append(rank)
+    if len(groups) > 1:
+        sizes = sorted(groups.values(), key=len)
+        fewest = sizes[0] if len(sizes[0]) < len(sizes[-1]) else []
+
+        def differs(s: Standing) -> str:
+            others = sorted(
+                {t.collective or "" for t in waiting.values() if (t.collective, t.place) != (s.collective, s.place)}
+            )
+            return f"rank {s.rank} waits in {s.collective} at {s.place} while others wait in {', '.join(others)}"
+
+        different = len({collective for collective, _ in groups}) > 1
+        return sorted(fewest), "collective_mismatch" if different else "rank_stuck", differs
+    return [], "rank_stuck", lambda s: s.top

@@ -1,0 +1,315 @@
+"""Follow one stream file and classify what is new in it: whole lines only, by chunk, each byte once.
+
+The file grows while a wrapper writes it; its index says when each chunk came. Cost: that of ``scan``, and one read of the index a chunk.
+Memory: one chunk, what ``scan`` holds, and 24 bytes a row of the index for bytes of which findings may still come.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from rankfall.collect.pods.resume import newest_of_log
+from rankfall.evidence.readers.scan import ChunkScanner, Finding
+from rankfall.evidence.readers.survival import Survival
+from rankfall.evidence.readers.torchrun import Reported
+from rankfall.model import RankfallError
+from rankfall.rundir.reader_guard import ReaderGuard
+from rankfall.rundir.reading_time import LIVE, TAIL, Allowance, ReadingTime
+from rankfall.rundir.streams.content import Packed, Raw, content_size, open_content
+from rankfall.rundir.streams.files import MOST_APART_NS
+from rankfall.rundir.streams.writer import STAMP_RUNTIME
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+CHUNK: Final = 512 << 10
+# A job that prints faster than this can be read must not keep the rest of a look waiting.
+MAX_POLL: Final = 8 << 20
+# So much is passed over at once where nothing is classified, which costs a hundredth.
+MAX_PASSED: Final = 64 << 20
+_HEAD: Final = b"RFIDX1\0\0"
+_ROW: Final = struct.Struct("<QQqqB7x")
+
+
+class When(NamedTuple):
+    """When a line came: between two stamps, nanoseconds since the epoch."""
+
+    earliest: int
+    latest: int
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding with its place: byte and line of the stream, and when that line came (None where it is not known)."""
+
+    finding: Finding
+    byte: int
+    line: int
+    when: When | None
+
+
+class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A launcher's statement with its place."""
+
+    reported: Reported
+    byte: int
+    line: int
+
+
+class StreamTail:
+    """Reader of one stream.
+
+    Args:
+        path: the stream's file; its index lies beside it with the ending ``.idx``, or is absent.
+        catalogue: the signatures in force.
+        guard: takes what could not be classified.
+        name: of the stream, for people.
+        allowance: CPU time that classifying it may take.
+
+    Attributes:
+        offset: bytes that were read.
+        behind: there are more.
+        problem: why it cannot be read, in words.
+        survival: who went on after what was found; ``worked_at`` is when the newest line of work came that was seen, at the earliest.
+        time: CPU time that classifying it took.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        catalogue: Catalogue,
+        *,
+        guard: ReaderGuard | None = None,
+        name: str | None = None,
+        allowance: Allowance = LIVE,
+    ) -> None:
+        self.path = path
+        self.offset = 0
+        self.last_at: int | None = None
+        self.behind = False
+        self.problem: str | None = None
+        self.time = ReadingTime(allowance)
+        self._guard = guard or ReaderGuard()
+        self._name = name or path.name
+        self.worked_at: int | None = None
+        self.survival = Survival(watched=True)
+        self._scanner = ChunkScanner(catalogue, survival=self.survival)
+        # Where the next bytes for the scanner begin.
+        self._fed = 0
+        self._index = Index(index_path(path))
+        self._gaps = Gaps(self._guard, self._name)
+
+    @property
+    def flooded(self) -> str | None:
+        """Which lines were passed over because there were too many; None = none."""
+        return self._scanner.flooded
+
+    def poll(
+        self, *, final: bool = False, limit: int = MAX_POLL, hurried: bool = False
+    ) -> tuple[list[Placed], list[PlacedReport], int]:
+        """Findings and statements of the bytes that came since, and how many bytes those were; ``behind`` when there are more.
+
+        Args:
+            final: the stream is complete: take its last, unfinished line too.
+            limit: bytes to classify at most; a chunk is read as a whole.
+            hurried: classify nothing but the last bytes.
+        """
+        try:
+            size = content_size(self.path)
+        except FileNotFoundError:
+            return [], [], 0
+        except OSError as error:
+            self.problem = f"{self.path.name} cannot be read: {error.strerror or error}"
+            return [], [], 0
+        if size <= self.offset and not (final and self._scanner.waiting):
+            self.behind = False
+            return [], [], 0
+        found: list[Placed] = []
+        reports: list[PlacedReport] = []
+        fresh = 0
+        try:
+            with open_content(self.path) as content:
+                while True:
+                    aside = hurried or self.time.over(content.size)
+                    if aside and self.offset < content.size - TAIL:
+                        fresh += self._pass_over(content, found, reports)
+                        self.behind = True
+                        break
+                    wanted = min(CHUNK, content.size - self.offset)
+                    data = content.read(self.offset, wanted)
+                    fresh += len(data)
+                    self.offset += len(data)
+                    last = len(data) < wanted or self.offset >= content.size
+                    with self.time.measured():
+                        self._take(data, final=final and last, found=found, reports=reports)
+                    self.behind = not last
+                    if last or fresh >= limit:
+                        break
+        except OSError as error:
+            self.behind = False
+            self.problem = f"{self.path.name} cannot be read: {error.strerror or error}"
+        self.last_at = self._index.last_stamp()
+        return found, reports, fresh
+
+    @property
+    def unread(self) -> int:
+        """Bytes that were not read yet."""
+        try:
+            return max(0, content_size(self.path) - self.offset)
+        except OSError:
+            return 0
+
+    def give_up(self) -> None:
+        """Leave what was not read yet to the record alone."""
+        size = self.offset + self.unread
+        self._gaps.add(self.offset, size)
+        self.offset, self.behind = size, False
+
+    def _pass_over(self, content: Raw | Packed, found: list[Placed], reports: list[PlacedReport]) -> int:
+        """Count lines up to the last bytes of the stream, at most ``MAX_PASSED`` bytes at once; how many bytes those were."""
+        if self._scanner.waiting:
+            # What was read already counts as far as it goes.
+            self._take(b"", final=True, found=found, reports=reports)
+        start, until = self.offset, min(content.size - TAIL, self.offset + MAX_PASSED)
+        data = b""
+        while self.offset < until:
+            data = content.read(self.offset, min(CHUNK, until - self.offset))
+            if not data:
+                break
+            self.offset += len(data)
+            self._scanner.skip(data)
+        self._fed = self.offset
+        self._gaps.add(start, self.offset)
+        if not data.endswith(b"\n"):
+            # The rest of a line that began in the gap says less than it seems to.
+            self._scanner.skip_line()
+        self._index.forget_before(self.offset)
+        return self.offset - start
+
+    def _take(self, data: bytes, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
+        self._fed += len(data)
+        worked = self.survival.worked
+        try:
+            findings, statements = self._scanner.feed(data, final=final)
+        except RankfallError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a reader that fails costs the lines that it failed on
+            self._take_halves(error, final=final, found=found, reports=reports)
+            return
+        self._index.grow()
+        if self.survival.worked != worked:
+            worked_at = self._index.when(self.survival.worked - 1)
+            self.worked_at = worked_at.earliest if worked_at is not None else None
+        found += [Placed(finding=f, byte=byte, line=line, when=self._index.when(byte)) for f, byte, line in findings]
+        reports += [PlacedReport(reported=r, byte=byte, line=line) for r, byte, line in statements]
+        self._index.forget_before(self._scanner.consumed)
+
+    def _take_halves(self, error: Exception, *, final: bool, found: list[Placed], reports: list[PlacedReport]) -> None:
+        """Go on after a failure: once more with each half of what was not understood, down to the lines that cannot be read."""
+        start, end = self._scanner.restart(), self._fed
+        with open_content(self.path) as content:
+            data = content.read(start, end - start)
+        cut = data.rfind(b"\n", 0, len(data) // 2) + 1 or data.find(b"\n") + 1
+        if not 0 < cut < len(data):
+            self._guard.failed(error, what="stream", where=self._name, data=data)
+            self._scanner.skip(data)
+            return
+        self._fed = start
+        self._take(data[:cut], final=False, found=found, reports=reports)
+        self._take(data[cut:], final=final, found=found, reports=reports)
+
+
+class Gaps:
+    """The parts of one stream that were not classified; one problem entry, however many they are."""
+
+    def __init__(self, guard: ReaderGuard, name: str) -> None:
+        self._guard = guard
+        self._name = name
+        self._first = self._last = self._parts = self._bytes = 0
+
+    def add(self, start: int, end: int) -> None:
+        """Take one more part, bytes."""
+        if end <= start:
+            return
+        if not self._parts:
+            self._first = start
+        if not self._parts or start != self._last:
+            self._parts += 1
+        self._bytes += end - start
+        self._last = end
+        parts = f" in {self._parts} parts" if self._parts > 1 else ""
+        because = f"they would have taken more time than a stream may ({self._bytes} bytes{parts})"
+        self._guard.skipped(self._name, self._first, end, because=because)
+
+
+def index_path(path: Path) -> Path:
+    """Where a stream's index lies: beside it, ``0.out.log`` -> ``0.out.idx``."""
+    return path.with_suffix(".idx")
+
+
+class Index:
+    """Rows of one index as they grow; keeps only those that may still be asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = len(_HEAD)
+        # The newest stamp of a row is 0 where only the next row bounds it.
+        self._offsets, self._stamps, self._newest = array("Q"), array("q"), array("q")
+        self._last: int | None = None
+
+    def last_stamp(self) -> int | None:
+        """The newest stamp, nanoseconds since the epoch."""
+        self.grow()
+        return self._last
+
+    def when(self, byte: int) -> When | None:
+        """When the line of this byte came, by the rows that were read so far; None where it may have been at any time."""
+        number = bisect_right(self._offsets, byte)
+        if not number:
+            return None
+        first, last = self._stamps[number - 1], self._newest[number - 1]
+        if last:
+            return When(min(first, last), max(first, last))
+        # Stored by an earlier version, which kept the stamp of a chunk's first line only; or a line without a stamp.
+        last = self._stamps[number] if number < len(self._stamps) else newest_of_log(self._path.parent) or 0
+        return When(first, last) if last >= first else None
+
+    def forget_before(self, byte: int) -> None:
+        """Rows of earlier chunks will not be asked for again."""
+        keep = max(0, bisect_right(self._offsets, byte) - 1)
+        del self._offsets[:keep], self._stamps[:keep], self._newest[:keep]
+
+    def grow(self) -> None:
+        """Read the rows that came since."""
+        for offset, _, stamp, last, source in self._new_rows():
+            # One that is further away is damage.
+            newest = stamp if source != STAMP_RUNTIME else last if abs(last - stamp) <= MOST_APART_NS else 0
+            # Rows that go back are damage: what came before them is not found by them.
+            if not self._offsets or offset >= self._offsets[-1]:
+                self._offsets.append(offset)
+                self._stamps.append(stamp)
+                self._newest.append(newest)
+            self._last = max(stamp, newest)
+
+    def _new_rows(self) -> Iterator[tuple[int, int, int, int, int]]:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            if self._at == len(_HEAD) and os.pread(fd, len(_HEAD), 0) != _HEAD:
+                return
+            while True:
+                data = os.pread(fd, _ROW.size * 4096, self._at)
+                whole = len(data) // _ROW.size * _ROW.size
+                if not whole:
+                    return
+                self._at += whole
+                yield from _ROW.iter_unpack(data[:whole])
+        finally:
+            os.close(fd)

@@ -1,0 +1,313 @@
+r"""Which speakers of a stream went on with their work after something that reads like an error, so that it ended nobody.
+
+A speaker is who the prefix of a line names, or the stream itself where its lines have none. Work is what advances: counters of steps, bars,
+losses, rates, retries that succeeded. A bar that is printed again at exit, a summary, a watchdog's or a data worker's line are none. Nothing is
+looked at before the first finding, and afterwards whole lines for at most ``CREDIT`` bytes, ``MAX_CREDIT`` for many speakers, and a ``SHARE`` of all further ones, so the cost is
+linear in the bytes and small; a job that works on shows it in any part of its output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from rankfall.evidence.readers.text import Prefix, parse_prefix
+from rankfall.model.patterns import bounded, linear
+
+#: Bytes that are looked at line by line after a finding, before only a share is.
+CREDIT: Final = 128 << 10
+#: The same where many speakers are looked at: each adds a little.
+MAX_CREDIT: Final = 512 << 10
+SHARE: Final = 256
+#: The end of each chunk of a stream that shows work by itself, bytes.
+TAIL: Final = 8 << 10
+#: Of chunks of at least this size, which come one after the other while a program prints much, only one in so many bytes.
+LARGE: Final = 256 << 10
+EVERY: Final = 4 << 20
+#: So many of the newest advances and of the newest ordinary lines are remembered of each speaker.
+ADVANCES: Final = 8
+ORDINARY: Final = 40
+#: A program that ends flushes what it had printed before: that much of its output may come after its last traceback, bytes.
+FLUSHED: Final = 16 << 10
+_BEFORE: Final = 4 << 10
+_FEW: Final = 16
+_EACH: Final = 512
+_MAX_LINE: Final = 512
+# How lines inside of a traceback or a table begin.
+_INSIDE: Final = (b" ", b"\t", b"|", b"+")
+_MAX_SPEAKERS: Final = 2048
+_MAX_KEYS: Final = 16
+
+_NUMBER: Final = r"(\d{1,12}(?:\.\d{1,12})?)"
+_WORK: Final = (
+    r"\b(?:global[_ ]?)?(?:steps?|iter(?:ation)?s?|epochs?|(?:mini)?batch(?:es)?|updates?|episodes?|rounds?|samples?|examples?|tokens?)\b"
+    r"""["']?[ \t]*(?:no\.?|number|#)?[ \t]*[:=\[(]{0,3}[ \t]*"""
+    + _NUMBER
+    + r"|"
+    + _NUMBER
+    + r"[ \t]*/[ \t]*\d{1,12}[ \t]*[\[\])(]"
+    + r"|[\[(][ \t]*"
+    + _NUMBER
+    + r"[ \t]*/[ \t]*\d{1,12}\b"
+    + r"|\b"
+    + _NUMBER
+    + r"[ \t]+(?:steps|iterations|epochs|batches|samples|examples|tokens|images)\b"
+    + r"|\b"
+    + _NUMBER
+    + r"(?:\.\d+)?%[ \t]*[|\[(]"
+)
+_LOSS: Final = r"""(?:\b|_)(?:loss|ppl|perplexity|accuracy|acc|reward|grad[_ ]?norm|lr|learning_rate)["']?[ \t]*[:=]?[ \t]*([-+]?\d+(?:\.\d{1,12})?)"""
+_RATE: Final = (
+    r"\d[ \t]*(?:it/s|s/it|samples?/s|tokens?/s|imgs?/s|images/s|seqs?/s|examples?/s|tflops?|ms/step|s/step|steps?/s)"
+)
+_AGAIN: Final = (
+    r"\b(?:retry|retries|retried|attempt|reconnect\w*|recover\w*|upload|request|call|write|read|load)\b[^\n]{0,60}"
+    r"\b(?:succeeded|successful|successfully|ok|worked|established)\b"
+    r"|\b(?:succeeded|successful|recovered|reconnected|worked|ok)\b[^\n]{0,40}\b(?:retry|retries|attempts?|tr(?:y|ies)|reconnect)\b"
+    r"|\b(?:resum(?:ed|ing)|continu(?:ed|ing|es))\b[^\n]{0,40}\b(?:training|work|from|at step|at epoch)\b"
+    r"|\b(?:re-?established|reconnected|recovered)\b"
+)
+# Lines of work that tell of an end, or come from those that go on when their process's work has ended.
+_NO_WORK: Final = (
+    r"error|exception|fail|abort|traceback|fatal|kill|terminat|crash|\bdied\b|\bdead\b|cancel|shut|stopp|exit|signal|tim(?:ed?|ing) ?out|\bnan\b|\binf\b"
+    r"|^wandb|loader|prefetch|worker[ _#-]?\d+\D{0,24}(?:batch|load|fetch|sample|shard)|queue|heart ?beat|watch ?dog|monitor|\blast\b|\bfinal|summary|\bbest\b"
+    r"|emergency|profil|\bwas (?:at|in)\b"
+)
+_NO_TALK: Final = (
+    r"warn|nccl|c10|gloo|\[[WEIF]\d{4}|retry|clean|destroy|finali|closing|frame #|thread|core dump|\bdump|stack|0x[0-9a-f]{4}|memory|allocat|reserved"
+    r"|keep-?alive|still |waiting|uploading|syncing"
+)
+_DONE: Final = (
+    r"\b(?:training|fine-?tuning|job|run|all (?:epochs|steps|batches|work))\b[^\n]{0,30}\b(?:finished|completed?|done|ended|over)\b"
+    r"|\b(?:finished|completed|done with)\b[^\n]{0,20}\b(?:training|fine-?tuning|job|run|all (?:epochs|steps))\b"
+)
+# Parts of the work that are done, and plans.
+_NOT_DONE: Final = r"error|exception|fail|abort|epoch[ =:#]*\d|step[ =:#]*\d|iter|batch[ =:#]*\d|stage|phase|warm|valid|eval|\bnot\b|\bun|incomplete|will|until|when|\bif\b|early"
+_COUNTER: Final = linear(f"(?i){_WORK}|{_LOSS}".encode())
+_SHOWS_WORK: Final = linear(f"(?i){_WORK}|{_LOSS}|{_RATE}".encode())
+_WORKED_AGAIN: Final = linear(f"(?i){_AGAIN}".encode())
+_SHOWS_NONE: Final = linear(f"(?i){_NO_WORK}".encode())
+_WORK_DONE: Final = linear(f"(?i){_DONE}".encode())
+_PART_DONE: Final = linear(f"(?i){_NOT_DONE}".encode())
+_DIGITS: Final = bounded(rb"[-+]?\d+(?:\.\d+)?", limit=_MAX_LINE)
+_SAYS_NOTHING: Final = linear(f"(?i){_NO_TALK}".encode())
+
+
+class Speaker(msgspec.Struct):
+    """What one speaker did since its first finding; bytes are counted from the beginning of the stream.
+
+    Attributes:
+        newest: end of its newest finding; ``last_word`` that of its newest whole traceback.
+        advances, ordinary: ends of its newest lines that show work, and of any other that speaks of no end.
+        counters: the newest counters by the words that stand before them.
+    """
+
+    newest: int = 0
+    last_word: int = 0
+    advances: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=ADVANCES))
+    ordinary: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=ORDINARY))
+    counters: dict[str, tuple[bytes, ...]] = msgspec.field(default_factory=dict)
+
+    @property
+    def settled(self) -> bool:
+        """Whether further lines can say no more of what was found so far."""
+        return len(self.advances) == ADVANCES and self.advances[0] > self.newest + FLUSHED
+
+    def advanced(self, line: bytes, end: int) -> None:
+        """Take a line of work."""
+        found = _counters(line)
+        key, counters = found or ("", (line,))
+        held = self.counters.get(key)
+        if held is None and len(self.counters) >= _MAX_KEYS:
+            return
+        self.counters[key] = counters
+        # Counters of another epoch begin anew; a bar that is only printed again has the same ones.
+        if held is not None and held != counters:
+            self.advances.append(end)
+
+    def gang_recovered(self, end: int) -> bool:
+        """Whether lines that may be the rest of what it had printed before show work after that byte, or many others do."""
+        after = sum(at > end for at in self.advances)
+        return after >= 2 or (len(self.ordinary) == ORDINARY and self.ordinary[0] > end)  # noqa: PLR2004 - a bar is printed once more at exit
+
+    def outlived(self, end: int, *, sure: bool, whole: bool) -> bool:
+        """Whether it went on with its work after the finding that ends there.
+
+        Args:
+            end: byte behind the finding's line.
+            sure: these are surely the lines of one process; others need more of them, because all ranks of a gang stand still when one is gone.
+            whole: the finding is a whole traceback, which ends a process where nothing else does.
+        """
+        after = [at for at in self.advances if at > end]
+        if whole:
+            explained = bool(after) and (self.last_word > after[0] or after[-1] > end + FLUSHED)
+            return len(after) >= (2 if sure else ADVANCES) and explained
+        # A bar is printed once more at exit.
+        return len(after) >= (2 if sure else 3) or (sure and len(self.ordinary) == ORDINARY and self.ordinary[0] > end)
+
+
+class Survival:
+    """The speakers of one stream, fed with its bytes in order.
+
+    Args:
+        watched: look at the end of each chunk also while nothing was found; another stream of the same process may hold a finding.
+
+    Attributes:
+        worked: end of the newest line that shows work, of any speaker; 0 = none was seen.
+        finished: a line says that the work is done, and none after it shows work.
+    """
+
+    def __init__(self, *, watched: bool = False) -> None:
+        self._watched = watched
+        self._speakers: dict[bytes, Speaker] = {}
+        # All speakers together: a gang that goes on for long has lost none of them.
+        self._job = Speaker()
+        self._credit = CREDIT
+        self._offset = 0
+        self._tail_at = -EVERY
+        self.worked = 0
+        self.finished = False
+
+    def begin(self, at: int) -> None:
+        """Take the text that follows as that from this byte of the stream on."""
+        self._offset = at
+
+    def feed(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool]]) -> None:
+        """Take whole lines.
+
+        Args:
+            data: these lines.
+            at: where they begin, from where the text began.
+            found: of each finding among them, or before, the prefix, where its line ends, and whether it is a whole traceback.
+        """
+        base = self._offset + at
+        waiting = any(not speaker.settled for speaker in self._speakers.values())
+        first = len(data)
+        for prefix, end, whole in found:
+            first = min(first, max(0, end - at))
+            self._found(prefix, data[: max(0, end - at)], self._offset + end, whole=whole)
+        if waiting or first < len(data):
+            begin = 0 if waiting else first
+            most = min(MAX_CREDIT, CREDIT + _EACH * len(self._speakers))
+            self._credit = min(most, self._credit + (len(data) - begin) // SHARE)
+            stop = min(len(data), begin + self._credit)
+            self._credit -= stop - begin
+            self._look(data, begin, stop, base=base)
+            if len(data) - stop <= TAIL:
+                return
+        if self._watched and (len(data) < LARGE or base - self._tail_at >= EVERY):
+            self._tail_at = base
+            tail = max(0, len(data) - TAIL)
+            self._look(data, data.find(b"\n", tail) + 1 if tail else 0, len(data), base=base)
+
+    def outlived(self, prefix: Prefix, end: int, *, alone: bool, whole: bool) -> bool:
+        """Whether the speaker of a finding went on with its work.
+
+        Args:
+            prefix: of the finding's line.
+            end: byte of the stream behind that line.
+            alone: the stream is that of one process.
+            whole: the finding is a whole traceback.
+        """
+        return any(one.outlived(end, sure=sure, whole=whole) for one, sure in self._of(prefix, alone=alone))
+
+    def passed(self, prefix: Prefix, end: int, *, alone: bool) -> bool:
+        """Whether the job as a whole went on for long after a finding, or its speaker, if that was not the rest of what it had printed before."""
+        if any(sure and one.gang_recovered(end) for one, sure in self._of(prefix, alone=alone)):
+            return True
+        return sum(at > end for at in self._job.advances) >= ADVANCES
+
+    def _of(self, prefix: Prefix, *, alone: bool) -> Iterator[tuple[Speaker, bool]]:
+        """Who may have printed a line, and whether these are surely the lines of one process."""
+        sure = alone or prefix.rank is not None or prefix.local_rank is not None
+        for name in {speaker_of(prefix), b""} if alone else {speaker_of(prefix)}:
+            if (speaker := self._speakers.get(name)) is not None:
+                yield speaker, sure
+
+    def _found(self, prefix: Prefix, before: bytes, end: int, *, whole: bool) -> None:
+        # What torch puts before a rank's traceback stands before no other line of its process.
+        for name in {speaker_of(prefix), *([b""] if prefix.raw.startswith(b"[rank") else [])}:
+            self._found_by(name, before, end, whole=whole)
+
+    def _found_by(self, name: bytes, before: bytes, end: int, *, whole: bool) -> None:
+        speaker = self._speakers.get(name)
+        if speaker is None:
+            if len(self._speakers) >= _MAX_SPEAKERS:
+                return
+            speaker = self._speakers[name] = Speaker()
+            if len(self._speakers) <= _FEW:
+                # Of many speakers hardly one stands so near.
+                self._counted_before(speaker, name, before[-_BEFORE:])
+            self._credit += _EACH
+        speaker.newest = max(speaker.newest, end)
+        if whole:
+            speaker.last_word = max(speaker.last_word, end)
+
+    def _counted_before(self, speaker: Speaker, name: bytes, text: bytes) -> None:
+        for line in text.splitlines()[1:-1]:
+            if _SHOWS_WORK.search(line[:_MAX_LINE]) and not _SHOWS_NONE.search(line[:_MAX_LINE]):
+                prefix = parse_prefix(line)
+                if speaker_of(prefix) == name:
+                    speaker.advanced(line[prefix.length :][:_MAX_LINE], 0)
+        speaker.advances.clear()
+
+    def _look(self, data: bytes, begin: int, stop: int, *, base: int) -> None:
+        at = base + begin
+        for line in data[begin:stop].splitlines(keepends=True):
+            at += len(line)
+            body = line[:_MAX_LINE].strip()
+            if not body:
+                continue
+            prefix = parse_prefix(body)
+            text = body[prefix.length :]
+            if _WORK_DONE.search(text) and not _PART_DONE.search(text):
+                self.finished = True
+                continue
+            if _SHOWS_NONE.search(text):
+                continue
+            speaker = self._speakers.get(speaker_of(prefix))
+            if _WORKED_AGAIN.search(text):
+                self._works(speaker, None, at)
+            elif _SHOWS_WORK.search(text):
+                self._works(speaker, text, at)
+            elif (
+                speaker is not None
+                and not text.startswith(_INSIDE)
+                and line[:1] not in b" \t"
+                and not _SAYS_NOTHING.search(text)
+            ):
+                speaker.ordinary.append(at)
+
+    def _works(self, speaker: Speaker | None, text: bytes | None, at: int) -> None:
+        before = len(self._job.advances), self._job.advances[-1] if self._job.advances else 0
+        for one in (self._job, speaker):
+            if one is None:
+                continue
+            if text is None:
+                one.advances += (at, at)
+            else:
+                one.advanced(text, at)
+        if (len(self._job.advances), self._job.advances[-1] if self._job.advances else 0) != before:
+            self.worked = at
+            self.finished = False
+
+
+def speaker_of(prefix: Prefix) -> bytes:
+    """Under which name the lines with this prefix are one speaker's: what torch puts before its own tracebacks is left out beside another prefix."""
+    raw = prefix.raw
+    cut = raw.rfind(b"[rank")
+    return raw[:cut] if cut > 0 and raw[cut:].rstrip().endswith(b"]:") else raw
+
+
+def _counters(line: bytes) -> tuple[str, tuple[bytes, ...]] | None:
+    """The counters and losses of a line of work, and the text before each of them; None where it has none."""
+    words: list[bytes] = []
+    numbers: list[bytes] = []
+    for match in _COUNTER.finditer(line):
+        number = next(group for group in match.groups() if group is not None)
+        numbers.append(number)
+        words.append(_DIGITS.sub(b"", match.group())[:32].strip().lower())
+    return (b" ".join(words).decode("latin-1"), tuple(numbers)) if numbers else None

@@ -1,0 +1,150 @@
+"""Decodes, bounds and normalises text of jobs, and parses launcher prefixes of lines.
+
+Text is hostile: neither size nor bytes are trusted. Prefixes of Rankfall, torch, mpirun and srun give the
+global rank, torchrun's [default1]: only the local one; others are removed and mean nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from rankfall.model.numbers import whole
+from rankfall.model.patterns import anchored, bounded
+
+MAX_LINE: Final = 2000
+# So many bytes are compared at once.
+_BLOCK: Final = 64 << 10
+
+_NORMAL: Final = (
+    (bounded(r"0x[0-9a-fA-F]+", limit=2_000), "PTR"),
+    (bounded(r"\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27,}\b", limit=2_000), "UUID"),
+    # Only from the beginning of a word: from each of its letters a long one would take time by its square.
+    (bounded(r"(?<![\w./-])(?:[\w.-]*/)+([\w.-]+)", limit=2_000), r"\1"),
+    (bounded(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", limit=2_000), "ADDR"),
+    (bounded(r"(?i)\b(rank|worker|node|host|pid|port|gpu|slot|cuda:)([ :=_\[(-]*)\d+", limit=2_000), r"\1\2#"),
+    (bounded(r"\d{4,}", limit=2_000), "#"),
+)
+
+
+def decode(data: bytes, *, limit: int = MAX_LINE) -> str:
+    """Text for people: UTF-8 with replacements, at most ``limit`` bytes; what a carriage return overwrote is left out."""
+    line = data.rstrip(b"\r\n")
+    line = line[line.rfind(b"\r") + 1 :]
+    if len(line) > limit:
+        line = line[:limit] + b" ..."
+    return line.decode("utf-8", "replace")
+
+
+def repeats(data: bytes, start: int, width: int, *, most: int) -> int:
+    """How many copies of ``data[start : start + width]`` follow it at once, at most ``most``: as fast as memory is compared."""
+    count, at, step, block = 0, start + width, 1, data[start : start + width]
+    while step <= most - count and data.startswith(block, at):
+        count, at = count + step, at + len(block)
+        if len(block) < _BLOCK:
+            block, step = block * 2, step * 2
+    while step > 1:
+        step //= 2
+        block = block[: step * width]
+        if step <= most - count and data.startswith(block, at):
+            count, at = count + step, at + len(block)
+    return count
+
+
+def normalise(text: str) -> str:
+    """The same text for the same fault elsewhere: no pointers, addresses, folders, ports, ranks, long numbers."""
+    text = text[:MAX_LINE]
+    for pattern, replacement in _NORMAL:
+        text = pattern.sub(replacement, text)
+    return text[:300]
+
+
+def digest(*parts: object) -> str:
+    """A short, stable identity of some content."""
+    joined = "\0".join("" if part is None else str(part) for part in parts)
+    return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+# Bytes of a line in which prefixes may stand.
+_LOOK: Final = 1024
+_STAMP: Final = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_PREFIXES: Final = (
+    ("global", bounded(rb"\A\[rank ?(\d{1,6})\]:? ?", limit=_LOOK)),
+    ("global", bounded(rb"\A\[\d{1,6},(\d{1,6})\]<std(?:out|err)>: ?", limit=_LOOK)),
+    ("global", bounded(rb"\A(\d{1,6}): (?=\S)", limit=_LOOK)),
+    ("local", bounded(rb"\A\[[A-Za-z_]+(\d{1,4})\]: ?", limit=_LOOK)),
+    ("slot", bounded(rb"\A\[slot (\d{1,6})\] ?", limit=_LOOK)),
+    ("pod", bounded(rb"\A\[pod/([\w.-]{1,253})/[\w.-]{1,63}\] ?", limit=_LOOK)),
+    ("host", bounded(rb"\A([\w.-]{1,253}): (?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)", limit=_LOOK)),
+    ("host", bounded(rb"\A([\w.-]{1,128}) +\| ?", limit=_LOOK)),
+    ("none", bounded(rb"\A\([^()\n]{0,200}?\bpid=\d+[^()\n]{0,200}?\) ?", limit=_LOOK)),
+    ("none", bounded(rb"\A(?:\x1b\[[0-9;]*m)+", limit=_LOOK)),
+    ("stamp", bounded(rb"\A\[?" + _STAMP.encode() + rb"\]? ?", limit=_LOOK)),
+)
+_MAX_PREFIXES: Final = 6
+# What any prefix begins with: most lines have none, and are done with at once.
+_BEGINS: Final = anchored(
+    rb"\A(?:[\[(\x1b]|\d{1,6}: |\d{4}[-/]|[\w.-]{1,253}(?:: (?=\[?rank ?\d|Traceback|  File|[\w.]+(?:Error|Exception)\b)| +\|))",
+    limit=_LOOK,
+)
+
+
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """What stood before a line.
+
+    Attributes:
+        length: bytes of all prefixes together.
+        raw: those bytes without stamps; lines of one speaker share them.
+    """
+
+    length: int = 0
+    raw: bytes = b""
+    rank: int | None = None
+    local_rank: int | None = None
+    slot: int | None = None
+    name: str | None = None
+    stamp: str | None = None
+
+
+_NOTHING: Final = Prefix()
+
+
+def parse_prefix(line: bytes) -> Prefix:
+    """The prefixes of one line; a line without any gives an empty one."""
+    if _BEGINS.match(line) is None:
+        return _NOTHING
+    length = 0
+    found: dict[str, bytes] = {}
+    raw: list[bytes] = []
+    rest = line[:_LOOK]
+    for _ in range(_MAX_PREFIXES):
+        for kind, pattern in _PREFIXES:
+            match = pattern.match(rest)
+            if match is not None and match.end() and (kind in {"none", "stamp"} or kind not in found):
+                break
+        else:
+            break
+        if kind == "stamp":
+            found[kind] = match.group().strip(b"[] ")
+        else:
+            raw.append(match.group())
+            if kind != "none":
+                found[kind] = match.group(1)
+        length += match.end()
+        rest = rest[match.end() :]
+        if _BEGINS.match(rest) is None:
+            break
+    if not length:
+        return _NOTHING
+    name = found.get("pod") or found.get("host")
+    return Prefix(
+        length=length,
+        raw=b"".join(raw),
+        rank=whole(found.get("global")),
+        local_rank=whole(found.get("local")),
+        slot=whole(found.get("slot")),
+        name=name.decode("utf-8", "replace") if name else None,
+        stamp=found["stamp"].decode("ascii", "replace") if "stamp" in found else None,
+    )

@@ -1,0 +1,245 @@
+"""Reads what torchrun leaves about its workers: report blocks in text, and error.json files.
+
+A report is job text and proves no more than the launcher's word; the wrapper's wait status wins. Empty,
+truncated, list-shaped and mistyped error files are common; their time is whole seconds, and a missing or
+zero one is unknown, never earliest. An error file is used only for a rank without a recorder, and not if
+it is older than its slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.evidence.readers.classify import exception_meaning
+from rankfall.evidence.readers.text import digest
+from rankfall.evidence.readers.tracebacks import find_tracebacks
+from rankfall.model import Evidence, RankFacts, SlotFacts, decoding, numbers
+from rankfall.model.numbers import whole
+from rankfall.model.patterns import Linear, linear
+from rankfall.rundir.records import read_untrusted_file
+from rankfall.verdict.signatures.catalogue import Catalogue
+
+_STOP = linear(rb"Sending process (\d+) closing signal SIG[A-Z0-9]+")
+_FORCED = linear(rb"Unable to shutdown process (\d+) via[^\n]{0,200}forcefully exiting via")
+_FAILED = linear(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\) of binary")
+_ROW = linear(rb"rank +: (\d+) \(local_rank: (\d+)\)\n[^\n]{0,400}?exitcode +: (-?\d+) \(pid: (\d+)\)")
+_SIGNALLED = linear(rb"Received (\d+) death signal, shutting down workers")
+_MAX: Final = 4096
+# The same statement stands in a report twice or thrice.
+_MAX_REPEATS: Final = 8
+# A row of a report has two lines: the first one, where a chunk ends with it, is at most so long.
+_FIRST_LINE: Final = b"(local_rank: "
+_MAX_FIRST: Final = 512
+
+_Kind = Literal["stopped", "exit", "signalled"]
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement of torchrun.
+
+    Attributes:
+        kind: ``stopped`` (it sent this process a signal itself), ``exit`` (it saw this exit), ``signalled`` (it got a signal).
+        code: exit code as torchrun prints it: negative for a signal.
+        at: byte in the scanned data; negative in a line that the chunk before ended with.
+    """
+
+    kind: _Kind
+    at: int
+    pid: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    code: int | None = None
+
+
+class ReportReader:
+    """Reads the statements in one stream, of which the chunks come in order, cut between lines."""
+
+    def __init__(self) -> None:
+        self._first = b""
+        self._seen: dict[tuple[object, ...], int] = {}
+
+    def feed(self, data: bytes, *, speaks: bool) -> list[Reported]:
+        """The statements of the next chunk.
+
+        Args:
+            data: whole lines.
+            speaks: a launcher's own words stand in the chunk: otherwise it is looked through only for the rest of a report.
+        """
+        first, text = self._first, self._first + data if self._first else data
+        found: list[Reported] = []
+        if speaks or first:
+            for one in read_reports(text):
+                key = (one.kind, one.pid, one.rank, one.local_rank, one.code)
+                count = self._seen.get(key, 0)
+                if count < _MAX_REPEATS and (count or len(self._seen) < _MAX):
+                    self._seen[key] = count + 1
+                    found.append(msgspec.structs.replace(one, at=one.at - len(first)) if first else one)
+        begin = text.rfind(b"\n", max(0, len(text) - _MAX_FIRST), len(text) - 1) + 1
+        self._first = text[begin:] if text.find(_FIRST_LINE, max(begin, len(text) - _MAX_FIRST)) >= 0 else b""
+        return found
+
+
+def read_reports(data: bytes) -> Iterator[Reported]:
+    """All statements of a chunk; fixed words decide whether anything is looked for at all."""
+    if data.find(b"closing signal SIG") >= 0:
+        for match in _numbers(_STOP, data):
+            yield _reported("stopped", match, pid=1)
+    if data.find(b"forcefully exiting via") >= 0:
+        for match in _numbers(_FORCED, data):
+            yield _reported("stopped", match, pid=1)
+    if data.find(b"death signal, shutting down workers") >= 0:
+        for at, (signal,) in _numbers(_SIGNALLED, data):
+            yield Reported(kind="signalled", at=at, code=None if signal is None else -signal)
+    if data.find(b"exitcode") >= 0:
+        for match in _numbers(_FAILED, data):
+            yield _reported("exit", match, code=1, local_rank=2, pid=3)
+        for match in _numbers(_ROW, data):
+            yield _reported("exit", match, rank=1, local_rank=2, code=3, pid=4)
+
+
+def _reported(kind: _Kind, match: tuple[int, list[int | None]], **groups: int) -> Reported:
+    at, numbers = match
+    return Reported(kind=kind, at=at, **{name: numbers[group - 1] for name, group in groups.items()})
+
+
+def _numbers(pattern: Linear[bytes], data: bytes) -> Iterator[tuple[int, list[int | None]]]:
+    """Where a statement stands, and its numbers; one that holds a number of no sense is left out."""
+    for match in islice(pattern.finditer(data), _MAX):
+        numbers = [whole(text, digits=10) for text in match.groups()]
+        if None not in numbers:
+            yield match.start(), numbers
+
+
+MAX_FILE: Final = 1 << 20
+_NS: Final = 1_000_000_000
+
+
+def error_file_evidence(data: bytes, *, name: str, stream: str, catalogue: Catalogue) -> Evidence | str:
+    """Evidence of one file, or what is wrong with it in words.
+
+    Args:
+        data: the file, at most ``MAX_FILE`` bytes of it and one more when it is larger.
+        name: path for people.
+        stream: speaker it belongs to.
+        catalogue: the signatures in force.
+    """
+    if not data.strip():
+        return f"{name} is empty"
+    if len(data) > MAX_FILE:
+        return f"{name} is larger than {MAX_FILE} bytes and was not used"
+    try:
+        document = decoding.decode(data)
+    except msgspec.DecodeError:
+        return f"{name} is damaged: not JSON"
+    if not isinstance(document, dict) or "message" not in document:
+        return f"{name} is no error record: it has no message"
+    message = document["message"]
+    text, stack, stamp = _fields(message, document)
+    if text is None:
+        return f"{name} is no error record: its message is neither text nor an object with one"
+    chain: list[tuple[str, str]] = []
+    frame = ""
+    for item in find_tracebacks(stack.encode("utf-8", "replace") + b"\n"):
+        chain, frame = list(item.chain), item.frame
+    if not chain:
+        kind, _, words = text.partition(": ")
+        chain = [(kind, words)] if kind.replace(".", "").isidentifier() else [("Exception", text)]
+    meaning = exception_meaning(catalogue, chain, frame=frame)
+    seconds = _seconds(stamp)
+    return Evidence(
+        id=digest("elastic", name, text),
+        source="record",
+        slug=meaning.slug,
+        role=meaning.role,
+        trust="job",
+        at=seconds * _NS if seconds else None,
+        uncertainty=1.0 if seconds else None,
+        stream=stream,
+        where=name,
+        line=meaning.text[:2000],
+        signature=meaning.signature,
+        specificity=meaning.specificity,
+        fingerprint=meaning.fingerprint,
+        peers=meaning.peers,
+    )
+
+
+def _fields(message: Any, document: dict[str, Any]) -> tuple[str | None, str, Any]:
+    if isinstance(message, str):
+        return message, "", document.get("timestamp")
+    if not isinstance(message, dict):
+        return None, "", None
+    text = message.get("message")
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    stack = extra.get("py_callstack")
+    stamp = extra.get("timestamp", message.get("timestamp"))
+    return (text if isinstance(text, str) else None), (stack if isinstance(stack, str) else ""), stamp
+
+
+def _seconds(stamp: Any) -> int | None:
+    value = stamp if isinstance(stamp, int | float) else numbers.real(stamp) if isinstance(stamp, str) else None
+    return math.floor(value) if value is not None and 1 <= value < 1 << 33 else None
+
+
+# torchelastic stamps whole seconds, rounded down.
+_STAMP_NS: Final = 1_000_000_000
+
+
+def single_file_evidence(
+    ranks: Iterable[RankFacts],
+    *,
+    slots: dict[int, tuple[SlotFacts, Path]],
+    known: Collection[Evidence],
+    catalogue: Catalogue,
+    attempt: int,
+) -> tuple[list[Evidence], list[str]]:
+    """Evidence of the files of ranks that fell without a word, and what is wrong with such files.
+
+    Args:
+        ranks: fact sheets of the attempt.
+        slots: facts and directory of each slot.
+        known: what is known so far.
+        catalogue: the signatures in force.
+        attempt: whose files these are.
+    """
+    spoken = {e.rank for e in known if e.role == "primary" and e.source in {"log", "record"}}
+    found, problems = [], []
+    for facts in ranks:
+        place = slots.get(facts.slot) if facts.slot is not None else None
+        if place is None or facts.hook == "loaded" or facts.state != "ended" or facts.rank in spoken:
+            continue
+        slot, folder = place
+        if not (facts.exit_code or facts.signal) or facts.local_rank is None:
+            continue
+        path = folder / "errors" / f"{facts.local_rank}.json"
+        try:
+            data, _ = read_untrusted_file(path, limit=MAX_FILE + 1)
+        except OSError:
+            continue
+        name = "/".join(path.parts[-5:])
+        piece = error_file_evidence(data, name=name, stream=name, catalogue=catalogue)
+        if isinstance(piece, str):
+            problems.append(piece)
+        elif piece.at is not None and slot.started_at is not None and piece.at + _STAMP_NS < slot.started_at:
+            problems.append(f"{name} is older than its slot and was not used")
+        else:
+            found.append(
+                msgspec.structs.replace(
+                    piece,
+                    rank=facts.rank,
+                    slot=facts.slot,
+                    node=facts.node,
+                    local_rank=facts.local_rank,
+                    pid=facts.pid,
+                    attempt=attempt,
+                    round=facts.round,
+                )
+            )
+    return found, problems

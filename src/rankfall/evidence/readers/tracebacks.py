@@ -1,0 +1,403 @@
+"""Finds whole Python tracebacks in text, chained and interleaved with other ranks' lines.
+
+Lines inside a traceback are never scanned as ordinary lines: its source echoes are code. Speakers are told
+apart by prefix; without prefixes a garbled traceback ends at the first line that cannot belong to it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.evidence.readers.text import Prefix, decode, parse_prefix, repeats
+from rankfall.model.patterns import bounded
+
+HEAD: Final = b"Traceback (most recent call last):"
+# A traceback with more lines of its own is taken as it is.
+MAX_LINES: Final = 2000
+MAX_MESSAGE: Final = 4096
+# Exceptions of one chain that are kept: the first and the last of them.
+MAX_CHAIN: Final = 32
+# Speakers whose tracebacks may be open at once: the ranks of one log.
+MAX_OPEN: Final = 4096
+# A speaker that was silent for so many lines of others does not go on with its traceback; nor does one that began so many bytes ago.
+MAX_SILENT: Final = 4096
+MAX_REACH: Final = 16 << 20
+# Text of all open tracebacks together, bytes.
+MAX_TEXT: Final = 8 << 20
+# So much of a line is looked at: a path, a function, a type with its message.
+_LOOK: Final = MAX_MESSAGE + 1024
+_MAX_TYPE: Final = 512
+# Bytes that may stand between a prefix and a head, such as the bar of an exception group.
+_MARGIN: Final = 16
+
+_FILE = bounded(rb'\A\s*(?:\|\s*)*File "([^"\n]{1,1024})", line (\d+)(?:, in (.{1,256}))?', limit=_LOOK)
+_FINAL = bounded(rb"\A(?:\+ )?([A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:: (.*))?$", limit=_LOOK)
+_CHAIN: Final = frozenset(
+    {
+        b"During handling of the above exception, another exception occurred:",
+        b"The above exception was the direct cause of the following exception:",
+    }
+)
+_IGNORED: Final = (
+    b"Exception ignored in",
+    b"Exception ignored while",
+    b"Exception ignored on",
+    b"Error in atexit._run_exitfuncs",
+    b"--- Logging error ---",
+)
+_CONTINUATIONS: Final = (
+    b"Exception raised from",
+    b"Last error:",
+    b"Missing key",
+    b"Parameter",
+    b"Socket ",
+    b"Unexpected key",
+    b"frame #",
+    b"nccl",
+    b"size mismatch",
+)
+_LIBRARY = bounded(rb"(?:site|dist)-packages[/\\]|[/\\]lib[/\\]python\d|<frozen ", limit=1024)
+# Frames that say where an exception came from: end of the path, functions, name of the origin.
+_LOADER: Final = frozenset({b"_get_data", b"_get_batch", b"_try_get_data", b"_try_get_batch"})
+_REPORT: Final = frozenset({b"__post_init__", b"_get_error_data"})
+_ORIGINS: Final = (
+    (b"elastic/multiprocessing/errors/__init__.py", _REPORT, "damaged_report"),
+    (b"torch/utils/data/dataloader.py", _LOADER, "data_loader"),
+    (b"multiprocessing/util.py", frozenset({b"_exit_function", b"_run_finalizers", b"__call__"}), "clean_up"),
+    (
+        b"multiprocessing/resource_tracker.py",
+        frozenset({b"main", b"_stop", b"_stop_locked", b"unregister"}),
+        "clean_up",
+    ),
+    (b"weakref.py", frozenset({b"_exitfunc", b"__call__", b"remove"}), "clean_up"),
+    (b"threading.py", frozenset({b"_shutdown"}), "clean_up"),
+    (b"concurrent/futures/thread.py", frozenset({b"_python_exit"}), "clean_up"),
+    (b"concurrent/futures/process.py", frozenset({b"_python_exit"}), "clean_up"),
+    (b"tempfile.py", frozenset({b"_cleanup"}), "clean_up"),
+    (b"logging/__init__.py", frozenset({b"shutdown"}), "clean_up"),
+    (b"", frozenset({b"__del__"}), "clean_up"),
+)
+
+
+class TracebackText(msgspec.Struct, frozen=True, kw_only=True):
+    """One traceback with its chain.
+
+    Attributes:
+        start, end: bytes of the stream, from the first line to the end of the last one (without its newline).
+        chain: ``(type, message)`` of each exception, the raised one (printed last) first.
+        frame: ``file:function`` of the innermost frame of user code of the raised exception, or of any frame.
+        final_start, final_end: bytes of the raised exception's own line; ``final_line`` is its number, from 1, and ``line`` its text.
+        origins: what its frames say of where it came from: ``damaged_report``, ``data_loader``, ``clean_up`` (finalisers, the interpreter's end).
+        ignored: Python printed it and went on ("Exception ignored in ..."): noise, never a cause.
+    """
+
+    start: int
+    end: int
+    prefix: Prefix
+    chain: tuple[tuple[str, str], ...]
+    frame: str
+    frames: int
+    final_start: int
+    final_end: int
+    final_line: int
+    line: str
+    origins: frozenset[str] = frozenset()
+    ignored: bool = False
+
+
+class OpenTraceback(msgspec.Struct, kw_only=True):
+    """A traceback that is being read.
+
+    Attributes:
+        start, end: bytes of the stream.
+        seen: number of the line that was read last, from 0.
+        expect: inside a stack: frames or the final line come next.
+        size: bytes of the message so far; ``text``: of all that is kept of it.
+        real: None while it is open; then whether it was a traceback: the lines of what was none are ordinary lines.
+        closed_at: byte of the stream where that was seen.
+        held: for the caller: what waits for ``real``.
+    """
+
+    prefix: Prefix
+    start: int
+    end: int
+    seen: int
+    ignored: bool
+    lines: int = 1
+    chain: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    type: bytes | None = None
+    message: list[bytes] = msgspec.field(default_factory=list)
+    size: int = 0
+    text: int = 0
+    frame: bytes = b""
+    user_frame: bytes = b""
+    frames: int = 0
+    origins: set[str] = msgspec.field(default_factory=set)
+    final: tuple[int, int, int] = (0, 0, 0)
+    line: str = ""
+    expect: bool = True
+    real: bool | None = None
+    closed_at: int = 0
+    held: list[Any] = msgspec.field(default_factory=list)
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """A traceback whose end is known, and what it is (None: it was no traceback)."""
+
+    read: OpenTraceback
+    found: TracebackText | None
+
+
+class TracebackLines(msgspec.Struct, frozen=True):
+    """What one chunk brought.
+
+    Attributes:
+        closed: in the order in which their ends were seen.
+        spans: begin and end, in the chunk, of lines that belong to a traceback, in order.
+    """
+
+    closed: list[Closed]
+    spans: list[tuple[int, int, OpenTraceback]]
+
+
+def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
+    """All tracebacks of a whole text, in the order of their ends."""
+    for item in TracebackReader().feed(data, at=0, line=0, final=True).closed:
+        if item.found is not None:
+            yield item.found
+
+
+class TracebackReader:
+    """Reads the tracebacks of one stream, of which the chunks come in order, cut between lines."""
+
+    def __init__(self) -> None:
+        # By speaker, the one that spoke last at the end; and by first byte.
+        self._open: OrderedDict[bytes, OpenTraceback] = OrderedDict()
+        self._by_start: OrderedDict[int, OpenTraceback] = OrderedDict()
+        self._text = 0
+        # Until this line and this byte nothing is left behind.
+        self._line_limit = self._byte_limit = -1
+        # The last line of the chunk before said that what follows is ignored.
+        self._ignored = False
+        self._closed: list[Closed] = []
+
+    @property
+    def oldest(self) -> int | None:
+        """Byte of the stream at which the oldest open traceback began; None when none is open."""
+        return next(iter(self._by_start), None)
+
+    def feed(self, data: bytes, *, at: int, line: int, final: bool) -> TracebackLines:
+        """Read the next chunk.
+
+        Args:
+            data: whole lines; the last may lack its newline.
+            at: byte of the stream at which it begins.
+            line: number of lines before it.
+            final: nothing follows, so that a broken-off traceback is taken as it is.
+        """
+        spans: list[tuple[int, int, OpenTraceback]] = []
+        position, size, number = 0, len(data), line
+        while position < size:
+            if not self._open:
+                head = data.find(HEAD, position)
+                if head < 0:
+                    break
+                begin = data.rfind(b"\n", position, head) + 1 or position
+                number += data.count(b"\n", position, begin)
+                position = begin
+            stop = data.find(b"\n", position)
+            stop = size if stop < 0 else stop
+            self._leave_behind(at + position, number)
+            owner, again = self._line(data, position, stop, at=at, number=number)
+            width = stop + 1 - position
+            if again and data.startswith(data[position : stop + 1], stop + 1):
+                skipped = self._skip(data, position, width, owner=owner, number=number)
+                stop, number = stop + skipped * width, number + skipped
+            if owner is not None:
+                if spans and spans[-1][2] is owner and spans[-1][1] + 1 == position:
+                    spans[-1] = (spans[-1][0], stop, owner)
+                else:
+                    spans.append((position, stop, owner))
+            position, number = stop + 1, number + 1
+        if data:
+            self._ignored = self._ignores(data, size)
+        while final and self._by_start:
+            self._close(next(iter(self._by_start.values())), at + size)
+        closed, self._closed = self._closed, []
+        return TracebackLines(closed=closed, spans=spans)
+
+    def _line(
+        self, data: bytes, position: int, stop: int, *, at: int, number: int
+    ) -> tuple[OpenTraceback | None, bool]:
+        """The traceback that a line belongs to, and whether the same line once more would change nothing."""
+        line, start = data[position:stop], at + position
+        own = parse_prefix(line)
+        begins = line.find(HEAD, 0, own.length + _MARGIN + len(HEAD)) >= 0
+        owner, body = self._open.get(own.raw), line[own.length :] if own.raw else line
+        bare = self._open.get(b"") if own.raw else None
+        if bare is not None:
+            if own.rank is not None or own.local_rank is not None or own.slot is not None:
+                if not bare.expect:
+                    self._close(bare, start)
+            elif owner is None and begins:
+                self._close(bare, start)
+            elif owner is None:
+                owner, body = bare, line
+        if owner is not None:
+            if begins and not owner.chain and owner.type is None:
+                self._restart(owner, start, number, ignored=self._ignores(data, position))
+                return owner, True
+            again = self._take(owner, body[:_LOOK].rstrip(b"\r"), line, start, number)
+            if again is not None:
+                owner.seen, owner.lines = number, owner.lines + 1
+                self._open.move_to_end(owner.prefix.raw)
+                if owner.lines >= MAX_LINES:
+                    self._close(owner, start)
+                return owner, again and owner.real is None
+            self._close(owner, start)
+        if not begins:
+            return None, bool(self._open)
+        if len(self._open) >= MAX_OPEN:
+            self._close(next(iter(self._open.values())), start)
+        ignored = self._ignores(data, position)
+        owner = OpenTraceback(prefix=own, start=start, end=at + stop, seen=number, ignored=ignored)
+        self._open[own.raw] = self._by_start[start] = owner
+        return owner, True
+
+    def _skip(self, data: bytes, position: int, width: int, *, owner: OpenTraceback | None, number: int) -> int:
+        """How many copies of a line that follow it at once are passed over; the last one never is, and no bound is crossed."""
+        room = MAX_SILENT + next(iter(self._open.values())).seen - number - 1
+        if owner is not None:
+            own_room = MAX_LINES - owner.lines - 2
+            room = own_room if len(self._open) == 1 else min(room, own_room)
+        if room <= 0:
+            return 0
+        skipped = max(0, repeats(data, position, width, most=room + 1) - 1)
+        if owner is not None:
+            owner.lines += skipped
+            owner.seen += skipped
+            owner.end += skipped * width
+        return skipped
+
+    def _leave_behind(self, start: int, number: int) -> None:
+        """Close what waits for too long, or takes too much room."""
+        if number <= self._line_limit and start <= self._byte_limit and self._text <= MAX_TEXT:
+            return
+        while self._open:
+            silent, first = next(iter(self._open.values())), next(iter(self._by_start.values()))
+            self._line_limit, self._byte_limit = silent.seen + MAX_SILENT, first.start + MAX_REACH
+            if number > self._line_limit:
+                self._close(silent, start)
+            elif start > self._byte_limit or self._text > MAX_TEXT:
+                self._close(first, start)
+            else:
+                return
+
+    def _restart(self, owner: OpenTraceback, start: int, number: int, *, ignored: bool) -> None:
+        """Begin anew at another head of a speaker whose traceback broke off before it named an exception."""
+        del self._by_start[owner.start]
+        self._by_start[start] = owner
+        owner.start = owner.end = start
+        owner.seen, owner.lines, owner.frames, owner.ignored = number, 1, 0, ignored
+        owner.frame = owner.user_frame = b""
+        owner.origins.clear()
+        self._open.move_to_end(owner.prefix.raw)
+
+    def _take(self, state: OpenTraceback, body: bytes, line: bytes, at: int, number: int) -> bool | None:
+        """Take one line of the speaker; None when it no longer belongs to the traceback, else whether once more would change nothing."""
+        text, stop = body.strip(), at + len(line)
+        if not state.expect and text.startswith(HEAD):
+            return None  # another exception, which this one has nothing to do with
+        if text in _CHAIN or text.startswith(HEAD):
+            self._finish(state)
+            state.expect, state.frame, state.user_frame = True, b"", b""
+            state.end = stop
+            return True
+        if state.expect:
+            match = _FILE.match(body)
+            if match:
+                self._frame(state, match[1], (match[3] or b"").strip())
+                state.end = stop
+                return False
+            if body[:1] in {b" ", b"\t"} or not text or text.startswith((b"|", b"+-")):
+                state.end = stop
+                return True
+            match = _FINAL.match(text)
+            if match is None:
+                return None
+            message = (match[2] or b"")[:MAX_MESSAGE]
+            state.type, state.message, state.size = match[1][:_MAX_TYPE], [message], len(message)
+            state.final, state.line = (at, stop, number + 1), decode(line)
+            state.end, state.expect = stop, False
+            self._grow(state, len(state.type) + len(message))
+            return False
+        if not text:
+            return True  # a blank line stands before a chained exception, or ends the traceback
+        if state.type is not None and state.size < MAX_MESSAGE and text.startswith(_CONTINUATIONS):
+            # torch's own messages go on with a C++ stack; argument errors with details. A log line does not.
+            state.message.append(text)
+            state.size += len(text)
+            state.end = stop
+            self._grow(state, len(text))
+            return False
+        return None
+
+    @staticmethod
+    def _frame(state: OpenTraceback, path: bytes, function: bytes) -> None:
+        state.frame = path.rpartition(b"/")[2] + b":" + function
+        if not _LIBRARY.search(path):
+            state.user_frame = state.frame
+        state.frames += 1
+        for ending, functions, origin in _ORIGINS:
+            if path.endswith(ending) and function in functions:
+                state.origins.add(origin)
+
+    def _finish(self, state: OpenTraceback) -> None:
+        """Add the exception that was read last to the chain."""
+        if state.type is None:
+            return
+        message = b"\n".join(state.message)[:MAX_MESSAGE]
+        state.chain.append((state.type.decode("utf-8", "replace"), message.decode("utf-8", "replace")))
+        state.type, state.message, state.size = None, [], 0
+        if len(state.chain) > MAX_CHAIN:
+            left_out = state.chain.pop(MAX_CHAIN // 2)
+            self._grow(state, -sum(map(len, left_out)))
+
+    def _grow(self, state: OpenTraceback, size: int) -> None:
+        state.text += size
+        self._text += size
+
+    def _close(self, state: OpenTraceback, at: int) -> None:
+        del self._open[state.prefix.raw]
+        del self._by_start[state.start]
+        self._finish(state)
+        self._text -= state.text
+        state.real, state.closed_at = bool(state.chain), at
+        found = None
+        if state.chain:
+            found = TracebackText(
+                start=state.start,
+                end=state.end,
+                prefix=state.prefix,
+                chain=tuple(reversed(state.chain)),
+                frame=(state.user_frame or state.frame).decode("utf-8", "replace"),
+                frames=state.frames,
+                final_start=state.final[0],
+                final_end=state.final[1],
+                final_line=state.final[2],
+                line=state.line,
+                origins=frozenset(state.origins),
+                ignored=state.ignored,
+            )
+        self._closed.append(Closed(state, found))
+
+    def _ignores(self, data: bytes, start: int) -> bool:
+        """Whether the line before ``start`` says that Python ignores the exception that follows."""
+        if not start:
+            return self._ignored
+        begin = data.rfind(b"\n", 0, start - 1) + 1
+        return any(data.find(words, begin, start) >= 0 for words in _IGNORED)

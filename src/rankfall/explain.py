@@ -1,0 +1,217 @@
+"""Diagnoses a run, a slot, log files or a stream: target -> sources -> stored or new diagnosis.
+
+Never makes a decision. A stored verdict is returned as it is unless the caller asks for a fresh one. A live
+run is read for at most 10 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Literal, NamedTuple, cast, get_args
+
+import msgspec
+
+from rankfall.collect.pods.lazy_collector import look_around
+from rankfall.evidence.attempt.case import present_case
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.files.log_files import case_of_files, case_of_stream
+from rankfall.model import FINAL_STATES, Diagnosis, NotFound, RankfallError, decoding
+from rankfall.model.evidence import SlotLauncher
+from rankfall.model.jobspec.sizes import sized
+from rankfall.rundir import AttemptRow, RunDir, default_home
+from rankfall.rundir.cluster.pod_source import PodSource
+from rankfall.rundir.incomplete import as_of_now
+from rankfall.rundir.layout import context_path
+from rankfall.rundir.lease import write_file
+from rankfall.rundir.requests import left_slots, planned_sizes
+from rankfall.rundir.user_signatures import catalogue_of
+from rankfall.strategy_registry import diagnose_by, find_strategy
+from rankfall.verdict.diagnose import diagnose, not_begun, stopped_on_request
+
+# How long a live run's streams are followed for one answer, seconds.
+_LIVE_S: Final = 10.0
+_NO_REASON: Final = "no reason is stored"
+# Ends of attempts that somebody asked for, as the store has them, and what is said of each.
+_REQUESTED_ENDS: Final[tuple[tuple[Literal["suspended", "resized"], str], ...]] = (
+    ("suspended", "the attempt was stopped for a suspension"),
+    ("resized", "the attempt was stopped for a new size"),
+)
+# How the argument of the functions here is called.
+_FLAG: Final = "strategy"
+
+__all__ = ["explain_files", "explain_run", "explain_slot_failure", "explain_stream"]
+
+
+class _Late(NamedTuple):
+    """What was asked again of an attempt that is over: the file that holds it, and why it could not be asked."""
+
+    around: Path | None = None
+    problem: str | None = None
+
+
+def explain_run(
+    run_dir: RunDir, *, attempt: int | None = None, fresh: bool = False, strategy: str | None = None, ask: bool = False
+) -> Diagnosis:
+    """The diagnosis of one attempt of a run.
+
+    Args:
+        run_dir: the run.
+        attempt: counted from 1; the newest by default.
+        fresh: make it anew from the evidence in the directory, whatever verdict is stored.
+        strategy: how the root is chosen; the run's own by default. One that is named here makes the verdict anew.
+        ask: of an attempt that is over, ask the cluster once what it says of its nodes by now; nothing of that is stored.
+
+    Raises:
+        NotFound: the run has no such attempt.
+        SpecError: there is no such strategy.
+    """
+    found = _stored_or_new(run_dir, attempt=attempt, fresh=fresh, strategy=strategy, ask=ask)
+    return msgspec.structs.replace(found, verdict=as_of_now(found.verdict, run_dir))
+
+
+def _stored_or_new(run_dir: RunDir, *, attempt: int | None, fresh: bool, strategy: str | None, ask: bool) -> Diagnosis:
+    if strategy is not None:
+        find_strategy(strategy, field=_FLAG)
+    with run_dir.reader() as reader:
+        rows, whole = reader.attempts(), reader.run()
+        numbers = [row.attempt for row in rows]
+        stored = reader.diagnosis(attempt) if not fresh and strategy is None else None
+        starts = {one: reader.starts(one) for one in numbers}
+        decided = {one: reader.decisions(one) for one in numbers}
+    if attempt is not None and attempt not in numbers:
+        known = f"attempts 1-{max(numbers)}" if numbers else "no attempt yet"
+        raise NotFound(f"run {run_dir.id} has no attempt {attempt}", hint=f"it has {known}")
+    if stored is not None:
+        return stored
+    if not rows and whole.state in FINAL_STATES:
+        return not_begun(whole.reason or _NO_REASON, run=run_dir.id, state=whole.state)
+    number = attempt if attempt is not None else max(numbers, default=1)
+    row = next((one for one in rows if one.attempt == number), AttemptRow(attempt=number))
+    with _later_evidence(run_dir, row) if ask else contextlib.nullcontext(_Late()) as late:
+        found = _explained(run_dir, row, starts=starts.get(number), strategy=strategy, late=late)
+    # What was done about the attempt stays done, whatever is found now.
+    decisions = decided.get(number, ())
+    if not decisions or found.verdict.state != "failed":
+        return found
+    return msgspec.structs.replace(
+        found, verdict=msgspec.structs.replace(found.verdict, decision=decisions[-1].decision)
+    )
+
+
+def _explained(
+    run_dir: RunDir, row: AttemptRow, *, starts: Mapping[int, int] | None, strategy: str | None, late: _Late
+) -> Diagnosis:
+    """The diagnosis of an attempt from the evidence in the directory, and what came later."""
+    number, plan = row.attempt, row.plan
+    spec = sized(run_dir.spec, planned_sizes(plan, run_dir.spec))
+    observer = AttemptObserver(
+        run_dir, spec=spec, attempt=number, launcher=_launcher(plan), starts=starts, around=late.around
+    )
+    observer.take_time()
+    # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.
+    until = time.monotonic() + _LIVE_S
+    while (delta := observer.poll(time.time_ns())).bytes or delta.behind:
+        if not _all_over(observer) and time.monotonic() > until:
+            break
+    case = observer.case()
+    if spec.elastic:
+        case = present_case(case, left=left_slots(plan))
+    for wish, words in _REQUESTED_ENDS:
+        if row.state == wish:
+            return stopped_on_request(words, how=wish, run=case.run, attempt=number, role=case.role)
+    # By its policy a job may have succeeded though slots were stopped, or fell.
+    case = msgspec.structs.replace(case, succeeded=case.succeeded or row.state == "succeeded")
+    if late.problem is not None:
+        case = msgspec.structs.replace(case, missing=(*case.missing, late.problem))
+    return diagnose_by(strategy or _strategy(plan) or run_dir.spec.strategy, case)
+
+
+@contextlib.contextmanager
+def _later_evidence(run_dir: RunDir, row: AttemptRow) -> Iterator[_Late]:
+    """What the cluster says by now of an attempt that is over, beside what was recorded of it; in a file that is removed afterwards."""
+    cluster = row.plan.get("cluster")
+    if row.ended is None or not cluster:
+        yield _Late()
+        return
+    with tempfile.TemporaryDirectory(prefix="rankfall-") as folder:
+        path, held = Path(folder) / "around.jsonl", context_path(run_dir.path, row.attempt)
+        problem = None
+        try:
+            if held.exists():
+                write_file(path, held.read_bytes())
+            look_around(run_dir.path, row.attempt, decoding.convert(cluster, kind=PodSource), into=path)
+        except (RankfallError, OSError, TimeoutError, msgspec.ValidationError) as error:
+            problem = f"what the cluster says by now of attempt {row.attempt}: {str(error) or type(error).__name__}"
+        yield _Late(path, problem)
+
+
+def explain_slot_failure(run_dir: RunDir, *, slot: int, attempt: int | None = None) -> Diagnosis:
+    """What was found and decided when a slot fell alone, the last time that it did.
+
+    Args:
+        run_dir: the run.
+        slot: its number.
+        attempt: only in this one; in any by default.
+
+    Raises:
+        NotFound: it never fell alone.
+    """
+    with run_dir.reader() as reader:
+        found = reader.slot_failure_of(slot, attempt)
+        others = sorted({row.fall.slot for row in reader.falls(attempt)})
+    if found is not None:
+        return found
+    where = f" in attempt {attempt}" if attempt is not None else ""
+    did = f"these slots did: {', '.join(map(str, others))}" if others else None
+    raise NotFound(
+        f"slot {slot} of run {run_dir.id} did not fall alone{where}",
+        hint=did or "only slots of restart_scope replica do; leave --slot out",
+    )
+
+
+def _strategy(plan: Mapping[str, object]) -> str | None:
+    """What the attempt's plan says; None where an older or damaged plan does not."""
+    said = plan.get("strategy")
+    return said if isinstance(said, str) else None
+
+
+def _launcher(plan: Mapping[str, object]) -> SlotLauncher | None:
+    """What the attempt's plan says; None where an older or damaged plan does not."""
+    said = plan.get("launcher")
+    for name in get_args(SlotLauncher):
+        if said == name:
+            return cast("SlotLauncher", name)
+    return None
+
+
+def _all_over(observer: AttemptObserver) -> bool:
+    return all(slot.state in {"ended", "lost", "expected"} for slot in observer.slots())
+
+
+def explain_files(paths: Sequence[Path], *, signatures: Sequence[Path] = (), strategy: str | None = None) -> Diagnosis:
+    """The diagnosis of any pile of log files and folders, offline; run and attempt are null.
+
+    Args:
+        paths: files and folders.
+        signatures: files of the user's own signatures, beside those of the home.
+        strategy: how the root is chosen; ``causal`` by default.
+
+    Raises:
+        NotFound: a path does not exist.
+        UsageError: nothing of it can be read, a file of signatures is damaged, or there is no such strategy.
+    """
+    chosen = find_strategy(strategy, field=_FLAG)
+    return diagnose(case_of_files(paths, catalogue=catalogue_of(default_home(), signatures)), strategy=chosen)
+
+
+def explain_stream(
+    file: BinaryIO, *, name: str = "-", signatures: Sequence[Path] = (), strategy: str | None = None
+) -> Diagnosis:
+    """The diagnosis of text from a pipe, read to its end; ``signatures`` and ``strategy`` as of :func:`explain_files`."""
+    chosen = find_strategy(strategy, field=_FLAG)
+    case = case_of_stream(file, name=name, catalogue=catalogue_of(default_home(), signatures))
+    return diagnose(case, strategy=chosen)

@@ -1,1 +1,0 @@
-"""Remedies that an operator gave: the ladder, and one call of one of them. Off until there is one."""

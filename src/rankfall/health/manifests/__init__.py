@@ -1,1 +1,0 @@
-"""The objects that guard a cluster, as data: of the agents, of the controller, all together."""

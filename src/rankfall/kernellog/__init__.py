@@ -1,0 +1,5 @@
+"""Reader of the kernel log (/dev/kmsg), used by node health and by evidence.
+
+Parses records, reads each once with an exact cursor, counts gaps, and learns the kernel clock.
+Imports model only; the health agent must stay small.
+"""

@@ -1,0 +1,265 @@
+"""Chooses cluster and user: the kubeconfig as kubectl reads it, else the pod's own service account.
+
+kubectl's rules: ``--kubeconfig`` names one file that must exist; else the files of ``$KUBECONFIG``, missing
+ones skipped; else ``~/.kube/config``. The first file that sets a name (or the current context) wins as a
+whole. Relative paths are relative to their file. Only the chosen context is checked in full.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+import yaml
+
+from rankfall.kube.auth import in_cluster, kubeconfig_entries
+from rankfall.kube.auth.access import IN_CLUSTER, Access, Endpoint, ExecPlugin, Impersonation, Login, Origin
+from rankfall.kube.auth.kubeconfig_entries import Fields
+from rankfall.kube.errors import KubeConfigError
+from rankfall.kube.secret import excerpt
+
+__all__ = [
+    "IN_CLUSTER",
+    "Access",
+    "Endpoint",
+    "ExecPlugin",
+    "Impersonation",
+    "Login",
+    "Place",
+    "access_of",
+    "load_access",
+    "reread",
+]
+
+# A kubeconfig of thousands of clusters has a few MiB.
+_LARGEST: Final = 16 << 20
+_KINDS: Final = (("clusters", "cluster"), ("contexts", "context"), ("users", "user"))
+_CONTEXT: Final = frozenset({"cluster", "user", "namespace", "extensions"})
+_SHOWN_NAMES: Final = 10
+# libyaml is ten times as fast, where PyYAML was built with it.
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Named(msgspec.Struct, frozen=True):
+    """One entry, and the file that it stands in."""
+
+    fields: dict[str, Any]
+    path: str
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """All files as one."""
+
+    clusters: dict[str, Named]
+    contexts: dict[str, Named]
+    users: dict[str, Named]
+    current: str
+
+
+def load_access(
+    *,
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Access:
+    """The cluster and user to work with. The context's name is pinned in the answer: a later change of the current one changes nothing.
+
+    Args:
+        kubeconfig: one file; None = those of ``$KUBECONFIG``, else ``~/.kube/config``.
+        context: None = the current one; ``in-cluster`` = the pod's service account, where no context has that name.
+        namespace: None = the context's, else ``default``.
+        environ: the environment.
+
+    Raises:
+        KubeConfigError: there is none, it cannot be read, or says something that is refused.
+    """
+    paths = _paths(kubeconfig, environ)
+    merged = _merge(paths, must_exist=kubeconfig is not None)
+    name = context or merged.current
+    if name == IN_CLUSTER and name not in merged.contexts:
+        return in_cluster.load(namespace=namespace, environ=environ)
+    if not name:
+        if kubeconfig is None and in_cluster.possible(environ):
+            return in_cluster.load(namespace=namespace, environ=environ)
+        raise _no_context(merged, paths)
+    return _access(merged, name, namespace=namespace, paths=paths)
+
+
+class Place(Protocol):
+    """Whatever says where: the section of a job spec, a plan, a source of pods."""
+
+    @property
+    def kubeconfig(self) -> str | None:
+        """One file; None = as kubectl finds them."""
+
+    @property
+    def context(self) -> str | None:
+        """None = the current one."""
+
+    @property
+    def namespace(self) -> str | None:
+        """None = the context's."""
+
+
+def access_of(place: Place) -> Access:
+    """The cluster that is named, or the one that kubectl would choose now.
+
+    Raises:
+        KubeConfigError: there is none, or it cannot be used.
+    """
+    return load_access(kubeconfig=place.kubeconfig, context=place.context, namespace=place.namespace)
+
+
+def reread(access: Access) -> Access:
+    """The same context, cluster and user as their files have them now.
+
+    Raises:
+        KubeConfigError: they are gone, or name another server now: that is another cluster, and not the launch's.
+    """
+    if access.origin is None:
+        return access
+    merged = _merge(access.origin.paths, must_exist=False)
+    cluster, user = _entry(merged.clusters, access.cluster, "cluster"), Named({}, "")
+    if access.user:
+        user = _entry(merged.users, access.user, "user")
+    found = kubeconfig_entries.endpoint(cluster.fields, name=access.cluster, path=cluster.path)
+    if found.server != access.server:
+        raise KubeConfigError(
+            f"cluster {access.cluster!r} in {cluster.path} is at {found.server} now, and was at {access.server}",
+            hint="the run belongs to the old one; name that context, or start a new run",
+        )
+    who = kubeconfig_entries.login(user.fields, name=access.user, path=user.path, cluster=cluster.fields)
+    kubeconfig_entries.check_transport(found, who, what=f"context {access.context!r}")
+    return msgspec.structs.replace(access, endpoint=found, login=who)
+
+
+def _paths(kubeconfig: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    if kubeconfig is not None:
+        return (str(Path(kubeconfig).expanduser()),)
+    listed = environ.get("KUBECONFIG", "")
+    if listed:
+        # Each file once, the first time it is named.
+        return tuple(dict.fromkeys(path for path in listed.split(os.pathsep) if path))
+    home = environ.get("HOME", "")
+    return (str(Path(home, ".kube", "config")),) if home else ()
+
+
+def _merge(paths: tuple[str, ...], *, must_exist: bool) -> Merged:
+    found: dict[str, dict[str, Named]] = {plural: {} for plural, _ in _KINDS}
+    current = ""
+    for path in paths:
+        document = _document(path, must_exist=must_exist)
+        for plural, singular in _KINDS:
+            for name, entry in _named(document, plural, singular, path).items():
+                found[plural].setdefault(name, entry)
+        said = document.get("current-context") or ""
+        if not isinstance(said, str):
+            raise KubeConfigError(f"current-context in {path} must be a text", hint="put it in quotes")
+        current = current or said
+    return Merged(found["clusters"], found["contexts"], found["users"], current)
+
+
+def _document(path: str, *, must_exist: bool) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        if not must_exist:
+            return {}
+        why = "there is no such file"
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    else:
+        if len(data) > _LARGEST:
+            raise KubeConfigError(f"{path} is larger than {_LARGEST} bytes", hint="this is no kubeconfig")
+        return _parsed(path, data)
+    raise KubeConfigError(f"cannot read the kubeconfig {path}: {why}", hint="correct --kubeconfig or $KUBECONFIG")
+
+
+def _parsed(path: str, data: bytes) -> dict[str, Any]:
+    where = ""
+    try:
+        found = yaml.load(data, Loader=_LOADER)  # noqa: S506 - it is the safe one
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Only the place: the text around it may be a credential.
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark is not None else ""
+        found = ()
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise KubeConfigError(
+            f"{path} is no kubeconfig: it cannot be read as YAML fields{where}", hint="fetch it again"
+        )
+    version, kind = found.get("apiVersion", "v1"), found.get("kind", "Config")
+    if (version or "v1", kind or "Config") != ("v1", "Config"):
+        raise KubeConfigError(
+            f"{path} is no kubeconfig: it is a {excerpt(str(kind), limit=60)} {excerpt(str(version), limit=60)}",
+            hint="give a file of apiVersion v1, kind Config",
+        )
+    return found
+
+
+def _named(document: Mapping[str, Any], plural: str, singular: str, path: str) -> dict[str, Named]:
+    rows = document.get(plural) or []
+    found: dict[str, Named] = {}
+    for row in rows if isinstance(rows, list) else [None]:
+        name = row.get("name") if isinstance(row, dict) else None
+        fields = row.get(singular) if isinstance(row, dict) else None
+        if not isinstance(name, str) or not isinstance(fields, dict | None):
+            raise KubeConfigError(
+                f"{plural} in {path} must be a list of name and {singular}", hint="see kubectl config view"
+            )
+        if name in found:
+            raise KubeConfigError(f"{path} has two {plural} named {name!r}", hint="remove one of them")
+        found[name] = Named(fields or {}, path)
+    return found
+
+
+def _access(merged: Merged, name: str, *, namespace: str | None, paths: tuple[str, ...]) -> Access:
+    chosen = _entry(merged.contexts, name, "context")
+    fields = Fields(chosen.fields, what=f"context {name!r}", path=chosen.path, known=_CONTEXT)
+    cluster_name, user_name = fields.text("cluster"), fields.text("user") or ""
+    if cluster_name is None:
+        fields.refuse("it names no cluster", "kubectl config set-context sets one")
+    cluster, user = _entry(merged.clusters, cluster_name, "cluster"), Named({}, "")
+    if user_name:
+        user = _entry(merged.users, user_name, "user")
+    endpoint = kubeconfig_entries.endpoint(cluster.fields, name=cluster_name, path=cluster.path)
+    login = kubeconfig_entries.login(user.fields, name=user_name, path=user.path, cluster=cluster.fields)
+    kubeconfig_entries.check_transport(endpoint, login, what=f"context {name!r}")
+    return Access(
+        context=name,
+        cluster=cluster_name,
+        user=user_name,
+        namespace=namespace or fields.text("namespace") or "default",
+        endpoint=endpoint,
+        login=login,
+        origin=Origin(paths=tuple(str(Path(path).absolute()) for path in paths)),
+    )
+
+
+def _entry(found: Mapping[str, Named], name: str, kind: str) -> Named:
+    if name in found:
+        return found[name]
+    known = ", ".join(sorted(found)[:_SHOWN_NAMES]) or "none"
+    raise KubeConfigError(
+        f"the kubeconfig has no {kind} {name!r}; it has: {known}", hint="kubectl config get-contexts lists them"
+    )
+
+
+def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
+    if merged.contexts:
+        return KubeConfigError(
+            f"no current context is set in {', '.join(paths)}",
+            hint=f"name one with --context: {', '.join(sorted(merged.contexts)[:_SHOWN_NAMES])}",
+        )
+    where = ", ".join(paths) or "$KUBECONFIG"
+    return KubeConfigError(
+        f"no cluster to work with: no kubeconfig at {where}, and this is no pod with a service account",
+        hint="set $KUBECONFIG, or kubernetes.kubeconfig in the job file; --backend local needs no cluster",
+    )

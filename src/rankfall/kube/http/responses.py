@@ -1,0 +1,206 @@
+"""Turns error responses and failed connections into errors: bounded, escaped, without credentials.
+
+A Status object speaks for itself; anything else (a proxy's HTML page, half a JSON document) is shown as an
+excerpt. Errors of the HTTP library are never passed on, because they carry the request's headers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from rankfall.kube import request
+from rankfall.kube.errors import ApiError, Unreachable, error_class
+from rankfall.kube.secret import excerpt, masked
+from rankfall.model import decoding
+from rankfall.model.patterns import bounded
+
+_HINTS: Final[dict[int, str]] = {
+    400: "the request is not understood by this server; its version may be too old for it",
+    401: "log in again; the job itself is not touched",
+    403: "ask the cluster's administrator for this right: kubectl auth can-i shows what you may, rankfall config rights what Rankfall needs",
+    404: "check name, namespace and context; a kind that is not there may need its controller installed",
+    409: "look at the object that is there, then decide",
+    410: "list again",
+    413: "make the object smaller",
+    422: "correct the field that the message names",
+    429: "the server is busy; try again later",
+}
+_NOT_THERE: Final = 404
+_NAMESPACE_HINT: Final = (
+    "create the namespace (kubectl create namespace), or name another one (-n NAMESPACE, or kubernetes.namespace)"
+)
+_SERVER_SIDE: Final = 500
+_SERVER_HINT: Final = "the API server, or a proxy before it, is in trouble; try again later"
+_TITLE: Final = bounded(rb"<title[^>]{0,200}>([^<]{1,500})</title", limit=1 << 16, flags=re.IGNORECASE)
+# How many of a Status's own words are shown: a field error of a large manifest fits.
+_MESSAGE: Final = 1500
+
+
+class Refusal(Exception):  # noqa: N818 - carries an answer from inside the HTTP library to the client, and no further
+    """An answer with an error status: what is needed of it, after its connection is given back."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(status)
+        self.status, self.headers, self.body = status, headers, body
+
+
+def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_done: bool = False) -> ApiError:
+    """The error for an answer.
+
+    Args:
+        refusal: the answer.
+        what: verb and object: ``get job default/train-1``.
+        secrets: our own credentials, masked in what the server says.
+        maybe_done: the request must not be repeated blindly; believed for 5xx only.
+    """
+    status = _status_object(refusal.body)
+    secrets = tuple(secrets)
+    details: dict[str, Any] = {}
+    if status is None:
+        reason = ""
+        said = _excerpt_of(refusal, secrets)
+    else:
+        reason = excerpt(_text(status.get("reason")), secrets=secrets, limit=100)
+        found = status.get("details")
+        if isinstance(found, dict):
+            details = masked(found, secrets)
+        said = excerpt(_text(status.get("message")), secrets=secrets, limit=_MESSAGE) or "no reason given"
+    code = refusal.status
+    hint = _NAMESPACE_HINT if code == _NOT_THERE and details.get("kind") == "namespaces" else _HINTS.get(code)
+    name = f"{code} {reason}" if reason else str(code)
+    return error_class(code)(
+        f"cannot {what}: {said} ({name})",
+        status=code,
+        reason=reason,
+        details=details,
+        retry_after=retry_after(refusal.headers, details),
+        maybe_done=maybe_done and code >= _SERVER_SIDE,
+        hint=hint or (_SERVER_HINT if code >= _SERVER_SIDE else None),
+    )
+
+
+def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = ()) -> ApiError:
+    """The error for a success whose body is not what Kubernetes sends."""
+    shown = excerpt(body, secrets=secrets) or "nothing"
+    return ApiError(
+        f"cannot {what}: the answer is no JSON object but: {shown} ({status})",
+        status=status,
+        hint="is the server's address that of a Kubernetes API server, and is there a proxy that answers in its stead?",
+    )
+
+
+def retry_after(headers: Mapping[str, str], details: Mapping[str, Any]) -> float | None:
+    """Seconds that an answer asks us to wait, from its header (a number or a date) or its Status."""
+    now = None
+    try:
+        # A date is meant by the server's clock, so it is compared with the server's.
+        now = parsedate_to_datetime(headers["Date"])
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+        now = None
+    if now is not None and now.tzinfo is None:
+        now = None
+    found = request.seconds(headers.get("Retry-After"), now=now)
+    if found is not None:
+        return found
+    said = details.get("retryAfterSeconds")
+    return request.seconds(str(said)) if isinstance(said, int | float) and said > 0 else None
+
+
+def lost(error: BaseException, *, what: str, server: str, repeatable: bool = True) -> Unreachable:
+    """The error for a request that got no answer.
+
+    Args:
+        error: of aiohttp, of the socket, of TLS, or a time-out.
+        what: verb and object.
+        server: address for the message; without credentials.
+        repeatable: the request may be repeated without harm, so nobody needs to know whether it was done.
+    """
+    sent = not isinstance(
+        error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.ClientHttpProxyError
+    )
+    cause, tls = _cause(error)
+    hint = (
+        "check the certificate authority, the server's name and the clock of this machine"
+        if tls
+        else "check the address, the network and the proxy; kubectl get --raw /readyz asks the same server"
+    )
+    return Unreachable(
+        f"cannot {what}: no answer from {server}: {cause}", hint=hint, maybe_done=sent and not repeatable, tls=tls
+    )
+
+
+def _cause(error: BaseException) -> tuple[str, bool]:
+    """In words, and whether it is TLS. Only parts that cannot hold a credential are taken from the error."""
+    inner = _innermost(error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
+    if isinstance(inner, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return "it closed the connection", False
+    if isinstance(inner, ssl.SSLError):
+        return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
+    if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
+        return "its name is not known", False
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"the proxy refused with status {error.status}", False
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection in time", False
+    if isinstance(error, TimeoutError):
+        return "no answer in time", False
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection", False
+    if isinstance(inner, OSError) and (inner.errno or inner.strerror):
+        # asyncio's own text repeats the address instead of saying why.
+        return os.strerror(inner.errno) if inner.errno else excerpt(inner.strerror or ""), False
+    return type(error).__name__, False
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What aiohttp wrapped: its own classes pose as those of ssl, without their attributes."""
+    while isinstance(error, aiohttp.ClientError):
+        wrapped = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error.__cause__
+        if not isinstance(wrapped, BaseException):
+            break
+        error = wrapped
+    return error
+
+
+def _status_object(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = decoding.decode(body)
+    except msgspec.DecodeError:
+        return None
+    return found if isinstance(found, dict) and found.get("kind") == "Status" else None
+
+
+def _excerpt_of(refusal: Refusal, secrets: Iterable[str]) -> str:
+    title = _TITLE.search(refusal.body)
+    if title is not None:
+        return f"a page named {excerpt(title[1], secrets=secrets)!r}"
+    return excerpt(refusal.body, secrets=secrets) or "an empty answer"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> Unreachable:
+    """The error; to be raised outside the block that caught the other one, so that it is not chained to it.
+
+    Args:
+        error: out of the body.
+        what: verb and object.
+        server: its address.
+    """
+    if isinstance(error, aiohttp.ClientPayloadError | ConnectionError | ssl.SSLEOFError):
+        hint = "it is opened anew by who reads on; a cut that comes again and again has its cause on the way: network, proxy, load balancer"
+        return Unreachable(f"cannot {what}: the connection to {server} broke off", hint=hint)
+    return lost(error, what=what, server=server)

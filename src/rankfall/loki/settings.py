@@ -1,0 +1,107 @@
+"""Settings of a Loki: URL, tenant, TLS, credentials, labels; from flags and RANKFALL_LOKI_*.
+
+Secrets are files that are read again when they change. Refuses a password in the URL, a client certificate
+without its key, two ways to log in, and labels that no Loki can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rankfall.loki import logql
+from rankfall.model import UsageError
+from rankfall.model.addresses import is_http
+
+PREFIX: Final = "RANKFALL_LOKI_"
+# Loki has no names of its own: each collector gives others. These are Promtail's and Alloy's.
+LABELS: Final = {"namespace": "namespace", "pod": "pod", "container": "container"}
+# What OpenTelemetry's collector gives: RANKFALL_LOKI_LABELS=otlp.
+OTLP: Final = {"namespace": "k8s_namespace_name", "pod": "k8s_pod_name", "container": "k8s_container_name"}
+_FILES: Final = ("token_file", "basic_file", "ca_file", "cert_file", "key_file")
+
+
+class LokiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach one Loki.
+
+    Attributes:
+        url: without ``/loki/api/v1``; a path before it stays.
+        tenant: for ``X-Scope-OrgID``; several with ``|`` between them, where the server allows that.
+        token_file: of a bearer token.
+        basic_file: of ``user:password``.
+        ca_file: authorities of the server; without it the system's.
+        cert_file, key_file: our own certificate.
+        labels: names of the labels for ``namespace``, ``pod`` and ``container``.
+    """
+
+    url: str
+    tenant: str | None = None
+    token_file: str | None = None
+    basic_file: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=lambda: dict(LABELS))
+
+
+def loki_settings(url: str | None, environ: Mapping[str, str]) -> LokiSettings:
+    """The settings that flags and environment give together.
+
+    Args:
+        url: of a flag; None = ``RANKFALL_LOKI_URL``.
+        environ: the environment.
+
+    Raises:
+        UsageError: there is no URL, or something is of a wrong form or contradicts something else.
+    """
+    given = {name: environ.get(f"{PREFIX}{name.upper()}") or None for name in ("tenant", *_FILES)}
+    address = url or environ.get(f"{PREFIX}URL")
+    if not address:
+        raise UsageError(
+            "nobody says where Loki is",
+            hint=f"--loki-url http://loki.monitoring:3100, or {PREFIX}URL; see kubectl get svc",
+        )
+    if given["token_file"] and given["basic_file"]:
+        raise UsageError(f"{PREFIX}TOKEN_FILE and {PREFIX}BASIC_FILE contradict each other", hint="give one of them")
+    if bool(given["cert_file"]) != bool(given["key_file"]):
+        raise UsageError(f"{PREFIX}CERT_FILE and {PREFIX}KEY_FILE belong together", hint="give both, or neither")
+    tenant = given["tenant"]
+    if tenant is not None and not (tenant.isascii() and tenant.isprintable()):
+        raise UsageError(f"{PREFIX}TENANT is no text that a header can carry", hint="as team-a, or team-a|team-b")
+    return LokiSettings(url=_url(address), labels=_labels(environ.get(f"{PREFIX}LABELS")), **given)
+
+
+def _url(text: str) -> str:
+    found = urlsplit(text) if is_http(text) else None
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if found is None or found.query or found.fragment or not plain:
+        # Not shown as it came: it may hold a password.
+        raise UsageError(
+            "the URL of Loki is none", hint="as http://loki.monitoring:3100 or https://logs.example.org/team"
+        )
+    if found.username is not None or found.password is not None:
+        raise UsageError(
+            "the URL of Loki holds a name or a password",
+            hint=f"write user:password into a file: {PREFIX}BASIC_FILE=FILE",
+        )
+    return text.rstrip("/").removesuffix("/loki/api/v1")
+
+
+def _labels(text: str | None) -> dict[str, str]:
+    if not text:
+        return dict(LABELS)
+    if text == "otlp":
+        return dict(OTLP)
+    found = dict(LABELS)
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if name not in LABELS or not equals:
+            raise UsageError(
+                f"{PREFIX}LABELS: {part[:60]!r} names no label of ours",
+                hint=f"as pod=k8s_pod_name,…; ours: {', '.join(LABELS)}; or otlp for all of OpenTelemetry's",
+            )
+        found[name] = logql.label(value)
+    return found

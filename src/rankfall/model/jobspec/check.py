@@ -1,0 +1,420 @@
+"""Makes a checked spec of plain data: fields, roles, record store and error file.
+
+Unknown, wrong and contradictory fields are refused with their path and the allowed values. A role is checked
+as the job that it would be alone. Only what the spec alone can tell is checked here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from rankfall.model import decoding
+from rankfall.model.errors import SpecError
+from rankfall.model.foreign import FOREIGN
+from rankfall.model.jobspec.check_kubernetes import check_kubernetes
+from rankfall.model.jobspec.check_rules import check_rules
+from rankfall.model.jobspec.job import JobSpec, Role
+from rankfall.model.jobspec.kubernetes import Kubernetes
+from rankfall.model.jobspec.secrets import is_masked, secrets_of
+
+_FIELD: Final = "$.record_store"
+_FILE: Final = re.compile(r"file://(/[\w.@+-]+)+/?")
+_S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w.=+-]+)*/?")
+_MAX: Final = 1024
+_ERROR_FILE: Final = re.compile(r"(/[\w.@+-]+)*/[\w.@+-]*\*?[\w.@+-]*\.(?:json|pb)")
+# What others would be called, and how they are reached all the same.
+_OTHERS: Final = ("gs://", "gcs://", "az://", "azure://", "abfs://", "abfss://", "http://", "https://")
+
+
+def check_record_store(spec: JobSpec) -> None:
+    """Refuse a store that slots cannot write.
+
+    Raises:
+        SpecError: with what is allowed.
+    """
+    url = spec.record_store
+    if url is None:
+        return
+    if url.startswith(_OTHERS):
+        raise SpecError(
+            _FIELD,
+            f"{url.partition('://')[0]}:// cannot be written by the standard library, which is all that travels into a slot",
+            hint="use s3://BUCKET/PREFIX with AWS_ENDPOINT_URL of an S3-compatible server, or file:///DIR of a shared volume",
+        )
+    if len(url) > _MAX or not (_FILE.fullmatch(url) or _S3.fullmatch(url)) or "/../" in f"{url}/":
+        raise SpecError(
+            _FIELD, f"{url[:100]!r} is no store", hint="allowed: file:///DIR with an absolute path, s3://BUCKET/PREFIX"
+        )
+    if spec.inside == "off":
+        raise SpecError(
+            _FIELD, "with inside: off nobody is in the slots who could write there", hint="use inside: auto"
+        )
+    if url.startswith("file://") and spec.backend != "local":
+        path = url.removeprefix("file://").rstrip("/")
+        if not any(path == seen or path.startswith(f"{seen}/") for seen in _mounted(spec)):
+            raise SpecError(
+                _FIELD,
+                f"{path} is on no volume of the pods: what is written there is gone with them",
+                hint="name a path below one of $.kubernetes.volume_mounts or the workspace, mounted at the same path here",
+            )
+
+
+def check_error_file(spec: JobSpec) -> None:
+    """Refuse a file that no older reader would know.
+
+    Raises:
+        SpecError: with what is allowed.
+    """
+    path = spec.error_file
+    if path is None:
+        return
+    if len(path) > _MAX or not _ERROR_FILE.fullmatch(path) or "/../" in path:
+        raise SpecError(
+            "$.error_file",
+            f"{path[:100]!r} is no absolute path of a .json or .pb file",
+            hint="as: /out/error.json (torchelastic's form), /out/error-*.pb (Flyte's, one for each slot)",
+        )
+    if spec.inside == "off":
+        raise SpecError("$.error_file", "with inside: off nobody is in the slots who could write it")
+
+
+def _mounted(spec: JobSpec) -> list[str]:
+    found = [str(mount.get("mountPath", "")).rstrip("/") for mount in spec.kubernetes.volume_mounts]
+    if spec.kubernetes.workspace is not None:
+        found.append(spec.kubernetes.workspace.path.rstrip("/"))
+    return [path for path in found if path]
+
+
+ROLE_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?")
+ROLE_RULE: Final = "1-20 lower-case letters, digits and dashes, no dash at the ends"
+
+
+def check_roles(spec: JobSpec, *, alone: Callable[[JobSpec], None]) -> None:
+    """Refuse roles that contradict each other or the job.
+
+    Args:
+        spec: the job.
+        alone: checks the variables and the pods of a job of one role.
+
+    Raises:
+        SpecError: with the path of the field and what is allowed.
+    """
+    _check_success(spec)
+    _check_scopes(spec)
+    if not spec.roles:
+        return
+    _check_top(spec)
+    seen: set[str] = set()
+    for number, role in enumerate(spec.roles):
+        path = f"$.roles[{number}]"
+        if not ROLE_NAME.fullmatch(role.name):
+            raise SpecError(f"{path}.name", f"{role.name!r} is no valid role: {ROLE_RULE}")
+        if role.name in seen:
+            raise SpecError(
+                f"{path}.name", f"{role.name!r} stands there twice", hint="give each role a name of its own"
+            )
+        seen.add(role.name)
+        _check_command(spec, role, path)
+        for key in role.env:
+            if key in spec.kubernetes.env_from:
+                raise SpecError(f"{path}.env.{key}", "stands in $.kubernetes.env_from too; choose one")
+        with _told_as(path):
+            alone(_own(spec, role))
+    _check_launchers(spec)
+
+
+def _check_top(spec: JobSpec) -> None:
+    """Fields of a job of one role say nothing beside a list of them."""
+    for field in ("nnodes", "nnodes_max", "role"):
+        if getattr(spec, field) != _DEFAULTS[field]:
+            raise SpecError(
+                f"$.{field}", "contradicts roles: each role has its own", hint="give name and nnodes in each role"
+            )
+
+
+def _check_command(spec: JobSpec, role: Role, path: str) -> None:
+    if role.command is None:
+        if role.module:
+            raise SpecError(
+                f"{path}.module", "belongs to a command", hint=f"give {path.removeprefix('$.')}.command too"
+            )
+        if not spec.command:
+            raise SpecError(
+                f"{path}.command", "is missing, and the job has none", hint="give one here, or $.command for all roles"
+            )
+        return
+    if not role.command or not role.command[0]:
+        raise SpecError(f"{path}.command", "is empty", hint="give a script or a command, or leave it out")
+    if any("\0" in text for text in role.command):
+        raise SpecError(f"{path}.command", "holds a NUL byte")
+
+
+def _check_launchers(spec: JobSpec) -> None:
+    """One world has one way to start its ranks: those of torchrun meet in its agents' store, those of plain in rank 0's."""
+    named = {"plain", "torchrun"}
+    given = [(number, part.spec.launcher) for number, part in enumerate(spec.parts) if part.spec.launcher in named]
+    for number, launcher in given:
+        if launcher != given[0][1]:
+            raise SpecError(
+                f"$.roles[{number}].launcher",
+                f"{launcher} cannot share a world of ranks with {given[0][1]} of role {spec.roles[given[0][0]].name}",
+                hint="give all roles one launcher, or exec to those that are outside the world",
+            )
+
+
+def _check_scopes(spec: JobSpec) -> None:
+    """Ranks of one world stand and fall together: one of its nodes alone could not join it again. One slot is its own gang."""
+    if spec.slot_count == 1:
+        return
+    for number, part in enumerate(spec.parts):
+        if part.spec.restart_scope == "gang" or part.spec.launcher == "exec":
+            continue
+        own = bool(spec.roles) and spec.roles[number].restart_scope is not None
+        launcher = part.spec.launcher
+        of_role = f" of role {part.name}" if spec.roles else ""
+        raise SpecError(
+            f"$.roles[{number}].restart_scope" if own else "$.restart_scope",
+            f"replica: with launcher {launcher} all ranks{of_role} are one world, and one node alone cannot join it again",
+            hint="use restart_scope: gang; or launcher: exec, for workers that need nothing of each other",
+        )
+
+
+def _check_success(spec: JobSpec) -> None:
+    role, names = spec.success.role, [part.name for part in spec.parts]
+    if role is None:
+        return
+    if role not in names:
+        raise SpecError("$.success.role", f"there is no role {role!r}; allowed: {', '.join(names)}")
+    if spec.success.policy == "rank0":
+        raise SpecError(
+            "$.success.role",
+            "is not used by policy rank0: the job has one rank 0",
+            hint="leave it out, or use policy: all",
+        )
+
+
+def _own(spec: JobSpec, role: Role) -> JobSpec:
+    """What the role itself says, as a job: what it has of the job was checked there."""
+    own, usual = role.kubernetes, Kubernetes()
+    pods = Kubernetes(
+        image=own.image,
+        resources=own.resources or usual.resources,
+        node_selector=own.node_selector,
+        tolerations=own.tolerations or (),
+        pod=own.pod,
+    )
+    return JobSpec(backend=spec.backend, env=role.env, kubernetes=pods)
+
+
+@contextmanager
+def _told_as(path: str) -> Iterator[None]:
+    try:
+        yield
+    except SpecError as error:
+        message = error.message.removeprefix(f"{error.path}: ")
+        raise SpecError(f"{path}{error.path.removeprefix('$')}", message, hint=error.hint) from None
+
+
+_DEFAULTS: Final = msgspec.structs.asdict(JobSpec())
+
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_RESERVED_ENV = ("RANKFALL_",)
+# Fields of earlier versions: where their meaning went.
+_MOVED = {"$.policies.start_timeout_s": "$.deadlines.startup_s"}
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """The same spec, when its fields agree with each other.
+
+    Raises:
+        SpecError: with the path of the field, what is wrong, and the allowed values.
+    """
+    if spec.backend == FOREIGN:
+        raise SpecError(
+            "$.backend",
+            "foreign is of the records of jobs that Rankfall did not start",
+            hint="allowed values of $.backend: local, job, jobset, trainjob",
+        )
+    _check_names(spec)
+    _check_masked(spec)
+    _check_members(spec)
+    _check_env(spec)
+    _check_code(spec)
+    _check_spec_check_success(spec)
+    policies = spec.policies
+    if policies.settle_max_s < policies.settle_quiet_s:
+        raise SpecError("$.policies.settle_max_s", "is less than settle_quiet_s")
+    if policies.settle_max_s < policies.settle_min_s:
+        raise SpecError("$.policies.settle_max_s", "is less than settle_min_s")
+    both = set(policies.retryable) & set(policies.final)
+    if both:
+        raise SpecError("$.policies.retryable", f"{min(both)!r} stands in policies.final too; choose one")
+    check_rules(spec)
+    check_record_store(spec)
+    check_error_file(spec)
+    check_kubernetes(spec)
+    check_roles(spec, alone=_check_single_role)
+    return spec
+
+
+def _check_single_role(spec: JobSpec) -> None:
+    _check_env(spec)
+    check_kubernetes(spec)
+
+
+def spec_from(data: Any) -> JobSpec:
+    """A checked spec from plain data (parsed YAML or JSON).
+
+    Raises:
+        SpecError: unknown, missing or wrong field, with its path and the allowed values.
+    """
+    if not isinstance(data, dict):
+        raise SpecError("$", f"a job is a mapping of fields, not {type(data).__name__}")
+    _known_fields(data, msgspec.inspect.type_info(JobSpec), "$")
+    try:
+        return check_spec(decoding.convert(data, JobSpec))
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        where = path.rstrip("`") or "$"
+        raise SpecError(where, message, hint=_allowed(where)) from None
+
+
+def _check_names(spec: JobSpec) -> None:
+    if (not spec.command and not spec.roles) or (spec.command and not spec.command[0]):
+        raise SpecError("$.command", "is empty", hint="give a script or a command, as: rankfall run train.py")
+    for text in spec.command:
+        if "\0" in text:
+            raise SpecError("$.command", "holds a NUL byte")
+    if not _NAME.fullmatch(spec.name):
+        raise SpecError(
+            "$.name", f"{spec.name!r} is no valid name: 1-40 lower-case letters, digits and dashes, no dash at the ends"
+        )
+    if not ROLE_NAME.fullmatch(spec.role):
+        raise SpecError("$.role", f"{spec.role!r} is no valid role: {ROLE_RULE}")
+
+
+def _check_members(spec: JobSpec) -> None:
+    if spec.nnodes_max is not None and spec.nnodes_max < spec.nnodes:
+        raise SpecError("$.nnodes_max", f"{spec.nnodes_max} is less than nnodes {spec.nnodes}")
+    if spec.elastic and spec.rdzv == "static":
+        raise SpecError("$.rdzv", "static cannot change its members; allowed with MIN:MAX nodes: auto, c10d")
+    if spec.elastic and spec.launcher in {"plain", "exec"}:
+        raise SpecError(
+            "$.launcher", f"{spec.launcher} cannot change its members; allowed with MIN:MAX nodes: auto, torchrun"
+        )
+
+
+def _check_env(spec: JobSpec) -> None:
+    for key, value in spec.env.items():
+        if not key or "=" in key or "\0" in key + value:
+            raise SpecError(f"$.env.{key}", "is no valid variable: the name must not be empty or hold = or NUL")
+        if key.startswith(_RESERVED_ENV):
+            raise SpecError(f"$.env.{key}", "names beginning with RANKFALL_ are set by Rankfall itself")
+
+
+def _check_masked(spec: JobSpec) -> None:
+    for pointer, found in secrets_of(spec).items():
+        if is_masked(found.text):
+            raise SpecError(
+                f"${pointer.replace('/', '.')}",
+                "is masked: the value itself is not in this document",
+                hint="give the value, or take it from your environment with --env NAME",
+            )
+
+
+def _check_code(spec: JobSpec) -> None:
+    if spec.log_dir is not None and (not spec.log_dir or "\0" in spec.log_dir):
+        raise SpecError("$.log_dir", "is empty or holds NUL", hint="give a folder, as: log_dir: logs/train")
+    for text in (*spec.code_folders, *spec.code_exclude):
+        if not text or "\0" in text:
+            raise SpecError(
+                "$.code" if text in spec.code_folders else "$.code_exclude", "has a part that is empty or holds NUL"
+            )
+    if spec.code_folders and spec.cwd is not None:
+        parts = spec.cwd.split("/")
+        if any(part in {"", ".."} for part in parts):
+            raise SpecError(
+                "$.cwd",
+                f"{spec.cwd!r}: with $.code it is a path below the code's folder",
+                hint="as: src; leave it out for the folder itself",
+            )
+
+
+def _check_spec_check_success(spec: JobSpec) -> None:
+    success = spec.success
+    if success.policy == "fraction" and success.fraction is None:
+        raise SpecError("$.success.fraction", "is missing", hint="as: success: {policy: fraction, fraction: 0.8}")
+    if success.policy != "fraction" and success.fraction is not None:
+        raise SpecError("$.success.fraction", f"is not used by policy {success.policy}", hint="set policy: fraction")
+    if not spec.elastic:
+        return
+    if success.policy == "rank0":
+        raise SpecError(
+            "$.success.policy",
+            "rank0 cannot be kept with MIN:MAX nodes: the slot of rank 0 may leave",
+            hint="use policy all, or a fixed number of nodes",
+        )
+    if success.policy == "fraction" and success.wanted(spec.nnodes) != success.wanted(spec.nnodes_max or spec.nnodes):
+        raise SpecError(
+            "$.success.fraction",
+            f"asks for {success.wanted(spec.nnodes)} slots of {spec.nnodes} and {success.wanted(spec.nnodes_max or 0)} of {spec.nnodes_max}: "
+            "the number would change with the size",
+            hint="use policy all, or a fixed number of nodes",
+        )
+
+
+def _known_fields(data: Any, kind: msgspec.inspect.Type, path: str) -> None:
+    """Name an unknown field with the allowed ones, at any depth; msgspec would name the field alone."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        for one in kind.types:
+            _known_fields(data, one, path)
+    elif isinstance(kind, msgspec.inspect.StructType) and isinstance(data, dict):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        for key, value in data.items():
+            where = f"{path}.{key}"
+            if where in _MOVED:
+                raise SpecError(where, f"is now {_MOVED[where]}", hint=f"move it: {_MOVED[where].removeprefix('$.')}")
+            if key not in fields:
+                raise SpecError(where, f"is no field; allowed here: {', '.join(fields)}")
+            _known_fields(value, fields[key], where)
+    elif isinstance(kind, msgspec.inspect.VarTupleType) and isinstance(data, list | tuple):
+        for number, value in enumerate(data):
+            _known_fields(value, kind.item_type, f"{path}[{number}]")
+    elif isinstance(kind, msgspec.inspect.DictType) and isinstance(data, dict):
+        for key, value in data.items():
+            _known_fields(value, kind.value_type, f"{path}.{key}")
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The allowed values of every field that has a list of them, by path, in the order of the model; list positions stand as ``[]``."""
+    found: dict[str, tuple[str, ...]] = {}
+
+    def walk(kind: Any, path: str) -> None:
+        origin = get_origin(kind)
+        if origin is Literal:
+            found[path] = tuple(map(str, get_args(kind)))
+        elif origin in {Union, UnionType}:
+            for one in get_args(kind):
+                walk(one, path)
+        elif origin is tuple:
+            walk(get_args(kind)[0], f"{path}[]")
+        elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            for name, hint in get_type_hints(kind).items():
+                walk(hint, f"{path}.{name}")
+
+    walk(JobSpec, "$")
+    return found
+
+
+def _allowed(path: str) -> str | None:
+    values = _choices().get(re.sub(r"\[\d+\]", "[]", path))
+    return f"allowed values of {path}: {', '.join(values)}" if values else None

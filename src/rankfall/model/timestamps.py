@@ -1,0 +1,190 @@
+"""Timestamps: RFC 3339 text, clock offsets as intervals, the order of stamps of different clocks. Pure.
+
+A clock offset is never one number. Its bounds are each proved by one fact: nothing arrives before it was
+written, and a reply is written after what it replies to. "Before" and "after" are said only where every
+offset inside the bounds says so. Reads no clock itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+_NS = 1_000_000_000
+
+
+def rfc3339(at: int | None) -> str | None:
+    """``2026-11-21T09:00:00.123456789Z``; None stays None. Times outside the years 1-9999 are None as well."""
+    if at is None:
+        return None
+    seconds, ns = divmod(at, _NS)
+    try:
+        moment = datetime.fromtimestamp(seconds, tz=UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
+
+
+def nanoseconds(text: str) -> int | None:
+    """The moment that RFC 3339 text names, to the microsecond; None = it names none, or one that signed nanoseconds cannot hold."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        return None
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    found = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+    return found if 0 <= found < 1 << 63 else None
+
+
+Order = Literal["before", "after", "unknown"]
+
+_CLOCKS_NS: Final = 1_000_000_000
+
+
+class Bound(msgspec.Struct, frozen=True, array_like=True):
+    """How far a clock is ahead of the common one (negative: behind): between two numbers of nanoseconds.
+
+    Attributes:
+        lo, hi: None = nothing bounds it on that side.
+    """
+
+    lo: int | None = None
+    hi: int | None = None
+
+    def meet(self, other: Bound) -> Bound:
+        """What two proofs say together. Where they contradict each other the clock was set in between: then all that either allows."""
+        lo, hi = _most(self.lo, other.lo), _least(self.hi, other.hi)
+        if lo is None or hi is None or lo <= hi:
+            return Bound(lo, hi)
+        return self.join(other)
+
+    def join(self, other: Bound) -> Bound:
+        """All that either of the two allows."""
+        lo = None if self.lo is None or other.lo is None else min(self.lo, other.lo)
+        return Bound(lo, None if self.hi is None or other.hi is None else max(self.hi, other.hi))
+
+    def plus(self, other: Bound) -> Bound:
+        """Ahead of the common clock, where ``self`` is ahead of a clock that is itself ``other`` ahead."""
+        lo = None if self.lo is None or other.lo is None else self.lo + other.lo
+        return Bound(lo, None if self.hi is None or other.hi is None else self.hi + other.hi)
+
+    @property
+    def middle(self) -> int | None:
+        """The best single number, nanoseconds; None where nothing is known."""
+        if self.lo is None or self.hi is None:
+            return self.lo if self.hi is None else self.hi
+        return (self.lo + self.hi) // 2
+
+
+#: The common clock itself, and whatever cannot be told from it.
+EXACT: Final = Bound(0, 0)
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A stamp, and by which clock it was made.
+
+    Attributes:
+        at: nanoseconds since the epoch by that clock, with ``uncertainty`` seconds on each side; None = unknown.
+        clock: its name; two stamps by one clock need no offset.
+        bound: how far that clock is ahead of the common one.
+    """
+
+    at: int | None
+    uncertainty: float = 0.0
+    clock: str = ""
+    bound: Bound = EXACT
+
+    @property
+    def earliest(self) -> int | None:
+        """The earliest that it can have been by the common clock; None = any time."""
+        if self.at is None or self.bound.hi is None:
+            return None
+        return self.at - self.bound.hi - round(self.uncertainty * _CLOCKS_NS)
+
+    @property
+    def latest(self) -> int | None:
+        """The latest that it can have been by the common clock; None = any time."""
+        if self.at is None or self.bound.lo is None:
+            return None
+        return self.at - self.bound.lo + round(self.uncertainty * _CLOCKS_NS)
+
+    @property
+    def common(self) -> tuple[int | None, float]:
+        """The stamp by the common clock, and its uncertainty in seconds; as it is, with all that it may be off, where one bound is missing."""
+        if self.at is None:
+            return None, self.uncertainty
+        lo, hi = self.bound.lo, self.bound.hi
+        if lo is None or hi is None:
+            return self.at, self.uncertainty + abs(self.bound.middle or 0) / _CLOCKS_NS
+        return self.at - (lo + hi) // 2, self.uncertainty + (hi - lo) / 2 / _CLOCKS_NS
+
+
+def order(one: Moment, other: Moment) -> Order:
+    """Whether ``one`` was before or after ``other``; ``unknown`` where the clocks leave room for both, or a stamp is missing."""
+    if one.at is None or other.at is None:
+        return "unknown"
+    if one.clock and one.clock == other.clock:
+        slack = round((one.uncertainty + other.uncertainty) * _CLOCKS_NS)
+        return "before" if one.at + slack < other.at else "after" if other.at + slack < one.at else "unknown"
+    if one.latest is not None and other.earliest is not None and one.latest < other.earliest:
+        return "before"
+    if other.latest is not None and one.earliest is not None and other.latest < one.earliest:
+        return "after"
+    return "unknown"
+
+
+def preceded(moments: Sequence[Moment]) -> list[bool]:
+    """Of each moment whether any other one was before it, as ``order`` says it; in time linear in their number."""
+    chosen: dict[str, Moment] = {}
+    soonest: list[Moment] = []
+    for moment in moments:
+        if moment.at is None:
+            continue
+        if moment.clock and _ends(moment) < _ends(chosen.setdefault(moment.clock, moment)):
+            chosen[moment.clock] = moment
+        if moment.latest is not None:
+            # The first to be over, and the first one of another clock: within a clock no offset counts.
+            soonest = sorted((*soonest, moment), key=lambda one: one.latest or 0)
+            soonest = [soonest[0], *[one for one in soonest if not one.clock or one.clock != soonest[0].clock][:2]]
+    found = []
+    for moment in moments:
+        own = chosen.get(moment.clock)
+        rivals = soonest if own is None else (own, *soonest)
+        found.append(any(order(rival, moment) == "before" for rival in rivals))
+    return found
+
+
+def first_of(moments: Sequence[Moment]) -> int | None:
+    """Which moment was before all others, as ``order`` says it; None where nobody can be sure. Time is linear in their number."""
+    if len(moments) == 1:
+        return 0
+    timed = [number for number, moment in enumerate(moments) if moment.at is not None]
+    if len(timed) < len(moments):
+        return None
+    by_end = min(timed, key=lambda number: _ends(moments[number]), default=None)
+    bounded = (number for number in timed if moments[number].latest is not None)
+    by_latest = min(bounded, key=lambda number: moments[number].latest or 0, default=None)
+    for number in (by_end, by_latest):
+        if number is not None and all(
+            order(moments[number], other) == "before" for each, other in enumerate(moments) if each != number
+        ):
+            return number
+    return None
+
+
+def _ends(moment: Moment) -> int:
+    """The end of a moment by its own clock."""
+    return (moment.at or 0) + round(moment.uncertainty * _CLOCKS_NS)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)

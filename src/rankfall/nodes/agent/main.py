@@ -1,0 +1,130 @@
+"""Builds an agent and runs it until a signal ends it; the publisher has a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from rankfall.kernellog import reader
+from rankfall.kernellog.reader import Opened
+from rankfall.kube.auth.access import Access
+from rankfall.nodes.agent.agent_loop import Agent
+from rankfall.nodes.agent.api import NodeApi
+from rankfall.nodes.agent.probe import Probe
+from rankfall.nodes.agent.publisher import Publisher
+from rankfall.nodes.agent.state_file import StateFile
+
+#: Seconds that the last word to the API server may take.
+_LAST_S: Final = 5.0
+_DEFECT: Final = 74
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator sets.
+
+    Attributes:
+        node: name of the Node.
+        device: the kernel's ring.
+        socket: read this instead of the device.
+        state: folder of the state file; None = nothing is kept.
+        all_: print every record.
+        injected: the test mode.
+        once: read what is there and end.
+        probe: host and port of the liveness probe; None = there is none.
+    """
+
+    node: str
+    device: Path = reader.DEVICE
+    socket: Path | None = None
+    state: Path | None = None
+    all_: bool = False
+    injected: bool = False
+    once: bool = False
+    probe: tuple[str, int] | None = None
+
+    def open(self) -> Opened:
+        """The ring.
+
+        Raises:
+            EvidenceLost: it cannot be read.
+        """
+        return reader.open_device(self.device) if self.socket is None else reader.open_socket(self.socket)
+
+
+def run(settings: Settings, *, access: Access | None, out: BinaryIO, say: Callable[[str], None]) -> int:
+    """Run an agent until SIGTERM or SIGINT.
+
+    Args:
+        settings: of the operator.
+        access: to the API server; None = nothing is written to the Node.
+        out: takes the lines.
+        say: takes a sentence for people.
+
+    Returns:
+        Exit code.
+
+    Raises:
+        RankfallError: what was asked for cannot be begun.
+    """
+    state = StateFile(settings.state, say=say)
+    publisher = None
+    api = None
+    if access is not None:
+        api = NodeApi(access, node=settings.node)
+        publisher = Publisher(api, node=settings.node, say=say, told=state.load().told)
+    boot = reader.this_boot() if settings.socket is None else None
+    with contextlib.ExitStack() as stack:
+        probe = None
+        if settings.probe is not None:
+            healthy = publisher.turns if publisher is not None else lambda: True
+            probe = stack.enter_context(Probe(settings.probe, healthy=healthy))
+        agent = stack.enter_context(
+            Agent(
+                node=settings.node,
+                open_=settings.open,
+                out=out,
+                state=state,
+                shows=publisher,
+                say=say,
+                all_=settings.all_,
+                injected=settings.injected,
+                once=settings.once,
+                boot=boot,
+                probe=probe,
+            )
+        )
+        failed: list[BaseException] = []
+
+        def publish() -> None:
+            if publisher is None or api is None:
+                return
+            try:
+                with api:
+                    publisher.run()
+            except BaseException as error:  # noqa: BLE001 - a thread that dies unseen would leave the Node as it was
+                failed.append(error)
+                agent.stop()
+
+        thread = threading.Thread(target=publish, name="publisher", daemon=True)
+        before = {number: signal.signal(number, lambda *_: agent.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+        wake = signal.set_wakeup_fd(agent.wakes, warn_on_full_buffer=False)
+        try:
+            thread.start()
+            agent.run()
+        finally:
+            if publisher is not None:
+                publisher.stop()
+            thread.join(_LAST_S)
+            signal.set_wakeup_fd(wake)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if failed:
+        say(f"a defect of Rankfall itself: writing to the Node ended with {failed[0]!r}")
+        return _DEFECT
+    return 0

@@ -1,0 +1,100 @@
+"""Answers the liveness probe from the loop that reads the kernel log, so a hanging agent is restarted.
+
+HTTP only as far as a probe needs it, without a thread or a server library. Never waits, keeps few
+connections, and reads each request once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from rankfall.model import UsageError
+
+#: Connections that may be open at a time; of more the oldest is closed.
+MOST: Final = 8
+_LARGEST: Final = 4 << 10
+
+
+class Probe:
+    """Listens.
+
+    Args:
+        address: host and port; port 0 = any.
+        healthy: whether all else of the process does its work.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
+
+    def __init__(self, address: tuple[str, int], *, healthy: Callable[[], bool]) -> None:
+        self._healthy = healthy
+        self._epoll = select.epoll()
+        self._open: dict[int, socket.socket] = {}
+        try:
+            self._listening = socket.create_server(address, backlog=MOST)
+        except OSError as error:
+            self._epoll.close()
+            raise UsageError(
+                f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
+                hint="--probe-address gives another one",
+            ) from None
+        self._listening.setblocking(False)
+        self._epoll.register(self._listening, select.EPOLLIN)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in list(self._open):
+            self._drop(number)
+        self._listening.close()
+        self._epoll.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listening.getsockname()[1])  # foreign-text: the number of an own port
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when ``serve`` has something to do."""
+        return self._epoll.fileno()
+
+    def serve(self) -> None:
+        """Take who connects, and answer who asked. Never waits."""
+        for number, _ in self._epoll.poll(0):
+            if number == self._listening.fileno():
+                self._accept()
+            else:
+                self._answer(number)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:  # gone again
+            return
+        connection.setblocking(False)
+        if len(self._open) >= MOST:
+            self._drop(next(iter(self._open)))
+        self._open[connection.fileno()] = connection
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _answer(self, number: int) -> None:
+        connection = self._open[number]
+        with contextlib.suppress(OSError):
+            if connection.recv(_LARGEST):
+                status, text = ("200 OK", b"ok\n") if self._healthy() else ("503 Service Unavailable", b"not ok\n")
+                head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+                connection.send(head.encode() + text)
+        self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        connection = self._open.pop(number)
+        self._epoll.unregister(connection)
+        connection.close()

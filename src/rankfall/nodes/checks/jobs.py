@@ -1,0 +1,271 @@
+"""The table of checks (commands in images), the Job of one check, and the result read from its pod.
+
+An operator enables rows, changes them and adds own ones. The Job is pinned to the node through the scheduler,
+so without room it stays Pending, which is "cannot tell". It tolerates our taint and a cordon, has no account
+and no privilege, and ends by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from rankfall.model import decoding, numbers
+from rankfall.model.errors import SpecError
+from rankfall.model.node_health.records import shown
+
+#: A command that ends with this could not tell; that is no pass.
+CANNOT_TELL: Final = 75
+
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?$(?!\n)")]
+_Word = Annotated[str, msgspec.Meta(max_length=65_536)]
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One check: a Job on the node.
+
+    Attributes:
+        image: with the command in it.
+        command: ends with 0 for passed, 75 for "cannot tell", anything else for failed.
+        env: of the command; ``EXPECTED``, ``GPUS``, ``NODE``, ``NODE_RANK``, ``MASTER`` and ``SCRIPT`` are added.
+        script: a packaged file whose text is in ``SCRIPT``.
+        expected: the number that it is measured by: GPUs, GB/s.
+        needs_expected: without that number nothing could be told.
+        gpus: it gets all GPUs that the node offers, as ``gpu_resource``.
+        nodes: 2 = together with a node that is healthy.
+        timeout_s: it has failed when it is not over by then.
+        wait_s: it could not be made when it has not begun by then.
+        host_network: it sees the node's own links.
+        tolerate: keys of taints that it passes beside ours.
+    """
+
+    name: _Name
+    image: _Word
+    command: Annotated[tuple[_Word, ...], msgspec.Meta(min_length=1)]
+    env: dict[str, _Word] = {}
+    script: str | None = None
+    expected: float | None = None
+    needs_expected: bool = False
+    gpus: bool = False
+    gpu_resource: str = "nvidia.com/gpu"
+    nodes: Literal[1, 2] = 1
+    timeout_s: _Limit = 60
+    wait_s: _Limit = 120
+    host_network: bool = False
+    tolerate: tuple[str, ...] = ()
+
+
+def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, ...]:
+    """The checks of an operator's file, in its order; one with a packaged name has all that it does not change from there.
+
+    Raises:
+        SpecError: names file, check and field.
+    """
+    found: list[Check] = []
+    for number, row in enumerate(rows, start=1):
+        name = row.get("name")
+        place = f"{origin}: check {number}" + (f" ({shown(name, 40)})" if isinstance(name, str) else "")
+        before: dict[str, Any] = packaged_checks().get(name, {}) if isinstance(name, str) else {}
+        env = {**before.get("env", {}), **row["env"]} if isinstance(row.get("env"), dict) else before.get("env", {})
+        try:
+            check = decoding.convert(
+                {**before, **row, **({} if "env" in row and not isinstance(row["env"], dict) else {"env": env})}, Check
+            )
+        except msgspec.ValidationError as error:
+            raise SpecError(place, shown(str(error)), hint=f"packaged: {', '.join(packaged_checks())}") from None
+        if check.needs_expected and check.expected is None:
+            raise SpecError(
+                f"{place}: expected", "is needed: without a number nothing can be told", hint="expected = 8"
+            )
+        if check.script is not None and check.script not in _scripts():
+            raise SpecError(f"{place}: script", f"there is no packaged script {shown(check.script, 40)}")
+        if check.name in {each.name for each in found}:
+            raise SpecError(f"{place}: name", "there is a check of this name in this file already")
+        found.append(check)
+    return tuple(found)
+
+
+@cache
+def packaged_checks() -> dict[str, dict[str, Any]]:
+    """Rows of the table by name, without what only an operator knows: the image, and the number that is expected."""
+    table = tomllib.loads(_data("checks.toml"))
+    return {name: {"name": name, **row} for name, row in table.items()}
+
+
+def script_text(name: str) -> str:
+    """A packaged script."""
+    return _data(name)
+
+
+def _scripts() -> frozenset[str]:
+    return frozenset(row["script"] for row in packaged_checks().values() if "script" in row)
+
+
+def _data(name: str) -> str:
+    return resources.files("rankfall.nodes").joinpath("data", name).read_text("utf-8")
+
+
+LABEL_CHECK: Final = "rankfall.dev/check"
+LABEL_NODE: Final = "rankfall.dev/check-node"
+_KEPT_S: Final = 3_600
+# What a shell says of a program that it cannot start.
+_NOT_STARTED: Final = frozenset({126, 127, 128})
+_PROGRAM: Final = "check"
+
+Object = dict[str, Any]
+Outcome = Literal["passed", "failed", "unable"]
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one check; ``unable`` = it could not be made, which is no pass."""
+
+    check: str
+    outcome: Outcome
+    text: str
+
+
+def job_name(check: Check, node: str, *, round_: str, rank: int = 0) -> str:
+    """The same for the same check of the same round, so that whoever asks again finds it."""
+    digest = hashlib.sha256(f"{node}\0{round_}\0{rank}".encode()).hexdigest()[:12]
+    return f"rankfall-check-{check.name}-{digest}"
+
+
+def job(
+    check: Check,
+    node: str,
+    *,
+    name: str,
+    namespace: str,
+    gpus: int,
+    keys: Collection[str],
+    rank: int = 0,
+    master: str | None = None,
+) -> Object:
+    """The Job.
+
+    Args:
+        check: what is run.
+        node: where.
+        name: of the Job.
+        namespace: of the Job.
+        gpus: that the node offers.
+        keys: of our taints.
+        rank: 0 = the node in question, 1 = the one that is known to be good.
+        master: address of rank 0; None = its own.
+    """
+    labels = {LABEL_CHECK: check.name, LABEL_NODE: hashlib.sha256(node.encode()).hexdigest()[:16]}
+    env = {
+        **check.env,
+        "EXPECTED": "" if check.expected is None else f"{check.expected:g}",
+        "GPUS": str(gpus),
+        "NODE": node,
+        "NODE_RANK": str(rank),
+        **({"SCRIPT": script_text(check.script)} if check.script else {}),
+        **({"MASTER": master} if master else {}),
+    }
+    variables: list[Object] = [{"name": key, "value": value} for key, value in env.items()]
+    if master is None:
+        variables.append({"name": "MASTER", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    container: Object = {
+        "name": _PROGRAM,
+        "image": check.image,
+        "command": list(check.command),
+        "env": variables,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - of the container
+    }
+    if check.gpus:
+        container["resources"] = {"limits": {check.gpu_resource: str(gpus)}}
+    passes = [*sorted(keys), "node.kubernetes.io/unschedulable", check.gpu_resource, *check.tolerate]
+    pod: Object = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": check.timeout_s,
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "hostNetwork": check.host_network,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": [{"key": key, "operator": "Exists"} for key in passes],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]},
+        ]}}},
+        "containers": [container],
+        "volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
+    }  # fmt: skip
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "backoffLimit": 0,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def gpus_of(node: Mapping[str, Any], resource: str) -> int:
+    """How many GPUs a Node offers now."""
+    found = ((node.get("status") or {}).get("allocatable") or {}).get(resource, 0)
+    return numbers.whole(str(found)[:20]) or 0
+
+
+def result(check: Check, pod: Mapping[str, Any]) -> CheckResult | None:
+    """What a pod that is over says; None = it is not over."""
+    status = pod.get("status") or {}
+    phase, reason = status.get("phase"), str(status.get("reason") or "")
+    if phase not in {"Succeeded", "Failed"}:
+        return None
+    ended = next((state for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("terminated"))), None)  # fmt: skip
+    said = _last_lines(str((ended or {}).get("message") or ""))
+    if reason == "DeadlineExceeded":
+        return _is(check, "failed", f"was not over after {check.timeout_s} s", said)
+    if phase == "Succeeded":
+        return _is(check, "passed", "", said)
+    if reason or ended is None:
+        return _is(
+            check, "unable", f"its pod was ended: {reason or 'no container ran'}", str(status.get("message") or "")
+        )
+    code, why = ended.get("exitCode"), str(ended.get("reason") or "")
+    if code == CANNOT_TELL or code in _NOT_STARTED or why in {"OOMKilled", "ContainerCannotRun", "StartError"}:
+        return _is(
+            check, "unable", f"ended with {code} ({why})" if why not in {"", "Error"} else f"ended with {code}", said
+        )
+    return _is(check, "failed", f"ended with {code}", said)
+
+
+def waiting(pods: Sequence[Mapping[str, Any]]) -> str:
+    """Why the pod of a check does not run."""
+    if not pods:
+        return "no pod was made"
+    status = pods[0].get("status") or {}
+    told = [f"{each.get('reason')}: {each.get('message')}" for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]  # fmt: skip
+    told += [f"{state.get('reason')}: {state.get('message', '')}" for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("waiting"))]  # fmt: skip
+    return shown("; ".join(told) or str(status.get("phase") or "unknown"))
+
+
+def running(pod: Mapping[str, Any]) -> bool:
+    """Whether its program has begun."""
+    return (pod.get("status") or {}).get("phase") == "Running"
+
+
+def address(pod: Mapping[str, Any]) -> str | None:
+    """Where it can be reached; None = not known yet."""
+    found = (pod.get("status") or {}).get("podIP")
+    return str(found) if found else None
+
+
+def _is(check: Check, outcome: Outcome, *parts: str) -> CheckResult:
+    return CheckResult(check=check.name, outcome=outcome, text=shown(": ".join(part for part in parts if part)))
+
+
+def _last_lines(text: str) -> str:
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-3:])

@@ -1,0 +1,170 @@
+"""Carries out ``rankfall nodes taint``, ``clear`` and ``reset``, and retries when a Node has changed.
+
+Needs ``get``, ``list`` and ``patch`` of nodes. Without a right on ``nodes/status`` the condition stays, with
+a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, KubeError, ObjectNotFound
+from rankfall.kube.resources import NODES
+from rankfall.model.errors import InfrastructureError, NotFound
+from rankfall.nodes.node_writes import patch_as_read, write_condition, write_node
+from rankfall.nodes.rules import manual_actions
+from rankfall.nodes.rules.fault_rules import Rules
+from rankfall.nodes.rules.manual_actions import ManualChange
+from rankfall.nodes.rules.node_objects import NodeObject, as_read, read_node, removals
+from rankfall.nodes.rules.node_state import NodeView
+from rankfall.nodes.rules.policy import Policy
+
+# A busy Node changes every few seconds, by its kubelet and by others; between read and write lie milliseconds.
+_TRIES: Final = 8
+
+Decide = Callable[[NodeView, int], ManualChange]
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an order on one node.
+
+    Attributes:
+        changed: it was written, or would be in a dry run.
+        told: what was done, in words.
+        note: what could not be done beside it; None = nothing.
+        error: why nothing was done at all; None = it was.
+    """
+
+    node: str
+    changed: bool = False
+    told: str = ""
+    note: str | None = None
+    error: str | None = None
+
+
+async def find_nodes(
+    kube: Kube, *, names: Sequence[str] = (), labels: str | None = None, policy: Policy
+) -> list[NodeObject]:
+    """The nodes of these names, of these labels, or all.
+
+    Args:
+        kube: the client.
+        names: each must be there; with ``labels`` they must have those as well.
+        labels: selector, as ``rankfall.dev/pool=h100``.
+        policy: names the label of pools.
+
+    Raises:
+        NotFound: a name is none of a node, or of one without these labels.
+    """
+    if names and labels is None:
+        return [await _get(kube, name, policy) for name in dict.fromkeys(names)]
+    listing = await kube.list(NODES, labels=labels)
+    found = {node.name: node for node in (read_node(item, policy=policy) for item in listing.items)}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise NotFound(f"there is no node {', '.join(missing)} with {labels}", hint="rankfall nodes list")
+    return [found[name] for name in dict.fromkeys(names)] if names else list(found.values())
+
+
+async def taint(
+    kube: Kube, nodes: Iterable[NodeObject], *, reason: str, by: str, rules: Rules, policy: Policy, dry_run: bool
+) -> list[Done]:
+    """Keep the scheduler away from these nodes until a person gives them back."""
+
+    def decide(view: NodeView, now: int) -> ManualChange:
+        return manual_actions.taint(view, reason=reason, by=by, rules=rules, policy=policy, now=now)
+
+    return [await _order(kube, node, decide, policy=policy, dry_run=dry_run) for node in nodes]
+
+
+async def clear(
+    kube: Kube, nodes: Iterable[NodeObject], *, cause: str | None, rules: Rules, policy: Policy, dry_run: bool
+) -> list[Done]:
+    """Declare these nodes good, or one cause of each."""
+
+    def decide(view: NodeView, now: int) -> ManualChange:
+        return manual_actions.clear(view, cause=cause, rules=rules, policy=policy, now=now)
+
+    return [await _order(kube, node, decide, policy=policy, dry_run=dry_run) for node in nodes]
+
+
+async def reset(
+    kube: Kube, nodes: Iterable[NodeObject], *, keys: Collection[str], rules: Rules, policy: Policy, dry_run: bool
+) -> list[Done]:
+    """Take the taints with these keys away, from the nodes that have one; only those are in the answer.
+
+    A key of ours takes the node's open causes with it, so that what was seen until now does not taint it again. Any other key goes alone.
+    """
+    ours = policy.keys & set(keys)
+    others = frozenset(keys) - policy.keys
+    done = []
+    for node in nodes:
+        had = {each.key for each in node.view.taints}
+        if had & ours:
+            done += await clear(kube, [node], cause=None, rules=rules, policy=policy, dry_run=dry_run)
+        if had & others and (not done or done[-1].node != node.name or done[-1].error is None):
+            done.append(await _remove(kube, node.name, others, policy=policy, dry_run=dry_run))
+    return done
+
+
+async def _order(kube: Kube, node: NodeObject, decide: Decide, *, policy: Policy, dry_run: bool) -> Done:
+    name = node.name
+    try:
+        for _ in range(_TRIES):
+            now = time.time_ns()
+            done = decide(node.view, now)
+            if done.patch is None or dry_run:
+                return Done(node=name, changed=done.patch is not None, told=done.told, note=node.problem)
+            try:
+                await write_node(kube, done.patch, node=node, policy=policy, also=policy.keys)
+            except Conflict:
+                node = await _get(kube, name, policy)
+                continue
+            note = await _condition(kube, done, node, now)
+            return Done(node=name, changed=True, told=done.told, note=note or node.problem)
+    except (InfrastructureError, NotFound) as error:
+        return Done(node=name, error=error.message)
+    return Done(node=name, error=f"others changed it {_TRIES} times while it was to be written; try again")
+
+
+async def _condition(kube: Kube, done: ManualChange, node: NodeObject, now: int) -> str | None:
+    """Tell the condition as well; without a right on it, or when it cannot be reached now, the record alone tells."""
+    if done.patch is None:
+        return None
+    try:
+        await write_condition(kube, done.patch, node=node, now=now)
+    except KubeError as error:
+        return f"its condition was not written: {error.message}"
+    return None
+
+
+async def _remove(kube: Kube, name: str, keys: Collection[str], *, policy: Policy, dry_run: bool) -> Done:
+    try:
+        for _ in range(_TRIES):
+            node = await _get(kube, name, policy)
+            places = [number for number, each in enumerate(node.view.taints) if each.key in keys]
+            told = f"taint {', '.join(sorted({node.view.taints[number].key for number in places}))} is removed"
+            if dry_run or not places:
+                return Done(node=name, changed=bool(places), told=told if places else "has no such taint any more")
+            try:
+                version = node.view.version
+                await patch_as_read(kube, name, [as_read(version), *removals(places)], version=version)
+            except Conflict:
+                continue
+            return Done(node=name, changed=True, told=told)
+    except (InfrastructureError, NotFound) as error:
+        return Done(node=name, error=error.message)
+    return Done(node=name, error=f"others changed it {_TRIES} times while it was to be written; try again")
+
+
+async def _get(kube: Kube, name: str, policy: Policy) -> NodeObject:
+    try:
+        item: dict[str, Any] = await kube.get(NODES, name)
+    except ObjectNotFound:
+        raise NotFound(f"there is no node {name}", hint="rankfall nodes list") from None
+    return read_node(item, policy=policy)

@@ -1,0 +1,343 @@
+"""Life of a controller: finds its cluster, waits for the lease, runs sources and loop, releases it.
+
+When the lease is lost everything stops at once; what was not written is decided again by the next leader,
+from the Nodes. The cluster is that of its own pod, else that of the kubeconfig.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.kube.auth import in_cluster
+from rankfall.kube.auth.access import Access
+from rankfall.kube.auth.kubeconfig import load_access
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import KubeError, ObjectNotFound
+from rankfall.kube.lease import LeaseLock, LeaseLost, Silence, boot_clock
+from rankfall.model.node_health.run_verdicts import LEASE
+from rankfall.nodes.config import ConfigFile, load_config
+from rankfall.nodes.controller import metrics
+from rankfall.nodes.controller.decision_loop import Loop
+from rankfall.nodes.controller.metrics import Metrics
+from rankfall.nodes.controller.node_cache import NodeCache
+from rankfall.nodes.controller.notifier import LOG, Notifier
+from rankfall.nodes.controller.persistent_state import LABELS, StateMap
+from rankfall.nodes.controller.plan_writer import Desk, LeadershipLost
+from rankfall.nodes.controller.remediation import NodeOccupancy, Remediation
+from rankfall.nodes.controller.settings import Settings
+from rankfall.nodes.controller.sources.exporters import ExporterSource
+from rankfall.nodes.controller.sources.loki import LokiSource, open_sources
+from rankfall.nodes.controller.sources.watches import until_done, watch_nodes, watch_switches
+from rankfall.nodes.controller.validation import Validator
+
+
+def find_access(
+    *, kubeconfig: str | None, context: str | None, environ: Mapping[str, str], folder: str | None = None
+) -> Access:
+    """The cluster: this pod's own, else that of the kubeconfig. Which one it is stands in the log.
+
+    Args:
+        kubeconfig: a file; the pod's own cluster is not tried then.
+        context: of the kubeconfig; as above.
+        environ: the environment.
+        folder: of the service account, for tests.
+
+    Raises:
+        KubeConfigError: there is none.
+    """
+    if kubeconfig is None and context is None:
+        if in_cluster.possible(environ, folder=folder):
+            access = in_cluster.load(namespace=None, environ=environ, folder=folder)
+            LOG.info("in-cluster config loaded: %s", access.server)
+            return access
+        LOG.warning("incluster config failed to load, attempting to use kubeconfig.")
+    access = load_access(kubeconfig=kubeconfig, context=context, environ=environ)
+    LOG.info("KUBECONFIG loaded: context %s, %s", access.context, access.server)
+    return access
+
+
+NAME: Final = LEASE
+#: How long a leader may be silent before another one takes over, and the time between its renewals, seconds: two may fail.
+DURATION_S: Final = 15
+RENEW_S: Final = 5.0
+#: Between two looks at a lease that another one holds, seconds. So a kill costs 15 s and two looks at most before another one leads.
+POLL_INTERVAL_S: Final = 1.0
+
+
+class LeaderElection:
+    """The lease of controllers.
+
+    Args:
+        kube: an open client.
+        namespace: of the lease.
+        identity: names this process.
+        poll_interval_s: between two looks at another one's lease.
+        renew_s: between two renewals.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        namespace: str,
+        identity: str,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        renew_s: float = RENEW_S,
+    ) -> None:
+        self._kube, self._namespace = kube, namespace
+        self._poll_interval_s, self._renew_s = poll_interval_s, renew_s
+        self._lock = LeaseLock(
+            NAME, namespace=namespace, holder=identity, labels=LABELS, notes={}, duration_s=DURATION_S
+        )
+
+    async def sure(self) -> bool:
+        """Whether nobody else can be acting now; where that ran out it is renewed first.
+
+        A machine that is short of time lets a renewal come late although nobody has taken the lease: to stop for that alone would let each leader begin
+        the same work anew, and none end it.
+        """
+        if self._lock.firm():
+            return True
+        try:
+            await self._lock.renew(self._kube)
+        except KubeError as error:
+            LOG.warning("the lease cannot be renewed: %s", error.message)
+        return self._lock.firm()
+
+    async def win(self) -> None:
+        """Wait until this process holds the lease.
+
+        Raises:
+            LeaseLost: the lease of this name is not a controller's.
+        """
+        silence, told, trouble = Silence(), "", ""
+        while True:
+            found = None
+            try:
+                found = await self._lock.look(self._kube)
+                free = found is None or silence.see(found, now=boot_clock())
+                if free and await self._lock.take(self._kube, found):
+                    LOG.info("this controller leads")
+                    return
+                holder = "" if found is None else found.holder
+                if holder and holder != told:
+                    LOG.info("%s leads; this one waits", holder)
+                    told = holder
+                trouble = ""
+            except LeaseLost:
+                raise
+            except KubeError as error:
+                # A lease that is not there is no error, so what is missing is the place for a new one.
+                nowhere = found is None and isinstance(error, ObjectNotFound)
+                step = f"; next: kubectl create namespace {self._namespace}" if nowhere else ""
+                trouble = _once(f"{error.message}{step}", trouble)
+            await asyncio.sleep(self._poll_interval_s)
+
+    async def keep(self) -> None:
+        """Renew until it is lost; returns then."""
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                await self._lock.renew(self._kube)
+            except LeaseLost as error:
+                LOG.warning("%s", error.message)
+                return
+            except KubeError as error:
+                LOG.warning("the lease cannot be renewed: %s", error.message)
+                if not self._lock.firm():
+                    return
+
+    @asynccontextmanager
+    async def given_back(self) -> AsyncIterator[None]:
+        """A block at whose end the lease is free at once for the next one."""
+        try:
+            yield
+        finally:
+            with contextlib.suppress(KubeError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._lock.give_back(self._kube)
+
+
+def _once(message: str, before: str) -> str:
+    """Say why the lease cannot be seen, unless that was the last thing said: a look comes every second."""
+    if message != before:
+        LOG.warning("the lease cannot be seen: %s", message)
+    return message
+
+
+#: Between two looks at the file of settings, seconds.
+RELOAD_S: Final = 2.0
+#: A turn that lasts longer is one that hangs, seconds.
+HANGS_S: Final = 300.0
+#: Between two looks at what only others count, seconds.
+_NUMBERS_S: Final = 2.0
+
+
+class Controller:
+    """One process.
+
+    Args:
+        settings: of flags and environment.
+        access: the cluster.
+        config: file with policy and rules; None = the defaults.
+        audit: takes lines of the audit trail.
+
+    Attributes:
+        metrics: its numbers.
+        port: of metrics and probes, once they are served.
+
+    Raises:
+        SpecError: the file is not usable: at its start a controller refuses it.
+    """
+
+    def __init__(
+        self, settings: Settings, *, access: Access, config: Path | None, audit: Callable[[str], None]
+    ) -> None:
+        load_config(config)
+        self._config = ConfigFile(config)
+        self._config.reload()
+        # Of flag or file: one that began as a dry run stays one, for it has neither lease nor state.
+        dry_run = settings.dry_run or self._config.config.policy.dry_run
+        self._settings = msgspec.structs.replace(settings, dry_run=dry_run)
+        self._access = access
+        self._audit = audit
+        self._loop: Loop | None = None
+        self._book: NodeCache | None = None
+        self._sources: list[LokiSource] = []
+        self._logged_problem: str | None = None
+        self.metrics = Metrics()
+        self.port: int | None = None
+
+    async def run(self) -> None:
+        """Control until this is cancelled.
+
+        Raises:
+            KubeError: the cluster refuses what a controller needs.
+            EvidenceLost: its state cannot be read.
+        """
+        settings = self._settings
+        LOG.info("using POD_LOG_TYPE = %s", settings.log_type)
+        if settings.loki is None:
+            LOG.warning(
+                "LOG_ENDPOINT is not set: no logs are read; only what agents and conditions tell on Nodes counts"
+            )
+        if settings.accept_injected:
+            LOG.warning("test mode: what any process writes into the kernel's log counts as the kernel's own")
+        async with Kube(self._access) as kube, contextlib.AsyncExitStack() as stack:
+            if settings.web is not None:
+                self.port = await stack.enter_async_context(
+                    metrics.serving(settings.web, metrics=self.metrics, alive=self._alive, ready=self._ready)
+                )
+                LOG.info("metrics and probes on port %d", self.port)
+            if settings.dry_run:
+                LOG.info("dry run: nothing is written")
+                await self._lead(kube, writes=None, leading=None)
+            leading = LeaderElection(kube, namespace=settings.namespace, identity=settings.identity)
+            await stack.enter_async_context(leading.given_back())
+            while True:
+                await leading.win()
+                self.metrics.set("health_leader", 1)
+                try:
+                    await self._lead(kube, writes=kube, leading=leading)
+                except* LeadershipLost:
+                    LOG.warning("this controller leads no more; it waits for its turn")
+                finally:
+                    self.metrics.set("health_leader", 0)
+                    self._loop = None
+
+    async def _lead(self, kube: Kube, *, writes: Kube | None, leading: LeaderElection | None) -> None:
+        settings = self._settings
+        state = StateMap(writes, namespace=settings.namespace, holder=settings.identity)
+        await until_done(state.load)
+        self._book = book = NodeCache()
+        teller = Notifier(writes, audit=self._audit)
+        sure = _always if leading is None else leading.sure
+        desk = Desk(writes, book=book, sure=sure, teller=teller, metrics=self.metrics)
+        self._loop = loop = Loop(
+            book=book,
+            desk=desk,
+            state=state,
+            config=self._config,
+            settings=settings,
+            teller=teller,
+            metrics=self.metrics,
+        )
+        async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            self._sources = await open_sources(stack, settings, book=book, state=state, loop=loop, metrics=self.metrics)
+            for source in self._sources:
+                group.create_task(_when_complete(book, source.run))
+            group.create_task(watch_nodes(kube, loop))
+            group.create_task(watch_switches(kube, loop, namespace=settings.namespace))
+            group.create_task(self._reload(loop))
+            group.create_task(self._numbers(kube))
+            exporters = ExporterSource(
+                kube, book=book, config=self._config, state=state, give=loop.give, metrics=self.metrics
+            )
+            group.create_task(exporters.run())
+            group.create_task(loop.run())
+            if writes is not None:
+                occupied = NodeOccupancy(kube, book=book, loop=loop, namespace=settings.namespace)
+                group.create_task(occupied.run())
+                care = Remediation(
+                    writes,
+                    book=book,
+                    loop=loop,
+                    config=self._config,
+                    occupied=occupied,
+                    namespace=settings.namespace,
+                )
+                group.create_task(care.run())
+            if leading is not None:
+                checks = Validator(kube, book=book, loop=loop, config=self._config, namespace=settings.namespace)
+                group.create_task(checks.run())
+                await leading.keep()
+                raise LeadershipLost
+
+    async def _reload(self, loop: Loop) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if self._config.reload():
+                LOG.info("the settings of the file are in force")
+                if self._config.config.policy.dry_run and not self._settings.dry_run:
+                    LOG.warning(
+                        "dry_run in the file: no taint changes any more; to write nothing at all, start this controller again"
+                    )
+                loop.settings_changed()
+            problem = self._config.problem
+            if problem != self._logged_problem:
+                self._logged_problem = problem
+                if problem is not None:
+                    LOG.warning("%s", problem)
+            self.metrics.set("health_config_bad", float(problem is not None))
+
+    async def _numbers(self, kube: Kube) -> None:
+        while True:
+            for source in self._sources:
+                self.metrics.set("health_source_blind_seconds", source.blind_s, source=source.name)
+            self.metrics.set("health_requests_total", kube.counters.requests)
+            await asyncio.sleep(_NUMBERS_S)
+
+    def _alive(self) -> bool:
+        since = None if self._loop is None else self._loop.turning_since
+        return since is None or time.monotonic() - since < HANGS_S
+
+    def _ready(self) -> bool:
+        return self._loop is None or (self._book is not None and self._book.complete)
+
+
+async def _when_complete(book: NodeCache, run: Callable[[], Awaitable[None]]) -> None:
+    """Begin once all Nodes are seen: a line is known by the boot that its Node shows, and without it the same line would be another one."""
+    await book.until_complete()
+    await run()
+
+
+async def _always() -> bool:
+    return True

@@ -1,0 +1,126 @@
+"""Metrics of the controller in Prometheus' text format, and the HTTP server for them and the probes.
+
+Label values are codes, sources and words of ours, never names of nodes or texts of others, so their number is
+bounded. Nothing can be changed over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from rankfall.model.errors import UsageError
+
+#: Name -> kind and help. Each begins with ``rankfall_`` in the output.
+NAMES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
+    "health_evidence_total": ("counter", "Observations, by source, kind of code and what became of them."),
+    "health_nodes": ("gauge", "Nodes by state."),
+    "health_held_nodes": ("gauge", "Nodes that should be quarantined and are not, by the reason."),
+    "health_quarantined_total": ("counter", "Taints placed."),
+    "health_returned_total": ("counter", "Taints taken away."),
+    "health_breaker_open": ("gauge", "1 while nothing more is quarantined until a person says so."),
+    "health_kill_switch": ("gauge", "1 while no taint changes."),
+    "health_leader": ("gauge", "1 while this process acts."),
+    "health_source_blind_seconds": ("gauge", "How long a source could not be asked; 0 = it answers."),
+    "health_source_lag_seconds": ("gauge", "Age of what a source has been read up to."),
+    "health_source_lines_total": ("counter", "Lines read from a source."),
+    "health_source_errors_total": ("counter", "Questions to a source that were not answered."),
+    "health_exporters_silent": ("gauge", "Exporters of metrics that did not answer at the last look."),
+    "health_lines_lost_total": ("counter", "Nanoseconds that held more lines than Loki gives at once."),
+    "health_lines_without_node_total": ("counter", "Lines whose collector did not say of which node."),
+    "health_writes_total": ("counter", "Writes to Nodes, by what came of them."),
+    "health_waiting": ("gauge", "Observations that wait for their Node."),
+    "health_config_bad": ("gauge", "1 while the file of settings is not usable and the one before is in force."),
+    "health_requests_total": ("counter", "Requests sent to the API server."),
+})  # fmt: skip
+#: More than this of one name are not kept: codes of new drivers are few.
+_MAX_SERIES: Final = 2_000
+
+
+class Metrics:
+    """All numbers of one controller."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in NAMES}
+
+    def add(self, name: str, amount: float = 1, **labels: str) -> None:
+        """Count."""
+        series = self._values[name]
+        key = tuple(sorted(labels.items()))
+        if key in series or len(series) < _MAX_SERIES:
+            series[key] = series.get(key, 0) + amount
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Say how it stands."""
+        self._values[name][tuple(sorted(labels.items()))] = value
+
+    def replace(self, name: str, label: str, values: Mapping[str, float]) -> None:
+        """Say how all of one name stand; those that are not named are gone."""
+        self._values[name] = {((label, key),): value for key, value in values.items()}
+
+    def get(self, name: str, **labels: str) -> float:
+        """One value; 0 where nothing was counted."""
+        return self._values[name].get(tuple(sorted(labels.items())), 0)
+
+    def text(self) -> str:
+        """The text format, version 0.0.4."""
+        lines = []
+        for name, (kind, told) in NAMES.items():
+            lines += [f"# HELP rankfall_{name} {told}", f"# TYPE rankfall_{name} {kind}"]
+            for labels, value in sorted(self._values[name].items()):
+                shown = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels)
+                lines.append(f"rankfall_{name}{{{shown}}} {value:.15g}" if shown else f"rankfall_{name} {value:.15g}")
+        return "\n".join([*lines, ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+@asynccontextmanager
+async def serving(
+    address: tuple[str, int], *, metrics: Metrics, alive: Callable[[], bool], ready: Callable[[], bool]
+) -> AsyncIterator[int]:
+    """``/metrics``, ``/healthz`` and ``/readyz`` for the life of the block; the port.
+
+    Args:
+        address: host and port; port 0 = any.
+        metrics: shown.
+        alive: whether the process does its work.
+        ready: whether it knows the cluster; one that waits for the lease is ready.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
+
+    def numbers() -> web.Response:
+        return web.Response(text=metrics.text(), content_type="text/plain", charset="utf-8")
+
+    def probe(*, holds: bool) -> web.Response:
+        return web.Response(text="ok\n") if holds else web.Response(text="not ok\n", status=503)
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/metrics":
+            return numbers()
+        if request.path in {"/healthz", "/readyz"}:
+            return probe(holds=alive() if request.path == "/healthz" else ready())
+        return web.Response(status=404, text="metrics are at /metrics\n")
+
+    runner = web.ServerRunner(web.Server(handle, access_log=None), shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, *address)
+        try:
+            await site.start()
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {address[0]}:{address[1]}: {error.strerror}",
+                hint="--metrics-address gives another one",
+            ) from None
+        yield int(runner.addresses[0][1])  # foreign-text: the number of an own port
+    finally:
+        await runner.cleanup()

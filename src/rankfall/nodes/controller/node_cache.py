@@ -1,0 +1,184 @@
+"""Cache of all Nodes, fed by one watch, with the faults reported on them (annotations, conditions).
+
+After a write the Node is as the response said until the watch has reached that version, so a step does not
+decide on its own change. Correctness does not rest on that: each write requires the version that was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rankfall.kube.watch.watcher import Event
+from rankfall.model import numbers
+from rankfall.model.errors import EvidenceLost
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, decode_report
+from rankfall.model.node_health.records import NodeFault, NodeHealth, shown
+from rankfall.model.node_health.run_verdicts import VERDICTS_ANNOTATION, decode_verdicts
+from rankfall.model.timestamps import nanoseconds
+from rankfall.nodes.rules import faults
+from rankfall.nodes.rules.node_objects import NodeObject, pool_of, read_node
+from rankfall.nodes.rules.policy import Policy
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What one change of a Node brought.
+
+    Attributes:
+        relevant: something that decisions rest on is different.
+        faults: that the Node tells and did not tell before.
+        problem: why its agent's report, or what runs said of it, is not believed.
+    """
+
+    relevant: bool = False
+    faults: tuple[NodeFault, ...] = ()
+    problem: str | None = None
+
+
+class NodeCache:
+    """The Nodes by name.
+
+    Attributes:
+        nodes: as they are now.
+        idle: when a look found no job on a Node, nanoseconds since the epoch.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeObject] = {}
+        self.idle: dict[str, int] = {}
+        self._filled = asyncio.Event()
+        self._awaited: dict[str, str] = {}
+        self._reports: dict[str, str] = {}
+        self._conditions: dict[str, frozenset[str]] = {}
+        self._verdicts: dict[str, str] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all Nodes that there were at the beginning are in it."""
+        return self._filled.is_set()
+
+    async def until_complete(self) -> None:
+        """Wait until the watch has told all Nodes that there were at the beginning."""
+        await self._filled.wait()
+
+    def take(self, event: Event, *, policy: Policy) -> News:
+        """One event of the watch.
+
+        Args:
+            event: as the watch gave it.
+            policy: names the label of pools.
+        """
+        if event.type == "bookmark":
+            self._filled.set()
+            return News()
+        name = str(event.object["metadata"]["name"])
+        if event.type == "deleted":
+            self._awaited.pop(name, None)
+            self._reports.pop(name, None)
+            self._conditions.pop(name, None)
+            self._verdicts.pop(name, None)
+            self.idle.pop(name, None)
+            return News(relevant=self.nodes.pop(name, None) is not None)
+        awaited = self._awaited.get(name)
+        version = str(event.object["metadata"].get("resourceVersion", ""))
+        # A watch that began anew may never show the awaited version itself: any later one has it in it.
+        if awaited is not None and event.type == "modified" and _older(version, awaited):
+            return News()
+        self._awaited.pop(name, None)
+        before = self.nodes.get(name)
+        after = self.nodes[name] = read_node(event.object, policy=policy)
+        told, problem = self._told(name, event.object)
+        return News(relevant=before is None or _essence(before) != _essence(after), faults=told, problem=problem)
+
+    def sort_anew(self, *, policy: Policy) -> None:
+        """Put every Node into its pool again: another label may name the pools now."""
+        for name, node in self.nodes.items():
+            pool = pool_of(node.labels, policy)
+            if pool != node.view.pool:
+                self.nodes[name] = msgspec.structs.replace(node, view=msgspec.structs.replace(node.view, pool=pool))
+
+    def written(self, item: Mapping[str, Any], *, policy: Policy) -> None:
+        """A Node as the answer to a write of ours shows it."""
+        node = read_node(item, policy=policy)
+        known = self.nodes.get(node.name)
+        # The watch may have been faster than the answer: then nothing is awaited, or this Node would never be seen again.
+        if known is not None and _older(known.view.version, node.view.version):
+            self.nodes[node.name] = node
+            self._awaited[node.name] = node.view.version
+
+    def boots(self) -> dict[str, str | None]:
+        """The boot id of each."""
+        return {name: node.view.boot for name, node in self.nodes.items()}
+
+    def _told(self, name: str, item: Mapping[str, Any]) -> tuple[tuple[NodeFault, ...], str | None]:
+        found: list[NodeFault] = []
+        problem = None
+        text = (item["metadata"].get("annotations") or {}).get(REPORT_ANNOTATION)
+        if isinstance(text, str) and text != self._reports.get(name):
+            self._reports[name] = text
+            try:
+                found += faults.of_report(decode_report(text), node=name)
+            except EvidenceLost as error:
+                problem = error.message
+        text = (item["metadata"].get("annotations") or {}).get(VERDICTS_ANNOTATION)
+        if isinstance(text, str) and text != self._verdicts.get(name):
+            self._verdicts[name] = text
+            try:
+                now = time.time_ns()
+                found += [faults.of_verdict(each, node=name, now=now) for each in decode_verdicts(text).verdicts]
+            except EvidenceLost as error:
+                problem = error.message
+        bad = _conditions(name, item, record=self.nodes[name].view.record)
+        known = self._conditions.get(name, frozenset())
+        found += [each for each in bad if each.id not in known]
+        self._conditions[name] = frozenset(each.id for each in bad)
+        return tuple(found), problem
+
+
+def _older(version: str, than: str) -> bool:
+    """Whether a version comes before another one; versions that are no numbers are not known to.
+
+    To decide on an older Node costs a refused write; to wait for a version that never comes would leave the Node unseen.
+    """
+    first, second = numbers.whole(version, digits=20), numbers.whole(than, digits=20)
+    return first is not None and second is not None and first < second
+
+
+def _essence(node: NodeObject) -> tuple[Any, ...]:
+    """What decisions rest on: all but the version, which every heartbeat changes."""
+    view = node.view
+    return (view.pool, view.ready, view.taints, view.boot, view.opted_out, view.record, node.problem)
+
+
+def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None) -> list[NodeFault]:
+    """Bad ones, and good ones of which a bad one still is an open cause: also those that turned good while nobody watched."""
+    open_ = set() if record is None else {cause.code for cause in record.causes if not cause.cured}
+    found = []
+    for each in (item.get("status") or {}).get("conditions") or ():
+        if not isinstance(each, dict) or not all(isinstance(each.get(key), str) for key in ("type", "status")):
+            continue
+        since = nanoseconds(str(each.get("lastTransitionTime") or ""))
+        if since is None:
+            continue
+        fault = faults.of_condition(
+            node=name, type_=each["type"], status=each["status"], since=since, message=shown(str(each.get("message")))
+        )
+        if fault is not None and (
+            not fault.code.endswith(faults.GOOD) or fault.code.removesuffix(faults.GOOD) in open_
+        ):
+            found.append(fault)
+    return found
+
+
+def with_memory(book: NodeCache, memory: Mapping[str, NodeHealth]) -> dict[str, Any]:
+    """The views of all Nodes; with what looks at their jobs found, and where something was decided and not written, with that."""
+    views = {name: node.view for name, node in book.nodes.items()}
+    for name in memory.keys() & views.keys():
+        views[name] = msgspec.structs.replace(views[name], record=memory[name])
+    for name in book.idle.keys() & views.keys():
+        views[name] = msgspec.structs.replace(views[name], idle_at=book.idle[name])
+    return views

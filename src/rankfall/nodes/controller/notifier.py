@@ -1,0 +1,140 @@
+"""Reports what was seen and done: log lines, the JSON audit trail on stdout, and Events on the Nodes.
+
+A burst is reported once, with its count. An Event's name follows from its content and start, so the server
+refuses a second one after a kill. Events of changes stand in the node record and are sent from there by the
+current leader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import ApiError, Conflict, KubeError, ServerError, TooManyRequests
+from rankfall.kube.resources import EVENTS
+from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.model.timestamps import rfc3339
+from rankfall.nodes.rules.planner import NodeEvent
+
+LOG: Final = logging.getLogger("rankfall.controller")
+#: Where Events of things without a namespace go; ``kubectl describe node`` finds them there.
+EVENTS_NAMESPACE: Final = "default"
+COMPONENT: Final = "rankfall-controller"
+FORMAT: Final = "[%(levelname).1s %(asctime)s %(filename)s:%(lineno)d] %(message)s"
+DATE_FORMAT: Final = "%m-%d %H:%M:%S"
+#: One thing about one node is told once in this time.
+AGAIN_NS: Final = 600 * 1_000_000_000
+_MAX_TOLD: Final = 20_000
+#: Happenings that change what a node is are told each time.
+_ALWAYS: Final = frozenset({"Quarantined", "Returned", "TaintRemovedByOthers", "Cleared", "BreakerOpen"})
+_SOURCES: Final = {
+    "loki": "dmesg error",
+    "kmsg": "kernel error",
+    "pod_log": "pod log error",
+    "condition": "bad condition",
+    "verdict": "felled a run",
+    "metrics": "bad metric",
+}
+
+
+class Notifier:
+    """Tells.
+
+    Args:
+        kube: for Events; None = none are sent.
+        audit: takes a line of JSON.
+    """
+
+    def __init__(self, kube: Kube | None, *, audit: Callable[[str], None]) -> None:
+        self._kube = kube
+        self._audit = audit
+        self._told: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def saw(self, fault: NodeFault, outcome: str, *, now: int) -> None:
+        """An observation, and what became of it."""
+        again = self._again(("saw", fault.node, fault.code, fault.device or "", outcome), now=now)
+        if again is None:
+            return
+        more = f" (and {again} like it before)" if again else ""
+        LOG.info("node `%s` has %s: %s%s", fault.node, _SOURCES[fault.source], shown(fault.text), more)
+        self.note("saw", now=now, node=fault.node, outcome=outcome, fault=fault, before=again)
+
+    def note(self, what: str, *, now: int, **fields: Any) -> None:
+        """A line of the audit trail."""
+        row = {"at": rfc3339(now), "what": what, **fields}
+        self._audit(msgspec.json.encode(row).decode())
+
+    async def happened(self, happenings: Iterable[NodeEvent], *, now: int) -> None:
+        """What a step told, to all who want to know. That an Event cannot be sent stops nothing."""
+        for each in happenings:
+            # Of what was merely seen, the code is the thing; its text differs from line to line.
+            thing = each.message if each.reason in _ALWAYS else each.message.partition(" ")[0]
+            again = self._again((each.reason, each.node, thing), now=now)
+            if again is None and each.reason not in _ALWAYS:
+                continue
+            if not each.reason.startswith("Fault"):
+                LOG.log(
+                    logging.WARNING if each.warning else logging.INFO,
+                    "node `%s`: %s: %s", each.node, each.reason, each.message,
+                )  # fmt: skip
+                self.note("happened", now=now, node=each.node, reason=each.reason, message=each.message)
+            if not each.kept:
+                about = f"{each.message}\n{now - now % AGAIN_NS}"
+                await self.event(each, at=now, about=about)
+
+    async def event(self, told: NodeEvent, *, at: int, about: str) -> bool:
+        """One Event on a Node; whether it is there, or is refused for good.
+
+        Args:
+            told: its words.
+            at: its moment, nanoseconds since the epoch.
+            about: what tells it from the other Events of its reason on this node: its name follows from it.
+        """
+        if self._kube is None:
+            return True
+        digest = hashlib.blake2b(f"{told.node}\n{told.reason}\n{about}".encode("utf-8", "replace"), digest_size=10)
+        moment = rfc3339(at)
+        stamp = None if moment is None else f"{moment[:19]}Z"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{told.node[:200]}.{digest.hexdigest()}", "namespace": EVENTS_NAMESPACE},
+            # A Node's name stands for its UID in Events, as the kubelet writes them and kubectl looks for them.
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": told.node, "uid": told.node},
+            "reason": told.reason,
+            "message": told.message[:1_024],
+            "type": "Warning" if told.warning else "Normal",
+            "source": {"component": COMPONENT},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self._kube.create(EVENTS, body, namespace=EVENTS_NAMESPACE)
+        except Conflict:
+            return True
+        except ApiError as error:
+            LOG.warning("an Event on node `%s` is refused: %s", told.node, error.message)
+            return not isinstance(error, ServerError | TooManyRequests)
+        except KubeError as error:
+            LOG.warning("an Event on node `%s` could not be sent: %s", told.node, error.message)
+            return False
+        return True
+
+    def _again(self, key: tuple[str, ...], *, now: int) -> int | None:
+        """How often it was left out since it was told last; None = it is left out now."""
+        at, left_out = self._told.get(key, (0, 0))
+        if key in self._told and now - at < AGAIN_NS:
+            self._told[key] = (at, left_out + 1)
+            return None
+        if len(self._told) >= _MAX_TOLD:
+            self._told = {each: found for each, found in self._told.items() if now - found[0] < AGAIN_NS}
+        if len(self._told) >= _MAX_TOLD:
+            self._told.clear()
+        self._told[key] = (now, 0)
+        return left_out

@@ -1,0 +1,185 @@
+"""The ConfigMap with what outlives a controller: breaker, rate, Loki positions, waiting observations.
+
+Every write requires the version that was read, so a controller that lost its lease is refused. Content that
+cannot be read is refused, not taken for empty, and a person removes it: a bad byte must not close the
+breaker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, ObjectNotFound
+from rankfall.kube.resources import CONFIG_MAPS
+from rankfall.loki.cursor import State
+from rankfall.model import decoding
+from rankfall.model.errors import EvidenceLost
+from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.nodes.rules.gpu_metrics import ActiveMetric
+from rankfall.nodes.rules.policy import Safety
+
+NAME: Final = "rankfall-controller-state"
+SCHEMA: Final = "rankfall.controller/1"
+LABELS: Final = {"app.kubernetes.io/name": "rankfall", "app.kubernetes.io/component": "controller"}
+#: Lines remembered across a restart, for each query. What was forgotten comes again, and the Nodes' records know it.
+MAX_LINES: Final = 2_000
+#: Observations that wait for a Node: for its next boot, or for a write that is refused.
+MAX_WAITING: Final = 256
+_METRICS: Final = "metrics"
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of the decisions.
+
+    Attributes:
+        safety: breaker and rate.
+        reset_word: the word with which a person closed the breaker last.
+        waiting: observations to be given again.
+        told_until: all Events of changes of Nodes of that moment and before are sent, nanoseconds since the epoch.
+    """
+
+    schema: str = SCHEMA
+    safety: Safety = Safety()
+    reset_word: str = ""
+    waiting: tuple[NodeFault, ...] = ()
+    told_until: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one query stands.
+
+    Attributes:
+        cursor: of the query.
+        begun: earliest beginning of each boot, by ``node boot``, in nanoseconds since the epoch.
+    """
+
+    cursor: State
+    begun: dict[str, int] = {}
+
+
+class StateMap:
+    """The ConfigMap.
+
+    Args:
+        kube: an open client; None = nothing is read or written (dry run).
+        namespace: of it.
+        holder: who writes; another one's write is never overwritten.
+
+    Attributes:
+        stored: as it was read or written last.
+        places: of the queries, by name.
+        standing: values of metrics that are not 0.
+    """
+
+    def __init__(self, kube: Kube | None, *, namespace: str, holder: str) -> None:
+        self._kube = kube
+        self._holder = holder
+        self._writes = asyncio.Lock()
+        self._namespace = namespace
+        self._version: str | None = None
+        self.stored = Stored()
+        self.places: dict[str, Place] = {}
+        self.standing: dict[str, ActiveMetric] = {}
+
+    async def load(self) -> None:
+        """Read it, or begin anew where there is none.
+
+        Raises:
+            EvidenceLost: what stands there cannot be read, or is not ours.
+            KubeError: it cannot be asked for.
+        """
+        if self._kube is None:
+            return
+        try:
+            item = await self._kube.get(CONFIG_MAPS, NAME, namespace=self._namespace)
+        except ObjectNotFound:
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "labels": LABELS}, "data": {}}
+            item = await self._kube.create(CONFIG_MAPS, body, namespace=self._namespace)
+        meta = item["metadata"]
+        if any((meta.get("labels") or {}).get(key) != value for key, value in LABELS.items()):
+            raise EvidenceLost(
+                f"ConfigMap {NAME} in {self._namespace} is not ours", hint="give --namespace another one"
+            )
+        self._version = str(meta["resourceVersion"])
+        self.stored, self.places, self.standing = _read(item.get("data") or {}, namespace=self._namespace)
+
+    async def keep(self, stored: Stored) -> None:
+        """Write the part of the decisions, where it is another one.
+
+        Raises:
+            Conflict: another controller wrote it since.
+            KubeError: it cannot be written.
+        """
+        if stored != self.stored:
+            await self._write({"state": msgspec.json.encode(stored).decode()})
+            self.stored = stored
+
+    async def save_position(self, name: str, place: Place) -> None:
+        """Write where one query stands.
+
+        Raises:
+            Conflict, KubeError: as :meth:`keep`.
+        """
+        seen = place.cursor.seen[-MAX_LINES:]
+        short = msgspec.structs.replace(place, cursor=msgspec.structs.replace(place.cursor, seen=seen))
+        await self._write({f"query.{name}": msgspec.json.encode(short).decode()})
+        self.places[name] = place
+
+    async def save_active_metrics(self, standing: dict[str, ActiveMetric]) -> None:
+        """Write what stands in metrics, where it is something else.
+
+        Raises:
+            Conflict, KubeError: as :meth:`keep`.
+        """
+        if standing != self.standing:
+            await self._write({_METRICS: msgspec.json.encode(standing).decode()})
+            self.standing = standing
+
+    async def _write(self, data: Mapping[str, str]) -> None:
+        if self._kube is None:
+            return
+        async with self._writes:
+            try:
+                await self._patch(self._kube, data)
+            except Conflict:
+                # The answer to a write of ours may have been lost; another one's stays.
+                item = await self._kube.get(CONFIG_MAPS, NAME, namespace=self._namespace)
+                if (item.get("data") or {}).get("holder") != self._holder:
+                    raise
+                self._version = str(item["metadata"]["resourceVersion"])
+                await self._patch(self._kube, data)
+
+    async def _patch(self, kube: Kube, data: Mapping[str, str]) -> None:
+        body = {"data": {**data, "holder": self._holder}}
+        item = await kube.patch(
+            CONFIG_MAPS, NAME, body, kind="merge", namespace=self._namespace, resource_version=self._version
+        )
+        self._version = str(item["metadata"]["resourceVersion"])
+
+
+def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str, Place], dict[str, ActiveMetric]]:
+    stored, places, standing = Stored(), dict[str, Place](), dict[str, ActiveMetric]()
+    for key, text in data.items():
+        try:
+            if key == "state":
+                stored = decoding.decode(text, kind=Stored)
+            elif key == _METRICS:
+                standing = decoding.decode(text, kind=dict[str, ActiveMetric])
+            elif key.startswith("query."):
+                places[key.removeprefix("query.")] = decoding.decode(text, kind=Place)
+        except msgspec.DecodeError as error:
+            raise EvidenceLost(
+                f"ConfigMap {NAME} in {namespace}: {shown(key, 64)}: {shown(str(error))}",
+                hint=f"look whether its breaker is open, then: kubectl -n {namespace} delete configmap {NAME}",
+            ) from None
+    if stored.schema != SCHEMA:
+        raise EvidenceLost(
+            f"ConfigMap {NAME} in {namespace} is of schema {shown(stored.schema, 64)}",
+            hint="run the version that wrote it, or delete it to begin anew",
+        )
+    return stored, places, standing

@@ -1,0 +1,233 @@
+"""Runs the operator's hooks on tainted nodes, one at a time, where no running job would suffer.
+
+Off without hooks. Decided by the records, so a killed controller goes on, and a hook without an answer is not
+called again. A job is a pod that asks for devices and has not ended; without the right to list pods every
+node counts as busy. The API server is asked only while a node needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rankfall.kube.client import ALL_NAMESPACES, Kube
+from rankfall.kube.errors import KubeError
+from rankfall.kube.resources import PODS
+from rankfall.model.node_health.records import NodeHealth, OpenCause
+from rankfall.nodes.config import ConfigFile
+from rankfall.nodes.controller.decision_loop import Loop
+from rankfall.nodes.controller.node_cache import NodeCache
+from rankfall.nodes.controller.notifier import LOG
+from rankfall.nodes.hooks.calls import Call, call_hook
+from rankfall.nodes.hooks.ladder import Hook, next_hook
+from rankfall.nodes.rules import node_state
+from rankfall.nodes.rules.node_objects import NodeObject
+from rankfall.nodes.rules.node_state import REBOOTS, Remedy, grave
+
+#: Between two looks at the book, seconds.
+POLL_INTERVAL_S: Final = 5.0
+_SECOND: Final = 1_000_000_000
+
+
+class Remediation:
+    """Cares.
+
+    Args:
+        kube: a client with the rights of ``JOB_RULES``.
+        book: of the Nodes.
+        loop: that decides; it is given what was done.
+        config: has the hooks.
+        occupied: knows whether a job runs on a node.
+        namespace: of the Jobs.
+        poll_interval_s: between two looks.
+        clock: nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        book: NodeCache,
+        loop: Loop,
+        config: ConfigFile,
+        occupied: NodeOccupancy,
+        namespace: str,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._kube, self._book, self._loop, self._config = kube, book, loop, config
+        self._namespace, self._poll_interval_s, self._clock = namespace, poll_interval_s, clock
+        self._occupied = occupied
+        self._waiting: set[str] = set()
+
+    async def run(self) -> None:
+        """Care for ever."""
+        while True:
+            for name in sorted(self._book.nodes):
+                try:
+                    await self._node(name)
+                except KubeError as error:
+                    LOG.warning("node `%s` cannot be cared for now: %s", name, error.message)
+            await asyncio.sleep(self._poll_interval_s)
+
+    async def _node(self, name: str) -> None:
+        node, policy = self._book.nodes.get(name), self._loop.in_force.policy
+        health = None if node is None else node.view.record
+        if node is None or health is None or not health.tainted or policy.kill_switch or node.view.opted_out:
+            return
+        if health.state == "remediating":
+            await self._proof(node, health)
+        elif health.state == "quarantined" and not self._elsewhere(name):
+            found = next_hook(health, hooks=self._config.config.hooks, rules=self._config.config.rules)
+            if found is not None and await self._may_disturb(name, health):
+                await self._run_hook(node, health, *found)
+
+    async def _may_disturb(self, name: str, health: NodeHealth) -> bool:
+        """Whether no job on the node would be the worse for it: none runs there, or none that uses what is broken can go on."""
+        rules = self._config.config.rules
+        causes = (rules.find(each.code) for each in grave(health, rules))
+        if any(rule is not None and rule.fatal_for_job == "yes" for rule in causes) or await self._occupied.idle(name):
+            self._waiting.discard(name)
+            return True
+        if name not in self._waiting:
+            LOG.warning("node `%s` waits for the end of the job on it before any hook is called", name)
+            self._waiting.add(name)
+        return False
+
+    def _elsewhere(self, name: str) -> bool:
+        """Whether a step is under way on another node: one that an earlier controller began may be; of a node that was opted out nobody here knows."""
+        records = (
+            each.view.record for each in self._book.nodes.values() if each.name != name and not each.view.opted_out
+        )
+        return any(record is not None and record.state == "remediating" for record in records)
+
+    async def _run_hook(self, node: NodeObject, health: NodeHealth, hook: Hook, cause: OpenCause) -> None:
+        name, attempt = node.name, health.tried.count(hook.step) + 1
+        await self._loop.give([Remedy(node=name, at=self._clock(), step=hook.step, outcome="started")])
+        after = self._book.nodes.get(name)
+        record = None if after is None else after.view.record
+        if record is None or record.state != "remediating" or record.step != hook.step:
+            return  # it is not written down, so it must not be done
+        key = hashlib.sha256(f"{name}\0{record.since}\0{hook.step}\0{attempt}".encode()).hexdigest()[:20]
+        LOG.warning("node `%s` hook %s, attempt %d, for %s", name, hook.step, attempt, cause.named)
+        answer = await call_hook(
+            self._kube, hook, Call(node=name, cause=cause, attempt=attempt, key=key), namespace=self._namespace
+        )
+        LOG.warning("node `%s` hook %s %s: %s", name, hook.step, "answered" if answer.ok else "failed", answer.text)
+        if hook.step not in REBOOTS:
+            await self._ended(name, hook.step, ok=answer.ok)
+        elif answer.ok:
+            await self._await_boot(name, hook)
+        else:
+            await self._ended(name, hook.step, ok=self._rebooted(name))
+
+    async def _await_boot(self, name: str, hook: Hook) -> None:
+        """Wait until the Node shows another boot id, for as long as the hook gives it; others wait too: one at a time."""
+        until = time.monotonic() + hook.prove_s
+        # Looks at what the watch brings; the node may also go away.
+        while name in self._book.nodes and not self._rebooted(name) and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(self._poll_interval_s)
+        await self._ended(name, hook.step, ok=self._rebooted(name))
+
+    async def _proof(self, node: NodeObject, health: NodeHealth) -> None:
+        """End a step that an earlier controller began: by its proof, or when its time is over."""
+        hook = next((each for each in self._config.config.hooks if each.step == health.step), None)
+        limit = 0 if hook is None else hook.timeout_s + hook.prove_s
+        proven = health.step in REBOOTS and self._rebooted(node.name)
+        if health.step is not None and (proven or self._clock() - (health.since or 0) > limit * _SECOND):
+            await self._ended(node.name, health.step, ok=proven)
+
+    def _rebooted(self, name: str) -> bool:
+        node = self._book.nodes.get(name)
+        record = None if node is None else node.view.record
+        if node is None or record is None or record.step_boot is None or not node.view.ready:
+            return False
+        return node.view.boot is not None and node.view.boot != record.step_boot
+
+    async def _ended(self, name: str, step: str, *, ok: bool) -> None:
+        LOG.warning("node `%s` hook %s: %s", name, step, "done" if ok else "not proven")
+        await self._loop.give([Remedy(node=name, at=self._clock(), step=step, outcome="ended", ok=ok)])
+
+
+#: Between two looks at the pods of nodes on which something waits, seconds.
+OCCUPIED_LOOK_S: Final = 10.0
+
+
+class NodeOccupancy:
+    """Looks.
+
+    Args:
+        kube: an open client that may list pods.
+        book: of the Nodes; it is told which have no job.
+        loop: names the policy.
+        namespace: of the controller's own Jobs.
+        poll_interval_s: between two looks.
+        clock: nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        book: NodeCache,
+        loop: Loop,
+        namespace: str,
+        poll_interval_s: float = OCCUPIED_LOOK_S,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._kube, self._book, self._loop, self._namespace = kube, book, loop, namespace
+        self._poll_interval_s, self._clock = poll_interval_s, clock
+        self._told: set[str] = set()
+        self._waiting: set[str] = set()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._poll_interval_s)
+
+    async def look(self) -> None:
+        """One look at each node with a fault that waits for the end of its job."""
+        if not self._loop.in_force.policy.after_job:
+            return
+        for name, node in list(self._book.nodes.items()):
+            record = node.view.record
+            if record is not None and node_state.awaits_idle(record, self._loop.in_force.rules):
+                begun = self._clock()
+                if await self.idle(name):
+                    self._book.idle[name] = begun
+                    self._waiting.discard(name)
+                    continue
+                self._book.idle.pop(name, None)
+                if name not in self._waiting:
+                    LOG.info("node `%s`: what waits for the end of the job on it goes on waiting", name)
+                    self._waiting.add(name)
+
+    async def idle(self, name: str) -> bool:
+        """Whether no job runs on a node; false also where that cannot be seen."""
+        try:
+            # Of all namespaces: with one, only the controller's own would be seen, and every node would be idle.
+            found = await self._kube.list(PODS, namespace=ALL_NAMESPACES, fields=f"spec.nodeName={name}")
+        except KubeError as error:
+            if name not in self._told:
+                LOG.warning("whether a job runs on node `%s` cannot be seen: %s", name, error.message)
+                self._told.add(name)
+            return False
+        self._told.discard(name)
+        return not any(_is_job(each, own=self._namespace) for each in found.items)
+
+
+def _is_job(pod: Mapping[str, Any], *, own: str) -> bool:
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    if status.get("phase") in {"Succeeded", "Failed"} or meta.get("namespace") == own:
+        return False
+    if any(each.get("kind") in {"DaemonSet", "Node"} for each in meta.get("ownerReferences") or ()):
+        return False
+    if spec.get("resourceClaims"):
+        return True
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    asked = [(each.get("resources") or {}).get(kind) or {} for each in containers for kind in ("requests", "limits")]
+    return any("/" in name for each in asked for name in each)

@@ -1,0 +1,236 @@
+"""Sources that query Loki: one for each stream of kernel lines, one for the watched pods.
+
+The position moves only after the lines are acted on or stored. No answer is never "no lines": the position
+stays, the wait grows, and the blind time is a metric. Each query starts a little before the position, and
+once a minute ten minutes before it, for lines that a collector delivered late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from rankfall.kube.errors import KubeError
+from rankfall.loki.client import Loki
+from rankfall.loki.cursor import OVERLAP_NS, SECOND, Cursor, Entry, State
+from rankfall.loki.errors import LokiError
+from rankfall.loki.reader import PageSource, Reader
+from rankfall.model.node_health.records import NodeFault
+from rankfall.nodes.controller.decision_loop import Loop
+from rankfall.nodes.controller.metrics import Metrics
+from rankfall.nodes.controller.node_cache import NodeCache
+from rankfall.nodes.controller.notifier import LOG
+from rankfall.nodes.controller.persistent_state import Place, StateMap
+from rankfall.nodes.controller.plan_writer import sole_writer
+from rankfall.nodes.controller.settings import Settings, kernel_query, pod_query
+from rankfall.nodes.controller.sources.loki_lines import POD_TEXTS, KernelLines, PodLines, kernel_texts
+
+#: Loki takes lines with stamps so far ahead, from nodes whose clocks are fast; nanoseconds.
+AHEAD_NS: Final = 600 * SECOND
+#: Behind the mark at every look, and at the thorough ones, nanoseconds.
+QUICK_NS: Final = 15 * SECOND
+THOROUGH_S: Final = 60.0
+#: Between the end of a look and the next one at least, of ``poll_s``.
+LEAST_REST: Final = 0.25
+#: After an answer that waiting may not heal (a bad query, no right), seconds.
+REFUSED_S: Final = 30.0
+#: The mark of a query without lines is kept so often, seconds; a kill costs no more than to read that again.
+_KEEP_S: Final = 60.0
+
+
+def rest_s(poll_s: float, *, took_s: float) -> float:
+    """Seconds between the end of a look and the next one."""
+    return max(poll_s - took_s, poll_s * LEAST_REST)
+
+
+class LineReader(Protocol):
+    """Makes faults of lines: ``KernelLines`` and ``PodLines``."""
+
+    nameless: int
+
+    def read(self, entry: Entry) -> NodeFault | None:
+        """What a line says."""
+        ...
+
+
+class LokiSource:
+    """One query.
+
+    Args:
+        name: of the query, in the state and in metrics.
+        loki: gives pages.
+        query: in Loki's language.
+        lines: reads them.
+        begun: what ``lines`` learns of boots, to be kept with the mark.
+        state: keeps the mark.
+        give: takes what was seen and returns once it is acted on.
+        metrics: counts.
+        poll_s: between the beginnings of two looks.
+        look_back_s: how far back the very first look goes.
+        clock: nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        loki: PageSource,
+        query: str,
+        lines: LineReader,
+        begun: dict[str, int] | None,
+        state: StateMap,
+        give: Callable[[Sequence[NodeFault]], Awaitable[None]],
+        metrics: Metrics,
+        poll_s: float,
+        look_back_s: int,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.name, self._lines, self._begun, self._state, self._give = name, lines, begun, state, give
+        self._metrics, self._poll_s, self._clock = metrics, poll_s, clock
+        before = state.places.get(name)
+        if before is not None and begun is not None:
+            begun |= before.begun
+        cursor = Cursor(before.cursor if before is not None else State.beginning(clock() - look_back_s * SECOND))
+        self._reader = Reader(loki, query, cursor, trouble=self._trouble, on_stuck=self._stuck, patience_s=None)
+        self._blind_since: float | None = None
+        self._kept_at: float | None = None
+        self._thorough_at: float | None = None
+        self._told_lost: set[int] = set()
+
+    async def run(self) -> None:
+        """Look for ever. A look that takes long is followed the sooner by the next one, but never at once: Loki has others to serve."""
+        while True:
+            begun = time.monotonic()
+            try:
+                await self.look()
+            except LokiError as error:
+                self._trouble(error)
+                await asyncio.sleep(max(REFUSED_S, error.retry_after or 0))
+                continue
+            await asyncio.sleep(rest_s(self._poll_s, took_s=time.monotonic() - begun))
+
+    async def look(self) -> None:
+        """One look: all that is new, acted on before the mark moves.
+
+        Raises:
+            LokiError: it does not pass; the mark stands where it stood.
+            LeaseGone: another controller wrote the state, so this one leads no more.
+        """
+        now, clock = self._clock(), time.monotonic()
+        thorough = self._thorough_at is None or clock - self._thorough_at >= THOROUGH_S
+        new = False
+        async for page in self._reader.read(now + AHEAD_NS, overlap_ns=None if thorough else QUICK_NS, settled=now):
+            self._answered()
+            self._metrics.add("health_source_lines_total", len(page), source=self.name)
+            await self._give([fault for entry in page if (fault := self._lines.read(entry)) is not None])
+            new = True
+        if thorough:
+            self._thorough_at = clock
+        self._answered()
+        self._metrics.set("health_source_lag_seconds", max(0, self._clock() - now) / SECOND, source=self.name)
+        self._metrics.set("health_lines_without_node_total", self._lines.nameless, source=self.name)
+        if new or self._kept_at is None or clock - self._kept_at >= _KEEP_S:
+            await self._keep()
+            self._kept_at = clock
+
+    async def _keep(self) -> None:
+        place = Place(cursor=self._reader.cursor.state(), begun=dict(self._begun or {}))
+        try:
+            with sole_writer():
+                await self._state.save_position(self.name, place)
+        except KubeError as error:
+            # All is acted on; after a kill it would be read once more, and known.
+            LOG.warning("where %s stands cannot be kept: %s", self.name, error.message)
+
+    def _trouble(self, error: LokiError) -> None:
+        if self._blind_since is None:
+            self._blind_since = time.monotonic()
+            LOG.warning("%s: %s; nothing is taken for good meanwhile", self.name, error.message)
+        self._metrics.add("health_source_errors_total", source=self.name)
+        self._metrics.set("health_source_blind_seconds", max(0.001, self.blind_s), source=self.name)
+
+    def _answered(self) -> None:
+        if self._blind_since is not None:
+            LOG.info("%s answers again after %.0f s", self.name, self.blind_s)
+            self._blind_since = None
+        self._metrics.set("health_source_blind_seconds", 0, source=self.name)
+
+    @property
+    def blind_s(self) -> float:
+        """How long it could not be asked; 0 = it answers."""
+        return 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
+
+    def _stuck(self, at: int) -> None:
+        # Every look that begins before it meets it again, and it is the same loss.
+        horizon = self._reader.cursor.mark - OVERLAP_NS
+        self._told_lost = {each for each in self._told_lost if each > horizon}
+        if at in self._told_lost:
+            return
+        self._told_lost.add(at)
+        self._metrics.add("health_lines_lost_total", source=self.name)
+        LOG.error("%s: nanosecond %d holds more lines than Loki gives at once; the rest of them is lost", self.name, at)
+
+
+#: Longest wait for one answer of Loki, seconds.
+LOKI_S: Final = 30.0
+
+
+async def open_sources(
+    stack: contextlib.AsyncExitStack,
+    settings: Settings,
+    *,
+    book: NodeCache,
+    state: StateMap,
+    loop: Loop,
+    metrics: Metrics,
+) -> list[LokiSource]:
+    """Open them; none where the settings name no Loki.
+
+    Args:
+        stack: closes what they need.
+        settings: of the controller.
+        book: tells which boot a Node shows.
+        state: holds how far each has read.
+        loop: takes what they see.
+        metrics: counts.
+    """
+    if settings.loki is None:
+        return []
+    labels = settings.labels
+    keys = (labels.node, labels.namespace, labels.pod)
+    loki = await stack.enter_async_context(Loki(settings.loki, keys=keys, total_s=LOKI_S))
+
+    def boot_of(name: str) -> str | None:
+        node = book.nodes.get(name)
+        return None if node is None else node.view.boot
+
+    def source(name: str, query: str, lines: KernelLines | PodLines) -> LokiSource:
+        return LokiSource(
+            name,
+            loki=loki,
+            query=query,
+            lines=lines,
+            begun=lines.begun if isinstance(lines, KernelLines) else None,
+            state=state,
+            give=loop.give,
+            metrics=metrics,
+            poll_s=settings.poll_s,
+            look_back_s=settings.look_back_s,
+        )
+
+    texts = kernel_texts()
+    sources = [
+        source(
+            f"{each.namespace}.{each.daemon_set}",
+            kernel_query(each, labels, texts=texts),
+            KernelLines(labels, boot_of=boot_of),
+        )
+        for each in settings.streams
+    ]
+    if settings.watched:
+        query = pod_query(settings.watched, labels, texts=POD_TEXTS)
+        sources.append(source("pods", query, PodLines(labels)))
+    return sources

@@ -1,0 +1,186 @@
+"""Calls one hook once: a command, a webhook or a Job.
+
+Its answer proves nothing: a reboot is proven by another boot id, everything else by checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from rankfall.kube.client import Kube
+from rankfall.kube.errors import Conflict, KubeError
+from rankfall.kube.resources import JOBS
+from rankfall.model.node_health.records import OpenCause, shown
+from rankfall.nodes.checks.jobs import Object
+from rankfall.nodes.hooks.ladder import Hook, HookJob
+
+_POLL_S: Final = 1.0
+_MAX_OUTPUT: Final = 4_096
+# Characters of what a command printed: its last words say how it ended.
+_MAX_TOLD: Final = 200
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook is told.
+
+    Attributes:
+        node: whose remedy it is.
+        cause: what asks for it.
+        attempt: of this step, from 1.
+        key: the same for the same attempt; a hook that gets it twice has done it already.
+    """
+
+    node: str
+    cause: OpenCause
+    attempt: int
+    key: str
+
+    def words(self, hook: Hook) -> dict[str, str]:
+        """As environment; a webhook gets the same in small letters, without the prefix."""
+        told = {
+            "NODE": self.node, "STEP": hook.step, "CAUSE": self.cause.code, "DEVICE": self.cause.device or "", "ATTEMPT": str(self.attempt), "KEY": self.key,
+        }  # fmt: skip
+        return {f"RANKFALL_{name}": value for name, value in told.items()}
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it: ``ok`` = it says that it did its work."""
+
+    ok: bool
+    text: str
+
+
+async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> Answer:
+    """Call it and wait for its answer, ``timeout_s`` at most. Nothing is raised but the cancellation of the caller.
+
+    Args:
+        kube: for hooks that are Jobs.
+        hook: to be called.
+        call: what it is told.
+        namespace: of Jobs.
+    """
+    words = call.words(hook)
+    try:
+        async with asyncio.timeout(hook.timeout_s):
+            if hook.command is not None:
+                return await _command(hook.command, words)
+            if hook.webhook is not None:
+                return await _webhook(hook.webhook, hook.token_file, words)
+            if hook.job is not None:
+                return await _job(kube, hook.job, words, node=call.node, namespace=namespace, limit=hook.timeout_s)
+    except TimeoutError:
+        return Answer(ok=False, text=f"had not answered after {hook.timeout_s} s")
+    except (OSError, KubeError, aiohttp.ClientError, ValueError) as error:
+        # ValueError: what no word of a command can hold.
+        return Answer(ok=False, text=shown(str(error)))
+    raise AssertionError(hook)
+
+
+async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={**os.environ, **words},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        said = await _tail(process.stdout)
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            # The whole session: what it started must not go on when nobody waits for it any more.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    text = shown(" ".join(said.decode("utf-8", "replace").split())[-_MAX_TOLD:])
+    return Answer(ok=process.returncode == 0, text=f"ended with {process.returncode}{': ' if text else ''}{text}")
+
+
+async def _tail(stream: asyncio.StreamReader | None) -> bytes:
+    """The end of what a command prints, however much that is."""
+    said = b""
+    while stream is not None and (part := await stream.read(_MAX_OUTPUT)):
+        said = (said + part)[-_MAX_OUTPUT:]
+    return said
+
+
+async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -> Answer:
+    headers = {"Idempotency-Key": words["RANKFALL_KEY"]}
+    if token_file is not None:
+        # Read anew each time: tokens rotate.
+        token = (await asyncio.to_thread(Path(token_file).read_text, "utf-8")).strip()
+        if not (token.isascii() and token.isprintable()):
+            return Answer(ok=False, text=f"{shown(token_file)} holds no token that a header can carry")
+        headers["Authorization"] = f"Bearer {token}"
+    body = {name.removeprefix("RANKFALL_").lower(): value for name, value in words.items()}
+    async with (
+        aiohttp.ClientSession(trust_env=True) as session,
+        session.post(url, json=body, headers=headers, allow_redirects=False) as response,
+    ):
+        said = (await response.content.read(_MAX_OUTPUT)).decode("utf-8", "replace").strip()
+        text = f"answered {response.status}{': ' if said else ''}{said}"
+        return Answer(ok=200 <= response.status < 300, text=shown(text))  # noqa: PLR2004 - 2xx
+
+
+async def _job(kube: Kube, job: HookJob, words: Mapping[str, str], *, node: str, namespace: str, limit: int) -> Answer:
+    name = f"rankfall-hook-{words['RANKFALL_KEY']}"
+    try:
+        await kube.create(JOBS, hook_job(job, words, node=node, name=name, limit=limit), namespace=namespace)
+    except Conflict as error:
+        if not error.already_exists:
+            raise
+    begun = time.monotonic()
+    try:
+        while True:
+            status = (await kube.get(JOBS, name, namespace=namespace)).get("status") or {}
+            for each in status.get("conditions") or ():
+                if each.get("status") == "True" and each.get("type") in {"Complete", "Failed"}:
+                    told = f"after {time.monotonic() - begun:.0f} s: {each.get('message') or each['type']}"
+                    return Answer(ok=each["type"] == "Complete", text=shown(told))
+            await asyncio.sleep(_POLL_S)
+    finally:
+        with contextlib.suppress(KubeError):
+            await kube.delete(JOBS, name, namespace=namespace)
+
+
+def hook_job(job: HookJob, words: Mapping[str, str], *, node: str, name: str, limit: int) -> Object:
+    """The Job of a hook: tried once, ended by itself, kept for nobody."""
+    container: Object = {
+        "name": "hook",
+        "image": job.image,
+        "command": list(job.command),
+        "env": [{"name": key, "value": value} for key, value in words.items()],
+        "securityContext": {"privileged": True} if job.privileged else {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }  # fmt: skip
+    pod: Object = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": job.service_account is not None,
+        "containers": [container],
+    }
+    if job.service_account is not None:
+        pod["serviceAccountName"] = job.service_account
+    if job.on_node:
+        pod["tolerations"] = [{"operator": "Exists"}]
+        pod["nodeName"] = node
+    if job.privileged:
+        pod["hostPID"] = True
+    spec = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": limit,
+        "ttlSecondsAfterFinished": 3_600,
+        "template": {"spec": pod},
+    }
+    meta = {"name": name, "labels": {"app.kubernetes.io/name": "rankfall-hook"}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}

@@ -1,0 +1,75 @@
+"""ValidatingAdmissionPolicy on Nodes and its binding: RBAC names verbs and objects, and cannot limit fields."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+Object = dict[str, Any]
+
+_API: Final = "admissionregistration.k8s.io/v1"
+
+
+def admission(
+    *,
+    name: str,
+    who: tuple[str, str],
+    operations: Sequence[str],
+    validations: Sequence[tuple[str, str]],
+    resources: Sequence[str] = ("nodes", "nodes/status"),
+) -> list[Object]:
+    """A ValidatingAdmissionPolicy, and its binding; what it does not allow is denied.
+
+    Args:
+        name: of both.
+        who: whose requests are looked at: a word, and an expression in CEL.
+        operations: of the API that are looked at.
+        validations: expressions in CEL that must all be true, each with what is said where it is not.
+        resources: that are looked at.
+    """
+    word, match = who
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": list(operations),
+        "resources": list(resources),
+    }
+    return [
+        {
+            "apiVersion": _API,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": name},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [rule]},
+                "matchConditions": [{"name": word, "expression": match}],
+                "validations": [{"expression": expression, "message": message} for expression, message in validations],
+            },
+        },
+        {
+            "apiVersion": _API,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": name},
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def account(name: str, *, namespace: str) -> str:
+    """That a request is of this service account."""
+    return f"request.userInfo.username == 'system:serviceaccount:{namespace}:{name}'"
+
+
+def unchanged(part: str, fields: Collection[str]) -> str:
+    """That these fields of a part of the object are as they were."""
+    return " && ".join(f"object.{part}.?{field} == oldObject.{part}.?{field}" for field in fields)
+
+
+def annotations_but(allowed: Collection[str]) -> str:
+    """That all other annotations are there with the values they had, and no new ones."""
+    own = " || ".join(f"k == '{key}'" for key in sorted(allowed))
+    halves = [
+        f"{one}.metadata.?annotations.orValue({{}}).all(k, {own} || {other}.metadata.?annotations[?k] == {one}.metadata.?annotations[?k])"
+        for one, other in (("object", "oldObject"), ("oldObject", "object"))
+    ]
+    return " && ".join(halves)

@@ -1,0 +1,188 @@
+"""Objects of the agent: account, rights, DaemonSet, and a policy that limits what the account may change.
+
+It must be privileged: no other setting of a pod gives ``/dev/kmsg`` (with CAP_SYSLOG and the device mounted
+the open is refused by the device control group: tried), and containerd gives a privileged container all
+capabilities whatever is dropped. Everything else is minimal: read-only root, one folder of the node, no right
+on taints, cordon or spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, REPORT_CONDITION
+from rankfall.nodes.agent.api import EVENT_NAMESPACE
+from rankfall.nodes.manifests.admission import Object, account, admission
+
+NAME: Final = "rankfall-agent"
+STATE: Final = "/var/lib/rankfall-agent"
+PORT: Final = 8081
+_RBAC: Final = "rbac.authorization.k8s.io"
+
+#: Of a ClusterRole: the annotation and the condition are written through the status, which changes no spec.
+CLUSTER_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},)
+#: Of a Role in the namespace of Events about Nodes.
+EVENT_RULES: Final[tuple[Object, ...]] = ({"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},)
+
+
+def agent_objects(
+    *,
+    namespace: str,
+    image: str,
+    command: Sequence[str] = ("rankfall",),
+    labels: dict[str, str] | None = None,
+    node_selector: dict[str, str] | None = None,
+    injected: bool = False,
+    pull: str = "IfNotPresent",
+) -> list[Object]:
+    """All of the agent but its namespace, which must allow privileged pods (``pod-security.kubernetes.io/enforce: privileged``).
+
+    Args:
+        namespace: of the account and the DaemonSet.
+        image: that has Rankfall, best by digest.
+        command: that starts Rankfall in it.
+        labels: of every object, beside the usual ones.
+        node_selector: which nodes; None = all.
+        injected: the test mode.
+        pull: policy of the image.
+    """
+    meta = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME, **(labels or {})}}
+    inside = {**meta, "namespace": namespace}
+    subjects = [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}]
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": inside},
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta,
+            "rules": [dict(rule) for rule in CLUSTER_RULES],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": meta,
+            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": NAME},
+            "subjects": subjects,
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "Role",
+            "metadata": {**meta, "namespace": EVENT_NAMESPACE},
+            "rules": [dict(rule) for rule in EVENT_RULES],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": {**meta, "namespace": EVENT_NAMESPACE},
+            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": NAME},
+            "subjects": subjects,
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": inside,
+            "spec": {
+                "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+                "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+                "template": {
+                    "metadata": {"labels": inside["labels"]},
+                    "spec": _pod(image, command, node_selector=node_selector, injected=injected, pull=pull),
+                },
+            },
+        },
+    ]
+
+
+def _pod(
+    image: str, command: Sequence[str], *, node_selector: dict[str, str] | None, injected: bool, pull: str
+) -> Object:
+    pod: Object = {
+        "serviceAccountName": NAME,
+        # A node that is tainted, ours or anybody's, must not go dark.
+        "tolerations": [{"operator": "Exists"}],
+        "priorityClassName": "system-node-critical",
+        # An Xid names a process of the node; its pod is read from /proc.
+        "hostPID": True,
+        "terminationGracePeriodSeconds": 10,
+        "containers": [
+            {
+                "name": "agent",
+                "image": image,
+                "imagePullPolicy": pull,
+                "command": [
+                    *command,
+                    "agent",
+                    "--state",
+                    STATE,
+                    "--probe-address",
+                    f":{PORT}",
+                    *(["--accept-injected-kmsg"] if injected else []),
+                ],
+                "ports": [{"name": "probe", "containerPort": PORT}],
+                # The loop that reads the ring answers. A minute apart: nobody waits for it, and an agent at rest stays one.
+                "livenessProbe": {
+                    "httpGet": {"path": "/healthz", "port": "probe"},
+                    "periodSeconds": 60,
+                    "timeoutSeconds": 10,
+                    "failureThreshold": 5,
+                },
+                "env": [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+                "resources": {
+                    "requests": {"cpu": "10m", "memory": "48Mi"},
+                    "limits": {"cpu": "500m", "memory": "96Mi"},
+                },
+                "securityContext": {"privileged": True, "readOnlyRootFilesystem": True, "runAsUser": 0},
+                "volumeMounts": [
+                    {"name": "kmsg", "mountPath": "/dev/kmsg", "readOnly": True},
+                    {"name": "state", "mountPath": STATE},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "kmsg", "hostPath": {"path": "/dev/kmsg", "type": "CharDevice"}},
+            {"name": "state", "hostPath": {"path": STATE, "type": "DirectoryOrCreate"}},
+        ],
+    }
+    if node_selector:
+        pod["nodeSelector"] = dict(node_selector)
+    return pod
+
+
+def agent_admission(*, namespace: str) -> list[Object]:
+    """A policy: this account changes one annotation and one condition of the Node its pod runs on, and nothing else. Kubernetes 1.32 or newer.
+
+    RBAC can name neither fields nor "the own node"; the token of a pod names its node.
+    """
+    node = "authentication.kubernetes.io/node-name"
+    notes = (
+        "(has({0}.metadata.annotations) ? {0}.metadata.annotations : {{}})"
+        f".all(k, k == '{REPORT_ANNOTATION}' || (has({{1}}.metadata.annotations) && k in {{1}}.metadata.annotations && "
+        "{1}.metadata.annotations[k] == {0}.metadata.annotations[k]))"
+    )
+    others = f"{{0}}.status.conditions.filter(c, c.type != '{REPORT_CONDITION}')"
+    same = [
+        f"object.status.?{field} == oldObject.status.?{field}" for field in ("capacity", "allocatable", "addresses")
+    ]
+    validations = [
+        (
+            f"'{node}' in request.userInfo.extra && request.userInfo.extra['{node}'][0] == object.metadata.name",
+            "an agent speaks for the node that its pod runs on",
+        ),
+        (
+            f"{notes.format('object', 'oldObject')} && {notes.format('oldObject', 'object')}",
+            f"an agent writes the annotation {REPORT_ANNOTATION} alone",
+        ),
+        ("object.metadata.?labels == oldObject.metadata.?labels", "an agent writes no labels"),
+        (
+            f"{others.format('object')} == {others.format('oldObject')}",
+            f"an agent writes the condition {REPORT_CONDITION} alone",
+        ),
+        (" && ".join(same), "an agent writes nothing of a node's resources and addresses"),
+    ]
+    return admission(
+        name=NAME,
+        who=("agent", account(NAME, namespace=namespace)),
+        operations=("CREATE", "UPDATE", "DELETE"),
+        validations=validations,
+    )

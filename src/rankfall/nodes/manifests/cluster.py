@@ -1,0 +1,147 @@
+"""All objects of node health: namespace, controller, agents, and the rights by which runs report.
+
+The rights of runs are bound to nobody: whoever has them can have nodes tainted, so an administrator binds
+them. RBAC names no fields, so a policy limits everybody with these rights, and without one on Nodes, to the
+one annotation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rankfall.model.node_health.run_verdicts import LEASE, MAX_VERDICTS_TEXT, VERDICTS_ANNOTATION
+from rankfall.nodes.config import load_config
+from rankfall.nodes.controller.settings import AGENT, DMESG, Stream
+from rankfall.nodes.manifests.admission import Object, admission, annotations_but, unchanged
+from rankfall.nodes.manifests.agent import agent_admission, agent_objects
+from rankfall.nodes.manifests.controller import controller_admission, controller_objects
+
+NAME: Final = "rankfall-runs"
+#: A resource that no server has: to have this right says that the policy is meant.
+_GROUP: Final = "rankfall.dev"
+_WORD: Final = "runverdicts"
+_RBAC: Final = "rbac.authorization.k8s.io"
+
+#: Of a ClusterRole: a Node is read, and an annotation of it written by its status.
+CLUSTER_RULES: Final[tuple[Object, ...]] = (
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+    {"apiGroups": [_GROUP], "resources": [_WORD], "verbs": ["create"]},
+)
+#: Of a Role in the controller's namespace: whether one is there.
+OWN_RULES: Final[tuple[Object, ...]] = (
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [LEASE], "verbs": ["get"]},
+)
+
+
+def runs_objects(*, namespace: str) -> list[Object]:
+    """The rights as a ClusterRole and a Role, bound to nobody.
+
+    Args:
+        namespace: of the controller.
+    """
+    meta = {"name": NAME, "labels": {"app.kubernetes.io/name": NAME}}
+    return [
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta,
+            "rules": [dict(each) for each in CLUSTER_RULES],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "Role",
+            "metadata": {**meta, "namespace": namespace},
+            "rules": [dict(each) for each in OWN_RULES],
+        },
+    ]
+
+
+def runs_admission() -> list[Object]:
+    """A policy: who has these rights, and none to change Nodes themselves, writes the one annotation and nothing else."""
+    note = f"metadata.?annotations[?'{VERDICTS_ANNOTATION}']"
+    same = unchanged("metadata", ("labels", "finalizers", "ownerReferences"))
+    validations = [
+        ("object.status == oldObject.status", "of a node's status this account changes nothing"),
+        (
+            f"{annotations_but({VERDICTS_ANNOTATION})} && {same}",
+            f"of a node this account writes {VERDICTS_ANNOTATION} alone",
+        ),
+        (
+            f"object.{note}.orValue('').size() <= {MAX_VERDICTS_TEXT}",
+            f"{VERDICTS_ANNOTATION} has {MAX_VERDICTS_TEXT} characters at most",
+        ),
+    ]
+    mine = f"authorizer.group('{_GROUP}').resource('{_WORD}').check('create').allowed()"
+    more = "authorizer.group('').resource('nodes').check('patch').allowed()"
+    return admission(
+        name=NAME,
+        who=("runs", f"{mine} && !{more}"),
+        operations=("UPDATE",),
+        resources=("nodes/status",),
+        validations=validations,
+    )
+
+
+def cluster_objects(
+    *,
+    namespace: str,
+    image: str,
+    loki_url: str | None = None,
+    agent: bool = True,
+    injected: bool = False,
+    admission: bool = False,
+    config: Path | None = None,
+    command: tuple[str, ...] = ("rankfall",),
+    pull: str = "IfNotPresent",
+) -> list[Object]:
+    """The objects in the order in which they are to be made.
+
+    Args:
+        namespace: of all that has one.
+        image: that has Rankfall, by digest.
+        loki_url: where the controller finds Loki; None = it asks none.
+        agent: with the DaemonSet that reads kernel logs.
+        injected: the test mode of agents and controller.
+        admission: with policies that limit what the accounts may change; they come last, so that they never stand without what they are for.
+        config: the operator's file; what is wrong with it is refused here, not by a pod that does not start.
+        command: that starts Rankfall in the image.
+        pull: policy of the image.
+
+    Raises:
+        SpecError: the file cannot be read, or anything in it is wrong.
+    """
+    settings = load_config(config)
+    text = None if config is None else config.read_text("utf-8")
+    # The agent reads a device of its node, which only a privileged pod may.
+    level = "privileged" if agent else "restricted"
+    labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
+    objects: list[Object] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+    ]
+    arguments = ["--accept-injected-kmsg"] if injected else []
+    if agent and namespace != AGENT.namespace:
+        # Whose lines are believed is named with the namespace: of another one the controller would not read them.
+        streams = (DMESG, Stream(namespace=namespace, daemon_set=AGENT.daemon_set))
+        arguments += [word for each in streams for word in ("--stream", f"{each.namespace}/{each.daemon_set}")]
+    objects += runs_objects(namespace=namespace)
+    objects += controller_objects(
+        namespace=namespace,
+        image=image,
+        command=command,
+        arguments=arguments,
+        environment=(("LOG_ENDPOINT", loki_url),) if loki_url else (),
+        settings=text,
+        jobs=bool(settings.checks) or any(hook.job is not None for hook in settings.hooks),
+        occupied=bool(settings.hooks) or settings.policy.after_job,
+        exporters=[each.namespace for each in settings.exporters if each.namespace is not None],
+        pull=pull,
+    )
+    if agent:
+        objects += agent_objects(namespace=namespace, image=image, command=command, injected=injected, pull=pull)
+    if admission:
+        objects += controller_admission(namespace=namespace, policy=settings.policy)
+        objects += runs_admission()
+        objects += agent_admission(namespace=namespace) if agent else []
+    return objects

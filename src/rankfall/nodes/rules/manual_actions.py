@@ -1,0 +1,113 @@
+"""What a person does with a node: taint it, clear one cause, declare it good. One patch out.
+
+No limit applies. The same record is written that the controller keeps, so the controller neither returns a
+node that a person tainted nor taints one again for what a person settled.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rankfall.model.node_health.records import MANUAL_CODE, MAX_CAUSES, NodeHealth, OpenCause, Seen, shown
+from rankfall.nodes.rules import node_state
+from rankfall.nodes.rules.fault_rules import Rules
+from rankfall.nodes.rules.node_state import NodeView
+from rankfall.nodes.rules.observations import replace
+from rankfall.nodes.rules.planner import NodePatch
+from rankfall.nodes.rules.policy import Policy
+
+
+class ManualChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What an order comes to.
+
+    Attributes:
+        patch: to be written; None = the node is as it should be.
+        told: one line for the person who gave the order.
+    """
+
+    patch: NodePatch | None
+    told: str
+
+
+def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy, now: int) -> ManualChange:
+    """Keep the scheduler away from a node until a person gives it back.
+
+    Args:
+        view: the Node.
+        reason: why; becomes the text of the cause.
+        by: who.
+        rules: in force.
+        policy: in force; names our taint.
+        now: nanoseconds since the epoch.
+    """
+    health, _ = node_state.begin(view, policy=policy, now=now)
+    cause = OpenCause(
+        code=MANUAL_CODE,
+        first_at=now,
+        last_at=now,
+        due_at=now,
+        seen=(Seen(f"hand-{now}", now),),
+        text=shown(f"{by}: {reason}"),
+    )
+    others = tuple(each for each in health.causes if each.code != MANUAL_CODE)
+    health = replace(
+        health, causes=(cause, *others)[:MAX_CAUSES], more=health.more + max(0, len(others) + 1 - MAX_CAUSES)
+    )
+    if not health.tainted or health.state not in {"quarantined", "remediating"}:
+        health = replace(health, state="quarantined", since=now, held=None, tainted=True, clean=0, clean_since=None)
+    stands = view.tainted(policy)
+    told = (
+        "has our taint already; the reason is added"
+        if stands
+        else f"tainted {policy.key}={policy.value}:{policy.effect}"
+    )
+    return ManualChange(patch=_patch(view, health, "keep" if stands else "add", rules), told=told)
+
+
+def clear(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, now: int) -> ManualChange:
+    """Declare a node good, or one cause of it; our taint goes when nothing is left that asks for it.
+
+    Args:
+        view: the Node.
+        cause: one open cause, as ``xid/79`` or ``xid/79@gpu 0000:4e:00``; None = all that was seen until now.
+        rules: in force.
+        policy: in force; names our taint.
+        now: nanoseconds since the epoch.
+    """
+    health, _ = node_state.begin(view, policy=policy, now=now)
+    stands = any(each.key in policy.keys for each in view.taints)
+    if cause is not None:
+        meant = [each for each in health.causes if cause in {each.code, each.named} and not each.cured]
+        if not meant:
+            open_ = ", ".join(each.named for each in health.causes if not each.cured) or "none"
+            return ManualChange(patch=None, told=f"has no open cause {shown(cause, 64)}; open: {shown(open_, 512)}")
+        health = replace(
+            health,
+            causes=tuple(
+                replace(each, cured_at=max(now, each.last_at or 0)) if each in meant else each for each in health.causes
+            ),
+        )
+        left = node_state.grave(health, rules)
+        if left and health.tainted:
+            named = shown(", ".join(each.named for each in left), 512)
+            return ManualChange(
+                patch=_patch(view, health, "keep", rules), told=f"{cause} is settled; the taint stays for {named}"
+            )
+        if not health.tainted and not stands:
+            health = node_state.waiting(health, rules=rules, held=health.held if left else None, now=now)
+            return ManualChange(patch=_patch(view, health, "keep", rules), told=f"{cause} is settled")
+    elif not stands and view.record is None:
+        return ManualChange(patch=None, told="has nothing to clear")
+    gone = ", ".join(sorted({each.key for each in view.taints if each.key in policy.keys}))
+    told = f"cleared; taint {gone} is removed" if stands else "cleared; it had no taint of ours"
+    return ManualChange(
+        patch=_patch(view, node_state.cleared(health, now=now), "remove" if stands else "keep", rules), told=told
+    )
+
+
+def _patch(view: NodeView, health: NodeHealth, change: Literal["add", "remove", "keep"], rules: Rules) -> NodePatch:
+    return NodePatch(
+        node=view.name, version=view.version, taint=change, record=health, condition=node_state.condition(health, rules)
+    )

@@ -1,0 +1,278 @@
+"""Renders ``ps``, ``status``, ``nodes list`` and ``nodes describe`` as tables.
+
+Aligned columns, no frames, nothing wrapped. What the kernel or a person wrote is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rankfall.model import FINAL_STATES, RankStatus, RunState, RunSummary, SlotStatus, StatusDocument
+from rankfall.model.node_health.nodes_document import NodeCause, NodesDocument, NodeStatus
+from rankfall.render import formatting
+from rankfall.render.escape import one_line
+from rankfall.render.formatting import Paint
+
+_GAP = "  "
+_CELL = 60
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, paint: Paint) -> str:
+    """Columns as wide as their longest cell; the last one open to the right."""
+    cells = [[one_line(cell, width=_CELL) or "-" for cell in row] for row in rows]
+    widths = [max([len(name), *(len(row[n]) for row in cells)]) for n, name in enumerate(head)]
+    lines = [_GAP.join(name.ljust(width) for name, width in zip(head, widths, strict=True)).rstrip()]
+    lines[0] = paint.dim(lines[0])
+    for row in cells:
+        line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = False) -> str:
+    """The table of ``rankfall ps``; a line of words when there is no run."""
+    if not runs:
+        return "No runs yet. Start one: rankfall run --nnodes 2 --nproc-per-node 2 train.py"
+    paint = Paint(color=color)
+    rows = [
+        (
+            run.run,
+            f"{run.state}{_alone(run)}",
+            str(run.attempts),
+            formatting.age(run.started, now=now),
+            formatting.since(run.started, run.ended, now=now),
+            run.cause or "",
+            _maybe(run.rank),
+            run.node or "",
+        )
+        for run in runs
+    ]
+    head = ("RUN", "STATE", "ATTEMPTS", "AGE", "TOOK", "CAUSE", "RANK", "NODE")
+    lines = table(head, rows, paint=paint).split("\n")
+    painted = [
+        line.replace(_GAP + run.state, _GAP + state_text(run.state, paint), 1)
+        for line, run in zip(lines[1:], runs, strict=True)
+    ]
+    return "\n".join([lines[0], *painted])
+
+
+def render_status(status: StatusDocument, *, now: datetime, color: bool = False) -> str:
+    """The text of ``rankfall status``: the run in one line, what is wrong with its record, its slots, its ranks."""
+    paint = Paint(color=color)
+    parts = [f"{paint.bold(status.run)}  {state_text(status.state, paint)}"]
+    if status.state == "restarting":
+        # The one to come, of how many at most; one that Kubernetes made itself is there as soon as it is seen.
+        number = status.attempts if status.unattended else status.attempts + 1
+        parts.append(f"attempt {number} of {status.restarts.limit + 1}")
+    elif status.attempts:
+        parts.append(f"attempt {status.attempts}")
+    if status.started:
+        parts.append(f"{'took' if status.ended else 'for'} {formatting.since(status.started, status.ended, now=now)}")
+    blocks = [", ".join(parts)]
+    facts = [f"  {one_line(status.reason, width=400)}"] if status.reason else []
+    if status.slots:
+        facts.append(f"  {_counts(status)}")
+    if status.cause:
+        who = f", rank {status.rank}" if status.rank is not None else ""
+        place = f" on {one_line(status.node, width=100)}" if status.node else ""
+        facts.append(f"  cause: {status.cause}{who}{place}")
+    facts += [
+        paint.warn(f"  {role}: {status.sizes.get(role, 0)} nodes, {nodes} wished")
+        for role, nodes in status.sizes_wished.items()
+        if status.sizes.get(role) != nodes
+    ]
+    if status.state in {"queued", "starting", "running", "restarting"}:
+        facts += _held_by(status, paint)
+    facts += [paint.warn(f"  record incomplete: {one_line(text, width=400)}") for text in status.incomplete]
+    if facts:
+        blocks[0] = "\n".join([blocks[0], *facts])
+    if status.slots:
+        pods = any(slot.pod for slot in status.slots)
+        rows = [_slot(slot, pods=pods) for slot in status.slots]
+        head = ("SLOT", "ROLE", "NODE", "STATE", "LAUNCHER", "POD" if pods else "PID", "EXIT")
+        blocks.append(table(head, rows, paint=paint))
+    if status.ranks:
+        rows = [_rank(rank) for rank in status.ranks]
+        titles = ("RANK", "STATE", "NODE", "SLOT", "LOCAL", "PID", "HOOK", "STEP", "EXIT", "LAST LINE")
+        blocks.append(table(titles, rows, paint=paint))
+    return "\n\n".join(blocks)
+
+
+def _counts(status: StatusDocument) -> str:
+    """How many slots stand how, and what was started again."""
+    numbers = [f"{getattr(status, name)} {name}" for name in ("ready", "active", "succeeded", "failed", "stopped")]
+    counted = status.restarts
+    text = f"slots: {', '.join(numbers)}"
+    if counted.count:
+        causes = ", ".join(f"{slug} {count}" for slug, count in counted.by_cause.items())
+        text += f"; restarts: {counted.count} of {counted.limit} ({causes})"
+    return text
+
+
+def _alone(run: RunSummary) -> str:
+    """What stands behind the state of a run that goes on without a supervisor; one that is suspended needs none before it is resumed."""
+    if run.state in FINAL_STATES or run.state == "suspended" or run.supervised:
+        return ""
+    if run.foreign is not None:
+        return ", foreign"
+    return ", unattended" if run.unattended else ", unsupervised"
+
+
+def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
+    """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
+    if status.foreign is not None:
+        formatting = (
+            "somebody records it"
+            if status.recorded
+            else f"nobody records it now; rankfall logs -f {status.foreign} does"
+        )
+        return [f"  {status.foreign}: Rankfall did not start it, and only looks; {formatting}"]
+    if status.unattended:
+        formatting = (
+            "somebody records it" if status.recorded else f"nobody records it now; rankfall attach {status.run} does"
+        )
+        return [f"  unattended: Kubernetes alone decides; {formatting}"]
+    if status.supervised:
+        return []
+    return [paint.warn(f"  unsupervised: nobody takes care of it here now; rankfall attach {status.run} takes it over")]
+
+
+def state_text(state: RunState, paint: Paint) -> str:
+    """A state in its colour."""
+    style = {"failed": paint.bad, "succeeded": paint.good, "running": paint.bold, "restarting": paint.warn}.get(state)
+    return style(state) if style else state
+
+
+def _slot(slot: SlotStatus, *, pods: bool) -> tuple[str, ...]:
+    return (
+        str(slot.slot),
+        slot.role,
+        slot.node or "",
+        slot.state,
+        slot.launcher or "",
+        one_line(slot.pod or "", width=100) if pods else _maybe(slot.pid),
+        _ended(slot.exit, slot.note, again=slot.restarts),
+    )
+
+
+def _rank(rank: RankStatus) -> tuple[str, ...]:
+    age = formatting.span(rank.line_age_s) + " ago" if rank.line_age_s is not None else ""
+    return (
+        str(rank.rank),
+        rank.state,
+        rank.node or "",
+        _maybe(rank.slot),
+        _maybe(rank.local_rank),
+        _maybe(rank.pid),
+        rank.hook or "",
+        _maybe(rank.step),
+        _ended(rank.exit, rank.note),
+        age,
+    )
+
+
+def _ended(code: str | None, note: str | None, *, again: int = 0) -> str:
+    restarts = f"after {formatting.count(again, 'restart')}" if again else None
+    return ", ".join(part for part in (code, note, restarts) if part)
+
+
+def _maybe(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+_LINE = 400
+
+
+def render_nodes(document: NodesDocument, *, now: datetime, color: bool = False) -> str:
+    """The table of ``rankfall nodes list``."""
+    if not document.nodes:
+        return "No nodes."
+    rows = [
+        (
+            node.node,
+            node.pool,
+            _state(node),
+            formatting.age(node.since, now=now),
+            "yes" if node.tainted else "no",
+            _ready(node),
+            str(len(node.history)),
+            _cause(node),
+        )
+        for node in document.nodes
+    ]
+    head = ("NODE", "POOL", "STATE", "FOR", "TAINTED", "READY", "QUARANTINES", "CAUSE")
+    return table(head, rows, paint=Paint(color=color))
+
+
+def render_node(node: NodeStatus, *, now: datetime, color: bool = False) -> str:
+    """The text of ``rankfall nodes describe`` for one node: how it stands, what is wrong, what was before."""
+    paint = Paint(color=color)
+    style = {"healthy": paint.good, "suspect": paint.warn}.get(node.state, paint.bad)
+    head = f"{paint.bold(node.node)}  {style(_state(node))}"
+    if node.since:
+        head += f" for {formatting.age(node.since, now=now)}"
+    lines = [
+        head,
+        f"  pool {one_line(node.pool, width=100)}, {_ready(node)}, boot {one_line(node.boot or 'unknown', width=64)}",
+    ]
+    lines.append(f"  taints: {one_line(', '.join(node.taints) or 'none', width=_LINE)}")
+    lines += [f"  {text}" for text in _remarks(node, now=now)]
+    lines.append("  causes:" if node.causes else "  causes: none")
+    for cause in node.causes:
+        lines += _cause_lines(cause, now=now)
+    if node.more_causes:
+        lines.append(f"    and {node.more_causes} more")
+    lines.append(f"  quarantined: {', '.join(_date(at) for at in node.history) or 'never, as far as its record tells'}")
+    if node.past_boots:
+        lines.append(f"  boots before: {', '.join(one_line(boot, width=64) for boot in node.past_boots)}")
+    return "\n".join(lines)
+
+
+def _remarks(node: NodeStatus, *, now: datetime) -> Sequence[str]:
+    probation = formatting.moment(node.probation_until)
+    found = [
+        f"its record is not believed: {one_line(node.problem, width=_LINE)}" if node.problem else "",
+        f"should be quarantined and is not: {node.held}" if node.held else "",
+        "only a person gives it back: rankfall nodes clear" if node.only_a_person else "",
+        f"on probation until {_date(node.probation_until)}: one warning quarantines it"
+        if probation and probation > now
+        else "",
+        f"last declared good: {_date(node.cleared)}" if node.cleared else "",
+        f"checks passed in a row: {node.clean}, the last {_date(node.checked)}" if node.checked else "",
+        f"failed check: {one_line(node.failed_check, width=_LINE)}" if node.failed_check else "",
+        f"being mended: {one_line(node.step, width=_LINE)}" if node.step else "",
+        "left alone: it has the label rankfall.dev/hands-off" if node.opted_out else "",
+    ]
+    return [text for text in found if text]
+
+
+def _cause_lines(cause: NodeCause, *, now: datetime) -> list[str]:
+    where = f" {one_line(cause.device, width=128)}" if cause.device else ""
+    state = "settled" if cause.cured else f"asks for {cause.wants}"
+    seen = f"seen {formatting.count(cause.count, 'time')}, last {formatting.age(cause.last, now=now)} ago"
+    lines = [f"    {one_line(cause.code, width=128)}{where}: {state}; {seen}"]
+    return [*lines, f"      {one_line(cause.text, width=_LINE)}"] if cause.text else lines
+
+
+def _state(node: NodeStatus) -> str:
+    return f"{node.state}, held: {node.held}" if node.held else node.state
+
+
+def _ready(node: NodeStatus) -> str:
+    return f"{'ready' if node.ready else 'not ready'}{', cordoned' if node.cordoned else ''}"
+
+
+def _cause(node: NodeStatus) -> str:
+    if node.problem:
+        return "its record is not believed"
+    order = {"quarantine": 0, "suspect": 1, "watch": 2, "none": 3}
+    open_ = sorted((cause for cause in node.causes if not cause.cured), key=lambda each: order[each.wants])
+    if not open_:
+        return ""
+    more = f" and {len(open_) - 1 + node.more_causes} more" if len(open_) + node.more_causes > 1 else ""
+    return f"{open_[0].code}{' ' + open_[0].device if open_[0].device else ''}{more}"
+
+
+def _date(text: str | None) -> str:
+    return text[:19] + "Z" if text else "-"

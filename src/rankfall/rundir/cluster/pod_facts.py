@@ -1,0 +1,306 @@
+"""Reduces a pod object to the facts that are kept: place, phase, container state, proved ranks.
+
+Pure. Keeps what a verdict may need after the pod is gone, bounds every text (messages come from jobs and
+strangers), and draws no conclusion. A manifest proves ranks only for torchrun's static rendezvous with a
+literal node rank; the completion index alone proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from rankfall.kube.object_fields import COMPLETION_INDEX, MAX_TEXT, mapping, mappings, number, text, word
+from rankfall.rundir.cluster.manifest_ranks import Launch, launch_of
+from rankfall.rundir.cluster.pod_source import PodSource
+
+ROLE_LABEL: Final = "rankfall.dev/role"
+_MAX_CONDITIONS: Final = 16
+_KEPT_CONDITIONS: Final = frozenset({"PodScheduled", "DisruptionTarget", "PodReadyToStartContainers", "Ready"})
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+_STARTING: Final = frozenset({None, "PodInitializing", "ContainerCreating"})
+
+LogState = Literal["open", "complete", "lost", "none"]
+ContainerState = Literal["waiting", "running", "terminated", "unknown"]
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One condition of a pod, as the API gave it; ``at`` is its last transition."""
+
+    type: str
+    status: str = "Unknown"
+    reason: str | None = None
+    message: str | None = None
+    at: str | None = None
+
+
+class ContainerFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """State of one container instance.
+
+    Attributes:
+        id: the runtime's id; names the instance together with ``restarts``.
+        reason, message: of a waiting or terminated state; the message of a terminated one is its termination message.
+        started, finished: RFC 3339, as the node's clock had it.
+    """
+
+    state: ContainerState
+    restarts: int = 0
+    id: str | None = None
+    ready: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+    message: str | None = None
+    started: str | None = None
+    finished: str | None = None
+
+
+class PodFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One look at one pod.
+
+    Attributes:
+        seen_ns: when it was seen, nanoseconds since the epoch by this machine's clock.
+        slot: of the job, by the completion index and the role; None for a pod that has none.
+        gone: the pod is no longer there; the other fields are those of the last look at it.
+        created: when the API server made it, by its clock; ``accepted``: when the kubelet took it, by the node's.
+        deleting: when it is to have ended, since the API was asked to delete it.
+        grace_s: what it was given for that.
+        overdue: nobody has said that it has ended, long after it was to: only its node could, and that is dead, cut off or stuck.
+        container: name of the training container.
+        ranks: local rank -> rank, where the manifest of a pod that Rankfall did not make proves them.
+        prefixes: names of roles in the prefixes of torchrun, where such a manifest proves them; empty = torchrun puts none.
+        role: of the pod, where it bears the marks of another tool; None = it does not say, or Rankfall's labels do.
+        main, last: state of the training container, and of the instance before it.
+        log: whether the log of the training container is stored to its end: ``open``, ``complete``, ``lost`` (part of it could not be had),
+            ``none`` (it never had one).
+        others: reasons of other containers (init, sidecars) that keep it from running, ``name: reason: message``.
+    """
+
+    seen_ns: int
+    name: str
+    uid: str
+    slot: int | None = None
+    attempt: int | None = None
+    node: str | None = None
+    phase: str = "Unknown"
+    reason: str | None = None
+    message: str | None = None
+    gone: bool = False
+    created: str | None = None
+    accepted: str | None = None
+    deleting: str | None = None
+    grace_s: int | None = None
+    overdue: bool = False
+    container: str = ""
+    role: str | None = None
+    ranks: dict[int, int] = {}
+    prefixes: tuple[str, ...] | None = None
+    conditions: tuple[Condition, ...] = ()
+    main: ContainerFact | None = None
+    last: ContainerFact | None = None
+    log: LogState = "open"
+    others: tuple[str, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether no instance of the training container runs or will run again, by this look."""
+        ended = self.main is not None and self.main.state == "terminated"
+        return self.gone or ended or self.phase in _OVER
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the control plane withdrew the pod's Ready condition because its node's kubelet has stopped reporting.
+
+        A kubelet gives a reason with each Ready condition that is False; the node controller gives none and leaves the container's state as it was.
+        """
+        ready, main = self.condition("Ready"), self.main
+        running = main is not None and main.state == "running" and main.ready and self.phase not in _OVER
+        return running and ready is not None and ready.status == "False" and not ready.reason
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type."""
+        return next((one for one in self.conditions if one.type == kind), None)
+
+
+def pod_fact(pod: Mapping[str, Any], *, source: PodSource, seen_ns: int, gone: bool = False) -> PodFact:
+    """The facts of a pod object.
+
+    Args:
+        pod: as the API gave it; parts that are missing or of a wrong type are unknown, never an error.
+        source: whose pods they are.
+        seen_ns: when it was seen.
+        gone: the API said that it was deleted.
+    """
+    meta, spec, status = mapping(pod, "metadata"), mapping(pod, "spec"), mapping(pod, "status")
+    labels, annotations = mapping(meta, "labels"), mapping(meta, "annotations")
+    if source.marks is not None:
+        role, index = source.marks.place(labels, annotations)
+    else:
+        role, index = (
+            word(labels.get(ROLE_LABEL)),
+            number(labels.get(COMPLETION_INDEX) or annotations.get(COMPLETION_INDEX)),
+        )
+    first = next((word(one.get("name")) for one in mappings(spec, "containers")), None)
+    container = source.container_of(role, first or "")
+    own = _status(status, container)
+    launch = launch_of(pod, container) if source.marks is not None else Launch()
+    return PodFact(
+        seen_ns=seen_ns,
+        name=word(meta.get("name")) or "",
+        uid=word(meta.get("uid")) or "",
+        slot=source.slot_of(role, index),
+        attempt=number(labels.get("rankfall.dev/attempt")),
+        node=word(spec.get("nodeName")),
+        phase=word(status.get("phase")) or "Unknown",
+        reason=word(status.get("reason")),
+        message=text(status.get("message")),
+        gone=gone,
+        created=word(meta.get("creationTimestamp")),
+        accepted=word(status.get("startTime")),
+        deleting=word(meta.get("deletionTimestamp")),
+        grace_s=number(meta.get("deletionGracePeriodSeconds")),
+        container=container,
+        role=role if source.marks is not None else None,
+        ranks=launch.ranks,
+        prefixes=launch.roles,
+        # Those that a verdict may need first: anybody may add others.
+        conditions=tuple(sorted(_conditions(status), key=lambda one: one.type not in _KEPT_CONDITIONS))[
+            :_MAX_CONDITIONS
+        ],
+        main=_container(own, "state"),
+        last=_container(own, "lastState"),
+        others=tuple(_others(status, container))[:_MAX_CONDITIONS],
+    )
+
+
+def later(held: PodFact, fact: PodFact) -> PodFact:
+    """What is known of a pod after one more look at it: what was seen of its container and its place stays, where this look says less.
+
+    Two ways of looking may overtake each other, and the last words about a pod that was deleted may be its name alone.
+    """
+    main, last = fact.main or held.main, fact.last or held.last
+    if _goes_back(held.main, main):
+        main, last = held.main, held.last
+    if fact.gone:
+        return msgspec.structs.replace(
+            held, seen_ns=fact.seen_ns, gone=True, main=main, last=last, deleting=fact.deleting or held.deleting
+        )
+    slot = fact.slot if fact.slot is not None else held.slot
+    overdue = held.overdue and not fact.over
+    return msgspec.structs.replace(
+        fact,
+        main=main,
+        last=last,
+        node=fact.node or held.node,
+        slot=slot,
+        overdue=overdue,
+        container=fact.container or held.container,
+        role=fact.role or held.role,
+        ranks=fact.ranks or held.ranks,
+        prefixes=held.prefixes if fact.prefixes is None else fact.prefixes,
+    )
+
+
+def _goes_back(held: ContainerFact | None, main: ContainerFact | None) -> bool:
+    """Whether a container is shown as it was before."""
+    if held is None or main is None or main.restarts != held.restarts:
+        return held is not None and main is not None and main.restarts < held.restarts
+    return held.state == "terminated" and main.state == "running"
+
+
+def stamp_ns(said: str | None) -> int | None:
+    """RFC 3339 as nanoseconds since the epoch; None where it is absent or no time. The API gives whole seconds."""
+    if not said:
+        return None
+    try:
+        moment = datetime.fromisoformat(said)
+        return None if moment.tzinfo is None else int(moment.timestamp()) * 1_000_000_000
+    except (ValueError, OverflowError):
+        return None
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    return one if one is not None else other
+
+
+def _conditions(status: Mapping[str, Any]) -> list[Condition]:
+    found = []
+    for one in mappings(status, "conditions"):
+        kind = word(one.get("type"))
+        if kind in _KEPT_CONDITIONS or (
+            kind and one.get("status") == "True" and kind not in {"Initialized", "ContainersReady"}
+        ):
+            found.append(
+                Condition(
+                    type=kind or "",
+                    status=word(one.get("status")) or "Unknown",
+                    reason=word(one.get("reason")),
+                    message=text(one.get("message")),
+                    at=word(one.get("lastTransitionTime")),
+                )
+            )
+    return found
+
+
+def _status(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    for one in mappings(status, "containerStatuses"):
+        if one.get("name") == container:
+            return one
+    return {}
+
+
+def _container(status: Mapping[str, Any], field: str) -> ContainerFact | None:
+    states = mapping(status, field)
+    restarts = number(status.get("restartCount")) or 0
+    if field == "lastState" and not _waits_again(status):
+        restarts = max(0, restarts - 1)
+    if not states:
+        return None
+    common: dict[str, Any] = {"restarts": restarts, "id": word(status.get("containerID"))}
+    if "terminated" in states:
+        end = mapping(states, "terminated")
+        return ContainerFact(
+            state="terminated",
+            exit_code=number(end.get("exitCode")),
+            signal=number(end.get("signal")) or None,
+            reason=word(end.get("reason")),
+            message=text(end.get("message")),
+            started=word(end.get("startedAt")),
+            finished=word(end.get("finishedAt")),
+            **(common | {"id": word(end.get("containerID")) or common["id"]}),
+        )
+    if "running" in states:
+        return ContainerFact(
+            state="running",
+            ready=status.get("ready") is True,
+            started=word(mapping(states, "running").get("startedAt")),
+            **common,
+        )
+    waiting = mapping(states, "waiting")
+    return ContainerFact(
+        state="waiting", reason=word(waiting.get("reason")), message=text(waiting.get("message")), **common
+    )
+
+
+def _waits_again(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet shows the newest instance, which has ended, as the last one, because it is going to start another (CrashLoopBackOff)."""
+    ended = word(mapping(mapping(status, "lastState"), "terminated").get("containerID"))
+    return "waiting" in mapping(status, "state") and ended is not None and ended == word(status.get("containerID"))
+
+
+def _others(status: Mapping[str, Any], container: str) -> list[str]:
+    found = []
+    for one in [*mappings(status, "initContainerStatuses"), *mappings(status, "containerStatuses")]:
+        name, state = word(one.get("name")), mapping(one, "state")
+        if name == container:
+            continue
+        waiting, end = mapping(state, "waiting"), mapping(state, "terminated")
+        reason = word(waiting.get("reason"))
+        if reason not in _STARTING:
+            found.append(f"{name}: {reason}: {text(waiting.get('message')) or ''}"[:MAX_TEXT])
+        elif code := number(end.get("exitCode")):
+            found.append(f"{name}: {word(end.get('reason')) or 'ended'}: exit code {code}")
+    return found

@@ -1,0 +1,425 @@
+"""Tables of run.db: row types, schema, how the database is opened, and the queries on it.
+
+Times are integer nanoseconds since the epoch; None is unknown. Fields that no query filters by are JSON,
+so a new field needs no new table. Refuses a database of a newer schema. Reader and writer share the
+queries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import quote
+
+import msgspec
+
+from rankfall.model import Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts, StoreError, decoding
+from rankfall.rundir.lease import private
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The run as a whole.
+
+    Attributes:
+        reason: why it is in this state, in words.
+        incomplete: what could not be recorded, in words; empty = the record is whole.
+    """
+
+    state: RunState = "queued"
+    reason: str | None = None
+    started: int | None = None
+    ended: int | None = None
+    incomplete: tuple[str, ...] = ()
+
+
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt. ``plan`` is what the backend wrote down to find its slots again; ``state`` is ``running`` until its end."""
+
+    attempt: int
+    started: int | None = None
+    ended: int | None = None
+    state: str = "running"
+    plan: dict[str, Any] = {}
+
+
+#: In the place of a proof: nobody needs to wait for one.
+NO_RANK: Final = "no rank"
+
+
+class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rank the bytes ``from_byte`` (included) to ``to_byte`` (excluded, None = open) of a stream belong to.
+
+    Attributes:
+        stream: path of the stream relative to the run directory.
+        local: process ordinal, or ``slot`` for lines of no rank.
+        proof: where that is known from, as ``record`` or ``launcher``; ``NO_RANK`` = the rank will never be known.
+    """
+
+    stream: str
+    attempt: int
+    round: int | None = None
+    role: str
+    slot: int
+    instance: int = 0
+    local: str
+    rank: int | None = None
+    from_byte: int = 0
+    to_byte: int | None = None
+    proof: str = ""
+
+
+class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision with its number; ``done_at`` is None while it is only an intent."""
+
+    id: int
+    attempt: int
+    decision: Decision
+    done_at: int | None = None
+
+
+class SlotFailure(Decision, frozen=True, kw_only=True):
+    """The decision about one slot that fell alone, with what it is about. One row, so that neither is ever there without the other.
+
+    Attributes:
+        slot, instance: which start of which slot.
+        diagnosis: of that start alone; ``verdict.decision`` is null in it.
+        evidence: ids of all that was known of it: none of it is evidence of a later start's fall.
+        step: the last step that one of its ranks reported.
+        due: when the slot is started again at the earliest, nanoseconds since the epoch.
+    """
+
+    slot: int
+    instance: int
+    diagnosis: Diagnosis
+    evidence: tuple[str, ...] = ()
+    step: int | None = None
+    due: int = 0
+
+    @property
+    def again(self) -> bool:
+        """Whether the slot is started again."""
+        return self.action in {"retry", "retry_elsewhere"}
+
+    @property
+    def only_decision(self) -> Decision:
+        """The decision alone."""
+        return Decision(**{name: getattr(self, name) for name in Decision.__struct_fields__})
+
+
+class SlotFailureRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One such decision with its number; ``done_at`` is None while it is only an intent."""
+
+    id: int
+    attempt: int
+    fall: SlotFailure
+    done_at: int | None = None
+
+
+class VerdictRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an attempt's verdict."""
+
+    attempt: int
+    version: int
+    diagnosis: Diagnosis
+
+
+VERSION: Final = 1
+BUSY_S: Final = 10.0
+ROOM: Final = 512 << 10
+
+TABLES: Final = """
+CREATE TABLE run (
+  id INTEGER PRIMARY KEY CHECK (id = 1),
+  state TEXT NOT NULL, reason TEXT, started INTEGER, ended INTEGER, incomplete TEXT NOT NULL DEFAULT '[]'
+);
+CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, started INTEGER, ended INTEGER, state TEXT NOT NULL, plan BLOB NOT NULL);
+CREATE TABLE slots (
+  attempt INTEGER NOT NULL, role TEXT NOT NULL, slot INTEGER NOT NULL, facts BLOB NOT NULL,
+  PRIMARY KEY (attempt, role, slot)
+) WITHOUT ROWID;
+CREATE TABLE ranks (
+  attempt INTEGER NOT NULL, round INTEGER NOT NULL, rank INTEGER NOT NULL, facts BLOB NOT NULL,
+  PRIMARY KEY (attempt, round, rank)
+) WITHOUT ROWID;
+CREATE TABLE streams (
+  stream TEXT NOT NULL, from_byte INTEGER NOT NULL, to_byte INTEGER, attempt INTEGER NOT NULL, round INTEGER,
+  role TEXT NOT NULL, slot INTEGER NOT NULL, instance INTEGER NOT NULL, local TEXT NOT NULL, rank INTEGER, proof TEXT NOT NULL,
+  PRIMARY KEY (stream, from_byte)
+) WITHOUT ROWID;
+CREATE TABLE evidence (
+  seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL, UNIQUE (attempt, id)
+);
+CREATE TABLE verdicts (
+  attempt INTEGER NOT NULL, version INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (attempt, version)
+) WITHOUT ROWID;
+CREATE TABLE decisions (id INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, body BLOB NOT NULL, done_at INTEGER);
+INSERT INTO run (id, state) VALUES (1, 'queued');
+"""
+
+
+def open_for_writing(path: Path, *, journal: str) -> sqlite3.Connection:
+    """The database, made when it is not there.
+
+    Raises:
+        sqlite3.Error: it cannot be opened or is damaged.
+        StoreError: it is of a newer schema.
+    """
+    # An empty file is an empty database. Its journals get its mode. What is wrong with the folder, sqlite says itself.
+    with contextlib.suppress(OSError):
+        os.close(private(path, os.O_WRONLY | os.O_CREAT))
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute(f"PRAGMA journal_mode={journal}")
+        # A power cut may lose the last moments of a WAL, never its order; a killed process loses nothing.
+        connection.execute("PRAGMA synchronous=NORMAL")
+        # Pages; so often that the journal stays within the room that was made for it.
+        connection.execute("PRAGMA wal_autocheckpoint=64")
+        version = version_of(connection)
+        if version == 0:
+            connection.executescript(f"BEGIN IMMEDIATE;{TABLES}PRAGMA user_version={VERSION};COMMIT;")
+            _make_room(connection)
+        else:
+            refuse_newer(version, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_room(connection: sqlite3.Connection) -> None:
+    """Room for a verdict and an end on a disk that is full by then: free pages in the file, and a journal that is used again from its start."""
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute("CREATE TABLE room (bytes BLOB)")
+        connection.execute("INSERT INTO room VALUES (zeroblob(?))", (ROOM,))
+        connection.execute("DROP TABLE room")
+        connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+
+
+def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """The database, read only. ``immutable`` reads a file that nobody writes, also where no file beside it can be made.
+
+    Raises:
+        sqlite3.Error: it cannot be opened or is damaged.
+        StoreError: it is of a newer schema.
+    """
+    uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        refuse_newer(version_of(connection), path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def refuse_newer(version: int, path: Path) -> None:
+    """Stop at a schema that this code does not know.
+
+    Raises:
+        StoreError: the version is newer.
+    """
+    if version > VERSION:
+        raise StoreError(
+            f"{path} has schema {version}; this Rankfall knows {VERSION}",
+            hint="use the Rankfall version that made this run",
+        )
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Schema version; 0 = the tables are not made yet."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)  # foreign-text: sqlite gives a number of 32 bits
+
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Decision)
+NO_ROUND = -1
+
+_STREAM_COLUMNS = "stream, from_byte, to_byte, attempt, round, role, slot, instance, local, rank, proof"
+
+
+class _About(msgspec.Struct, frozen=True):
+    """What tells a fall from a decision about a whole attempt."""
+
+    instance: int | None = None
+
+
+class Queries(ABC):
+    """Reading methods over one connection. Without an attempt, the newest one is meant where one is needed."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    @abstractmethod
+    def _rows(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+
+    def run(self) -> RunRow:
+        """State, reason, start and end of the run, and what its record lacks."""
+        rows = self._rows("SELECT state, reason, started, ended, incomplete FROM run")
+        if not rows:
+            return RunRow(state="unknown")
+        state, reason, started, ended, incomplete = rows[0]
+        return RunRow(
+            state=cast("RunState", state),
+            reason=reason,
+            started=started,
+            ended=ended,
+            incomplete=self._decode(incomplete, tuple[str, ...]) or (),
+        )
+
+    def attempts(self) -> list[AttemptRow]:
+        """All attempts, oldest first."""
+        return [
+            AttemptRow(
+                attempt=attempt,
+                started=started,
+                ended=ended,
+                state=state,
+                plan=self._decode(plan, dict[str, Any]) or {},
+            )
+            for attempt, started, ended, state, plan in self._rows(
+                "SELECT attempt, started, ended, state, plan FROM attempts ORDER BY attempt"
+            )
+        ]
+
+    def newest_attempt(self) -> int | None:
+        """Number of the newest attempt."""
+        rows = self._rows("SELECT max(attempt) FROM attempts")
+        return rows[0][0] if rows else None
+
+    def slots(self, attempt: int) -> list[SlotFacts]:
+        """Slots of an attempt, by role and number."""
+        return self._bodies(SlotFacts, "SELECT facts FROM slots WHERE attempt = ? ORDER BY role, slot", (attempt,))
+
+    def ranks(self, attempt: int) -> list[RankFacts]:
+        """Ranks of an attempt, by round and rank."""
+        return self._bodies(RankFacts, "SELECT facts FROM ranks WHERE attempt = ? ORDER BY round, rank", (attempt,))
+
+    def streams(self, attempt: int | None = None) -> list[StreamRow]:
+        """Which rank the bytes of which stream belong to; of all attempts without one."""
+        where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
+        return [
+            StreamRow(
+                stream=row[0],
+                from_byte=row[1],
+                to_byte=row[2],
+                attempt=row[3],
+                round=row[4],
+                role=row[5],
+                slot=row[6],
+                instance=row[7],
+                local=row[8],
+                rank=row[9],
+                proof=row[10],
+            )
+            for row in self._rows(f"SELECT {_STREAM_COLUMNS} FROM streams{where} ORDER BY stream, from_byte", args)  # noqa: S608 - constants
+        ]
+
+    def evidence(self, attempt: int) -> list[Evidence]:
+        """Evidence of an attempt in the order in which it was stored."""
+        return self._bodies(Evidence, "SELECT body FROM evidence WHERE attempt = ? ORDER BY seq", (attempt,))
+
+    def verdicts(self, attempt: int | None = None) -> list[VerdictRow]:
+        """All versions, oldest first; of all attempts without one."""
+        where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
+        rows = self._rows(f"SELECT attempt, version, body FROM verdicts{where} ORDER BY attempt, version", args)  # noqa: S608 - constants
+        found = []
+        for number, version, body in rows:
+            diagnosis = self._decode(body, Diagnosis)
+            if diagnosis is not None:
+                found.append(VerdictRow(attempt=number, version=version, diagnosis=diagnosis))
+        return found
+
+    def diagnosis(self, attempt: int | None = None) -> Diagnosis | None:
+        """The newest verdict (of the newest attempt that has one), with the newest decision about that attempt in it."""
+        where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
+        rows = self._rows(
+            f"SELECT attempt, body FROM verdicts{where} ORDER BY attempt DESC, version DESC LIMIT 1",  # noqa: S608 - constants
+            args,
+        )
+        found = self._decode(rows[0][1], Diagnosis) if rows else None
+        if found is None:
+            return None
+        decisions = self.decisions(rows[0][0])
+        if not decisions:
+            return found
+        verdict = msgspec.structs.replace(found.verdict, decision=decisions[-1].decision)
+        return msgspec.structs.replace(found, verdict=verdict)
+
+    def decisions(self, attempt: int | None = None) -> list[DecisionRow]:
+        """Decisions about whole attempts, oldest first; of all attempts without one. One that was carried out has state ``done``."""
+        found = []
+        for number, about, body, done_at in self._decided(attempt, falls=False):
+            decision = self._decode(body, Decision)
+            if decision is not None:
+                found.append(DecisionRow(id=number, attempt=about, decision=_done(decision, done_at), done_at=done_at))
+        return found
+
+    def falls(self, attempt: int | None = None) -> list[SlotFailureRow]:
+        """Decisions about slots that fell alone, likewise."""
+        found = []
+        for number, about, body, done_at in self._decided(attempt, falls=True):
+            fall = self._decode(body, SlotFailure)
+            if fall is not None:
+                found.append(SlotFailureRow(id=number, attempt=about, fall=_done(fall, done_at), done_at=done_at))
+        return found
+
+    def slot_failure_of(self, slot: int, attempt: int | None = None) -> Diagnosis | None:
+        """The verdict of the last time that a slot fell alone, with the decision about it; None where it never did."""
+        own = [row.fall for row in self.falls(attempt) if row.fall.slot == slot]
+        if not own:
+            return None
+        verdict = msgspec.structs.replace(own[-1].diagnosis.verdict, decision=own[-1].only_decision)
+        return msgspec.structs.replace(own[-1].diagnosis, verdict=verdict)
+
+    def starts(self, attempt: int) -> dict[int, int]:
+        """The newest start of each slot of an attempt that was started again alone, counted from 0."""
+        return {row.fall.slot: row.fall.instance + 1 for row in self.falls(attempt) if row.fall.again}
+
+    def _decided(self, attempt: int | None, *, falls: bool) -> list[tuple[Any, ...]]:
+        where, args = ("", ()) if attempt is None else (" WHERE attempt = ?", (attempt,))
+        rows = self._rows(f"SELECT id, attempt, body, done_at FROM decisions{where} ORDER BY id", args)  # noqa: S608 - constants
+        return [row for row in rows if _of_a_slot(row[2]) == falls]
+
+    def _bodies(self, kind: type[T], sql: str, args: Sequence[Any]) -> list[T]:
+        decoder = decoding.decoder(kind)
+        found = []
+        for (body,) in self._rows(sql, args):
+            try:
+                found.append(decoder.decode(body))
+            except msgspec.MsgspecError as error:
+                self._note(f"a stored {kind.__name__} cannot be read: {error}")
+        return found
+
+    def _decode(self, body: bytes | str, kind: type[T]) -> T | None:
+        try:
+            return decoding.decode(body, kind=kind)
+        except msgspec.MsgspecError as error:
+            self._note(f"a stored {getattr(kind, '__name__', kind)} cannot be read: {error}")
+            return None
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _of_a_slot(body: bytes | str) -> bool:
+    try:
+        return decoding.decode(body, kind=_About).instance is not None
+    except msgspec.MsgspecError:
+        return False
+
+
+def _done(decision: D, done_at: int | None) -> D:
+    return decision if done_at is None else msgspec.structs.replace(decision, state="done")
+
+
+def read_all(connection: sqlite3.Connection, sql: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All rows of a query, as tuples."""
+    return connection.execute(sql, args).fetchall()

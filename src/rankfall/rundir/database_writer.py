@@ -1,0 +1,295 @@
+"""The one writer of run.db: one transaction per call.
+
+A supervisor that is killed between two calls leaves nothing half done. A full disk raises StoreError and
+leaves the writer usable; the note that the record is incomplete is stored with the next call that finds
+room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.model import (
+    FINAL_STATES,
+    Decision,
+    Diagnosis,
+    Evidence,
+    RankFacts,
+    RunState,
+    SlotFacts,
+    StoreError,
+    decoding,
+)
+from rankfall.rundir import database
+from rankfall.rundir.database import NO_ROUND, Queries, StreamRow, read_all
+
+MAX_NOTES: Final = 200
+_MOST: Final = (1 << 63) - 1
+
+
+class Writer(Queries):
+    """Writes a run's tables; made by ``RunDir.lease()`` only. Its reading methods see what it wrote.
+
+    Args:
+        path: the database.
+        journal: journal mode, ``WAL`` or ``DELETE``.
+
+    Raises:
+        StoreError: the database cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, journal: str) -> None:
+        super().__init__()
+        self._path = path
+        self._lock = threading.Lock()
+        self._notes: list[str] = []
+        self._encoder = msgspec.json.Encoder().encode
+        self._connection = self._open(journal)
+
+    def _open(self, journal: str) -> sqlite3.Connection:
+        try:
+            return database.open_for_writing(self._path, journal=journal)
+        except sqlite3.OperationalError as error:
+            raise _failed(self._path, error) from error
+        except sqlite3.DatabaseError as error:
+            # Damaged beyond opening: kept aside for people, never overwritten; streams and records can be read again.
+            aside = _set_aside(self._path)
+            self._notes.append(f"{self._path.name} was damaged ({error}) and is kept as {aside}; it was started anew")
+        try:
+            return database.open_for_writing(self._path, journal=journal)
+        except sqlite3.Error as error:
+            raise _failed(self._path, error) from error
+
+    def close(self) -> None:
+        """Fold the journal into the database, so that a finished run can be read where nothing may be written."""
+        with self._lock:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # Fails while a reader is connected; the journal's files then stay, and are as good.
+                self._connection.execute("PRAGMA busy_timeout=0")
+                self._connection.execute("PRAGMA journal_mode=DELETE")
+            self._connection.close()
+
+    def set_run(self, state: RunState, *, reason: str | None = None, at: int) -> None:
+        """The run's new state. The first state after ``queued`` and ``suspended`` starts it, a final one ends it, a later one reopens it."""
+        started = None if state in {"queued", "suspended"} else at
+        ended = at if state in FINAL_STATES else None
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE run SET state = ?, reason = ?, started = coalesce(started, ?), ended = ?",
+                (state, reason, started, ended),
+            )
+
+    def begin_attempt(self, attempt: int, *, at: int, plan: dict[str, Any]) -> None:
+        """Write down that an attempt starts, before any of it does. Begun again, it keeps its first start."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO attempts (attempt, started, state, plan) VALUES (?, ?, 'running', ?) "
+                "ON CONFLICT (attempt) DO UPDATE SET plan = excluded.plan",
+                (attempt, at, self._encode(plan)),
+            )
+
+    def end_attempt(self, attempt: int, *, at: int, state: str) -> None:
+        """Write down that an attempt is over; the first end stands."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE attempts SET ended = coalesce(ended, ?), state = ? WHERE attempt = ?", (at, state, attempt)
+            )
+
+    def put_slots(self, attempt: int, slots: Iterable[SlotFacts]) -> None:
+        """Store what is known of slots, over what was stored before, by role and number."""
+        self._many(
+            "INSERT OR REPLACE INTO slots (attempt, role, slot, facts) VALUES (?, ?, ?, ?)",
+            ((attempt, facts.role or "", facts.slot, self._encode(facts)) for facts in slots),
+        )
+
+    def put_ranks(self, attempt: int, ranks: Iterable[RankFacts]) -> None:
+        """Store what is known of ranks, over what was stored before, by round and rank."""
+        self._many(
+            "INSERT OR REPLACE INTO ranks (attempt, round, rank, facts) VALUES (?, ?, ?, ?)",
+            (
+                (attempt, NO_ROUND if facts.round is None else facts.round, facts.rank, self._encode(facts))
+                for facts in ranks
+            ),
+        )
+
+    def put_streams(self, streams: Iterable[StreamRow]) -> None:
+        """Store which bytes belong to which rank, over what was stored before, by stream and first byte."""
+        self._many(
+            "INSERT OR REPLACE INTO streams (stream, from_byte, to_byte, attempt, round, role, slot, instance, local, rank, proof) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                (
+                    s.stream,
+                    s.from_byte,
+                    s.to_byte,
+                    s.attempt,
+                    s.round,
+                    s.role,
+                    s.slot,
+                    s.instance,
+                    s.local,
+                    s.rank,
+                    s.proof,
+                )
+                for s in streams
+            ),
+        )
+
+    def add_evidence(self, attempt: int, evidence: Iterable[Evidence]) -> int:
+        """Store evidence that is not there yet.
+
+        Returns:
+            How many pieces were new; a piece with a known id is the same piece.
+        """
+        with self._transaction() as connection:
+            before = connection.total_changes
+            connection.executemany(
+                "INSERT OR IGNORE INTO evidence (attempt, id, body) VALUES (?, ?, ?)",
+                ((attempt, piece.id, self._encode(piece)) for piece in evidence),
+            )
+            return connection.total_changes - before
+
+    def add_verdict(self, attempt: int, diagnosis: Diagnosis) -> int:
+        """Store a verdict as the next version of its attempt; one equal to the last (decision aside) is not stored again.
+
+        Returns:
+            The version that stands now, counted from 1.
+        """
+        with self._transaction() as connection:
+            rows = read_all(
+                connection,
+                "SELECT version, body FROM verdicts WHERE attempt = ? ORDER BY version DESC LIMIT 1",
+                (attempt,),
+            )
+            last = int(rows[0][0]) if rows else 0  # foreign-text: a column of whole numbers
+            if rows and self._encode(_versioned(diagnosis, last)) == rows[0][1]:
+                return last
+            connection.execute(
+                "INSERT INTO verdicts (attempt, version, body) VALUES (?, ?, ?)",
+                (attempt, last + 1, self._encode(_versioned(diagnosis, last + 1))),
+            )
+            return last + 1
+
+    def add_decision(self, attempt: int, decision: Decision) -> int:
+        """Write down a decision before it is carried out; a :class:`Fall` is one about a slot alone.
+
+        Returns:
+            Its number, for :meth:`decision_done`.
+        """
+        with self._transaction() as connection:
+            cursor = connection.execute(
+                "INSERT INTO decisions (attempt, body) VALUES (?, ?)", (attempt, self._encode(decision))
+            )
+            return int(cursor.lastrowid or 0)  # foreign-text: sqlite gives a number of 64 bits
+
+    def decision_done(self, number: int, *, at: int) -> None:
+        """Write down that a decision was carried out; the first time stands."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE decisions SET done_at = coalesce(done_at, ?) WHERE id = ?", (at, number))
+
+    def note_incomplete(self, text: str) -> None:
+        """Mark the record as incomplete, with what it lacks. Never raises: what finds no room goes along with the next call."""
+        self._notes.append(text[:1000])
+        with contextlib.suppress(StoreError), self._transaction():
+            pass
+
+    def _encode(self, value: object) -> bytes:
+        try:
+            return self._encoder(value)
+        except UnicodeEncodeError:
+            # A file name that is no UTF-8, or text that a job made so, must not cost the run its record.
+            return self._encoder(storable(msgspec.to_builtins(value)))
+
+    def _many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        kept = list(rows)
+        try:
+            with self._transaction() as connection:
+                connection.executemany(sql, kept)
+        except (UnicodeEncodeError, OverflowError):
+            with self._transaction() as connection:
+                connection.executemany(sql, [tuple(map(storable, row)) for row in kept])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                notes = len(self._notes)
+                if notes:
+                    self._store_notes()
+                yield self._connection
+                self._connection.execute("COMMIT")
+                del self._notes[:notes]
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise _failed(self._path, error) from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _store_notes(self) -> None:
+        ((text,),) = read_all(self._connection, "SELECT incomplete FROM run", ())
+        notes = list(dict.fromkeys([*decoding.decode(text, kind=list[str]), *self._notes]))
+        if len(notes) > MAX_NOTES:
+            notes = [*notes[: MAX_NOTES - 1], "more of the record is missing than is listed here"]
+        self._connection.execute("UPDATE run SET incomplete = ?", (self._encode(notes).decode(),))
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _rows(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return read_all(self._connection, sql, args)
+            except sqlite3.Error as error:
+                raise _failed(self._path, error) from error
+
+
+def _versioned(diagnosis: Diagnosis, version: int) -> Diagnosis:
+    """Decisions have a table of their own: the verdict is stored without, or each decision would make a new version."""
+    verdict = msgspec.structs.replace(diagnosis.verdict, version=version, decision=None)
+    return msgspec.structs.replace(diagnosis, verdict=verdict)
+
+
+def _set_aside(path: Path) -> str:
+    for number in range(1, 1000):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not aside.exists():
+            break
+    try:
+        path.rename(aside)
+        for suffix in ("-wal", "-shm", "-journal"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise _failed(path, error) from error
+    return aside.name
+
+
+def _failed(path: Path, error: Exception) -> StoreError:
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    what = "the disk is full" if full else str(error)
+    hint = "free space; the job itself goes on" if full else "check space and permissions of the run directory"
+    return StoreError(f"cannot write {path}: {what}", hint=hint)
+
+
+def storable(value: Any) -> Any:
+    """Plain data as JSON and sqlite take it: text without lone surrogates, and no number beyond 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return max(-_MOST, min(value, _MOST))
+    if isinstance(value, dict):
+        return {storable(key): storable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(inner) for inner in value]
+    return value

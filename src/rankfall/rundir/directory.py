@@ -1,0 +1,320 @@
+"""Creates, finds, lists and reads run directories.
+
+RunDir is one run: its lease gives the writer, its reader needs no lock and works while a writer lives or
+when the database is missing or damaged. Constructing a RunDir touches nothing. A run id is <name>-<6 hex>;
+anything else in runs/ is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.model import JobSpec, NotFound, RankFacts, RunSummary, SlotFacts, StatusDocument, StoreError, UsageError
+from rankfall.model.foreign import Foreign
+from rankfall.model.jobspec.secrets import concealed, is_masked, secrets_of
+from rankfall.model.patterns import anchored
+from rankfall.rundir import database, salvage, status
+from rankfall.rundir import lease as leases
+from rankfall.rundir.database import AttemptRow, Queries, RunRow, StreamRow, read_all
+from rankfall.rundir.database_writer import Writer
+from rankfall.rundir.layout import FOREIGN_FILE, SECRETS_FILE, Meta, RunPaths, Secrets, meta_of, prepare
+from rankfall.rundir.lease import file_system, make_folder, write_file
+
+
+class Reader(Queries):
+    """Reading side of one run; made by ``RunDir.reader()``.
+
+    Attributes:
+        problems: what could not be read so far, in words.
+    """
+
+    def __init__(self, run_dir: RunPaths) -> None:
+        super().__init__()
+        self.run_dir = run_dir
+        self._connection = self._open()
+
+    def _open(self) -> sqlite3.Connection | None:
+        path = self.run_dir.db_path
+        try:
+            connection = database.open_for_reading(path) if path.exists() else None
+        except sqlite3.OperationalError:
+            return self._open_immutable()
+        except (sqlite3.Error, OSError, StoreError) as error:
+            self._note(f"{path.name} cannot be read: {error}")
+            return None
+        if connection is not None and database.version_of(connection):
+            return connection
+        if connection is not None:
+            connection.close()
+        # With a holder of the lease it is just being made; of a job that Rankfall did not start nobody may have recorded anything yet.
+        unrecorded = self.run_dir.foreign is not None and not salvage.attempts(self.run_dir)
+        if not unrecorded and self.run_dir.lease_holder() is None:
+            self._note(f"{path.name} is missing or empty: only streams, records and slot folders can be read")
+        return None
+
+    def _open_immutable(self) -> sqlite3.Connection | None:
+        """A folder without write permission: sqlite can make no file beside the database, and nobody else can either."""
+        path = self.run_dir.db_path
+        try:
+            connection = database.open_for_reading(path, immutable=True)
+        except (sqlite3.Error, StoreError) as error:
+            self._note(f"{path.name} cannot be read: {error}")
+            return None
+        if path.with_name(path.name + "-wal").exists():
+            self._note(f"{path.name} is read without its journal: the last moments of the run may be missing")
+        return connection
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether the database cannot be read, so that answers come from the other files of the directory."""
+        return self._connection is None
+
+    def run(self) -> RunRow:  # noqa: D102 - as Queries
+        found = super().run()
+        if self.damaged:
+            started = self.run_dir.created or None
+            return RunRow(
+                state="queued" if not self.problems else "unknown", started=started, incomplete=tuple(self.problems)
+            )
+        return found
+
+    def attempts(self) -> list[AttemptRow]:  # noqa: D102 - as Queries
+        return salvage.attempts(self.run_dir) if self.damaged else super().attempts()
+
+    def newest_attempt(self) -> int | None:  # noqa: D102 - as Queries
+        if self.damaged:
+            found = salvage.attempts(self.run_dir)
+            return found[-1].attempt if found else None
+        return super().newest_attempt()
+
+    def slots(self, attempt: int) -> list[SlotFacts]:  # noqa: D102 - as Queries
+        return salvage.slots(self.run_dir, attempt) if self.damaged else super().slots(attempt)
+
+    def ranks(self, attempt: int) -> list[RankFacts]:  # noqa: D102 - as Queries
+        return salvage.ranks(self.run_dir, attempt) if self.damaged else super().ranks(attempt)
+
+    def streams(self, attempt: int | None = None) -> list[StreamRow]:  # noqa: D102 - as Queries
+        return salvage.streams(self.run_dir, attempt) if self.damaged else super().streams(attempt)
+
+    def summary(self) -> RunSummary:
+        """The run as ``ps`` lists it."""
+        return status.summary(self.run_dir, self)
+
+    def status(self, now: int) -> StatusDocument:
+        """The run with slots and ranks of its newest attempt.
+
+        Args:
+            now: nanoseconds since the epoch, for the age of each rank's last line.
+        """
+        return status.status(self.run_dir, self, now=now)
+
+    def _rows(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            return []
+        try:
+            return read_all(self._connection, sql, args)
+        except sqlite3.Error as error:
+            self._note(f"{self.run_dir.db_path.name} cannot be read: {error}")
+            self.close()
+            return []
+
+
+_ID: Final = anchored(r"[a-z0-9][a-z0-9.-]{0,80}", limit=128)
+_SHOWN: Final = 5
+
+
+class RunDir(RunPaths):
+    """One run's directory: found or made, written under its lease, read by anybody."""
+
+    @classmethod
+    def create(
+        cls,
+        spec: JobSpec,
+        *,
+        home: Path,
+        request_token: str | None = None,
+        replace: bool = False,
+        fill: Callable[[Path], object] | None = None,
+    ) -> RunDir:
+        """A new run directory; it appears under its name only when spec and folders are in it.
+
+        Args:
+            spec: the job.
+            home: Rankfall's home.
+            request_token: names the request: a second call with the same token and name gives the first call's run.
+            replace: end what an earlier request with this token left running in a cluster.
+            fill: puts what else belongs to it into the new directory, before that has its name.
+
+        Raises:
+            StoreError: home cannot be written.
+        """
+        meta = Meta(created=time.time_ns(), request_token=request_token, replace=replace)
+        with _fresh(spec, home=home, meta=meta) as fresh:
+            if fill is not None:
+                fill(fresh)
+            for number in range(1000):
+                path = home / "runs" / f"{spec.name}-{_suffix(request_token, number)}"
+                if _take_name(fresh, path):
+                    return cls(path)
+                if request_token is not None and meta_of(path).request_token == request_token:
+                    return cls(path)
+            raise StoreError(f"no free id for {spec.name} in {home}/runs", hint="remove old runs or use another name")
+
+    @classmethod
+    def of_foreign(cls, spec: JobSpec, foreign: Foreign, *, home: Path) -> RunDir:
+        """The directory of a job that Rankfall did not start: the one that there is, or a new one.
+
+        Args:
+            spec: what is known of the job, in the words of a job of ours.
+            foreign: the object; names the directory.
+            home: Rankfall's home.
+
+        Raises:
+            StoreError: home cannot be written, or the name is another object's.
+        """
+        path = home / "runs" / foreign.directory
+        if not path.exists():
+            with _fresh(spec, home=home, meta=Meta(created=time.time_ns())) as fresh:
+                write_file(
+                    fresh / FOREIGN_FILE, msgspec.json.format(msgspec.json.encode(foreign)) + b"\n", new=True, sync=True
+                )
+                _take_name(fresh, path)
+        found = cls(path)
+        if found.foreign is None or found.foreign.uid != foreign.uid:
+            raise StoreError(
+                f"{path} is the record of another object than {foreign.target.shown} (UID {foreign.uid})",
+                hint="move that directory away, or set RANKFALL_HOME to another folder",
+            )
+        return found
+
+    @classmethod
+    def open(cls, home: Path, run: str) -> RunDir:
+        """The run with this id, or the only one whose id begins so.
+
+        Raises:
+            NotFound: there is none; names those that look like it.
+            UsageError: several begin so; names them.
+        """
+        ids = _ids(home)
+        if run in ids:
+            return cls(home / "runs" / run)
+        found = sorted(one for one in ids if run and one.startswith(run))
+        if len(found) == 1:
+            return cls(home / "runs" / found[0])
+        if found:
+            raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more of the id")
+        import difflib  # noqa: PLC0415 - for a refusal only
+
+        near = difflib.get_close_matches(run[:100], ids, n=_SHOWN, cutoff=0.5)
+        hint = f"near it: {_list(near)}" if near else "rankfall ps lists the runs"
+        raise NotFound(f"there is no run {run[:100]!r} in {home}", hint=hint)
+
+    @contextlib.contextmanager
+    def lease(self, *, wait: float = 0.0) -> Iterator[Writer]:
+        """Hold the run's lease and write to it.
+
+        Args:
+            wait: seconds to wait for another holder to let go.
+
+        Raises:
+            LockHeld: another process holds it.
+            StoreError: the directory cannot be written.
+        """
+        if not self.path.is_dir():
+            raise StoreError(f"{self.path} is gone", hint="rankfall ps lists the runs")
+        with leases.hold(self.lease_path, wait=wait):
+            writer = Writer(self.db_path, journal=file_system(self.path).journal)
+            try:
+                yield writer
+            finally:
+                writer.close()
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """Read the run, whether or not somebody writes it; what is damaged stands in ``Reader.problems``."""
+        with contextlib.closing(Reader(self)) as reader:
+            yield reader
+
+
+@contextlib.contextmanager
+def _fresh(spec: JobSpec, *, home: Path, meta: Meta) -> Iterator[Path]:
+    """A run directory that has no name yet; what was not given one is removed."""
+    prepare(home)
+    fresh = home / "runs" / f".new-{os.urandom(8).hex()}"
+    try:
+        for folder in ("logs", "records", "slots"):
+            make_folder(fresh / folder, new=True)
+        write_file(fresh / "meta.json", msgspec.json.encode(meta), new=True, sync=True)
+        hidden = {pointer: found.text for pointer, found in secrets_of(spec).items() if not is_masked(found.text)}
+        if hidden:
+            write_file(fresh / SECRETS_FILE, msgspec.json.encode(Secrets(values=hidden)) + b"\n", new=True, sync=True)
+        write_file(
+            fresh / "spec.json", msgspec.json.format(msgspec.json.encode(concealed(spec))) + b"\n", new=True, sync=True
+        )
+        yield fresh
+    except OSError as error:
+        raise StoreError(
+            f"cannot make a run directory in {home}/runs: {error.strerror or error}",
+            hint="free space there, or set RANKFALL_HOME to a folder that you can write",
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def list_runs(home: Path) -> list[RunDir]:
+    """All runs, newest first. Damaged ones are in the list too: their ``spec`` raises, their summary says ``unknown``.
+
+    Raises:
+        StoreError: the folder cannot be read.
+    """
+    return sorted((RunDir(home / "runs" / one) for one in _ids(home)), key=lambda run: (-run.created, run.id))
+
+
+def _ids(home: Path) -> list[str]:
+    try:
+        with os.scandir(home / "runs") as entries:
+            return [entry.name for entry in entries if _ID.fullmatch(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {home}/runs: {error.strerror or error}", hint="make it readable, or set RANKFALL_HOME"
+        ) from error
+
+
+def _suffix(token: str | None, number: int) -> str:
+    if token is None:
+        return os.urandom(3).hex()
+    return hashlib.sha256(f"{number}:{token}".encode()).hexdigest()[:6]
+
+
+def _take_name(fresh: Path, path: Path) -> bool:
+    try:
+        fresh.rename(path)
+    except OSError as error:
+        if error.errno in {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+            return False
+        raise
+    return True
+
+
+def _list(ids: list[str]) -> str:
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return ", ".join(ids[:_SHOWN]) + more

@@ -1,0 +1,207 @@
+"""What the record of a run lacks: the one place that says so. ``run``, ``status``, ``logs``, ``why`` and their JSON show what is found here.
+
+Nothing is kept: it is derived from the gap records, which whoever could not store or read lines wrote (a wrapper on this machine, the recorder
+of a cluster, which compares with what was printed), from slots of this machine that ended without a record of it, and from the disk as it is now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from rankfall.model import FINAL_STATES, LostLines, Record, StoreError, Verdict, decoding, numbers
+from rankfall.model.timestamps import rfc3339
+from rankfall.rundir.streams.content import lock_is_free
+from rankfall.rundir.streams.files import IndexReader
+
+if TYPE_CHECKING:
+    from rankfall.rundir.layout import RunPaths
+
+#: How the sentences about lines begin among other things that a verdict lacks.
+PREFIX: Final = "record incomplete: "
+#: A disk with so few bytes is full: less than the few files that a slot needs before it starts its command.
+FULL_BYTES: Final = 64 << 10
+_MAX_FILES: Final = 4096
+_MAX_RECORD: Final = 64 << 10
+
+
+class _Piece(NamedTuple):
+    """Lines that one gap record is about."""
+
+    slot: int | None
+    rank: int | None
+    lines: int | None
+    size: int | None
+    after: int | None
+    before: int | None
+    why: str | None
+    unread: bool = False
+
+
+def lost_lines(records: Iterable[Record]) -> tuple[LostLines, ...]:
+    """What gap records say together: of each attempt, what was counted and what nobody counted.
+
+    A place in a container's log is where the lines are that were counted as missing in it; alone it says only that some may be missing.
+
+    Args:
+        records: of the kind ``gap``; others, and those without numbers, say nothing here.
+    """
+    counted: dict[int, list[_Piece]] = {}
+    places: dict[tuple[int, int | None, str | None, int], list[tuple[int | None, int | None]]] = {}
+    reasons: dict[tuple[int, int | None, str | None, int], str] = {}
+    gaps = [record for record in records if record.kind == "gap" and record.lost is not None]
+    for record in gaps:
+        lost = record.lost
+        if lost is not None and lost.stream is None:
+            places.setdefault(_container(record), []).append((lost.after_ns, lost.before_ns))
+            if lost.why:
+                reasons[_container(record)] = lost.why
+    # The end of these logs could not be read.
+    open_ends = {key for key, bounds in places.items() if any(before is None for _, before in bounds)}
+    named: set[tuple[int, int | None, str | None, int]] = set()
+    for record in gaps:
+        lost = record.lost
+        if lost is None or lost.stream is None:
+            continue
+        key = _container(record)
+        unread = key in open_ends and key not in named
+        named.add(key)
+        after, before = lost.after_ns, lost.before_ns
+        if after is None and before is None:
+            after, before = _cluster_context(places.get(key, ()))
+        rank = numbers.whole(lost.stream[1:]) if lost.stream.startswith("r") else None
+        piece = _Piece(record.slot, rank, lost.lines, lost.bytes, after, before, lost.why or reasons.get(key), unread)
+        counted.setdefault(record.attempt or 0, []).append(piece)
+    found = []
+    for attempt, pieces in counted.items():
+        known = [piece for piece in pieces if piece.lines is not None]
+        found += [_joined(attempt, some) for some in (known, [one for one in pieces if one.lines is None]) if some]
+    maybe: dict[int, list[_Piece]] = {}
+    for key, bounds in places.items():
+        if key not in named:
+            piece = _Piece(key[1], None, None, None, *_cluster_context(bounds), reasons.get(key), key in open_ends)
+            maybe.setdefault(key[0], []).append(piece)
+    found += [_joined(attempt, pieces) for attempt, pieces in maybe.items()]
+    return tuple(sorted(found, key=lambda one: (one.attempt, one.lines is None, not one.bytes)))
+
+
+def lost_of_run(run_dir: RunPaths, *, attempt: int | None = None) -> tuple[LostLines, ...]:
+    """What the run's record lacks of its lines.
+
+    Args:
+        run_dir: the run.
+        attempt: only of this one; all by default.
+    """
+    names, gaps = _listed(run_dir.records_dir)
+    found = [*lost_lines(gaps), *_unrecorded(run_dir, names)]
+    return tuple(one for one in found if attempt is None or one.attempt == attempt)
+
+
+def sentences(lost: Iterable[LostLines]) -> list[str]:
+    """For the list of what a verdict lacks."""
+    return [f"{PREFIX}{one.text}" for one in lost]
+
+
+def as_of_now(verdict: Verdict, run_dir: RunPaths) -> Verdict:
+    """The verdict with what the record lacks by now: what was missing may have been had since, and more may have been lost."""
+    lost = sentences(lost_of_run(run_dir, attempt=verdict.attempt))
+    others = [one for one in verdict.missing if not one.startswith(PREFIX)]
+    return msgspec.structs.replace(verdict, missing=tuple(dict.fromkeys([*lost, *others])))
+
+
+def disk_trouble(path: Path) -> str | None:
+    """Why nothing can be stored below ``path`` now; None while it can."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"{path} cannot be reached: {error.strerror}"
+    if found.f_flag & os.ST_RDONLY:
+        return f"the file system of {path} is read-only"
+    if found.f_bavail * found.f_frsize <= FULL_BYTES:
+        return f"the file system of {path} is full"
+    return None
+
+
+def waiting(run_dir: RunPaths, *, state: str) -> tuple[str, ...]:
+    """What is said of a run that goes on and whose lines cannot be stored now."""
+    trouble = disk_trouble(run_dir.path) if state not in FINAL_STATES else None
+    return () if trouble is None else (f"{trouble}: what is printed now is not stored",)
+
+
+def _container(record: Record) -> tuple[int, int | None, str | None, int]:
+    return (record.attempt or 0, record.slot, record.pod_uid, record.lost.number if record.lost is not None else 0)
+
+
+def _cluster_context(bounds: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
+    """From the first line before all of them to the last one after them; None = open."""
+    after = [one for one, _ in bounds if one is not None]
+    before = [one for _, one in bounds if one is not None]
+    return (
+        min(after) if bounds and len(after) == len(bounds) else None,
+        max(before) if bounds and len(before) == len(bounds) else None,
+    )
+
+
+def _joined(attempt: int, pieces: Sequence[_Piece]) -> LostLines:
+    after, before = _cluster_context([(piece.after, piece.before) for piece in pieces])
+    lines = [piece.lines for piece in pieces if piece.lines is not None]
+    sizes = [piece.size for piece in pieces if piece.size is not None]
+    return LostLines(
+        attempt=attempt,
+        lines=sum(lines) if lines else None,
+        bytes=sum(sizes) if sizes else None,
+        ranks=tuple(sorted({piece.rank for piece in pieces if piece.rank is not None})),
+        slots=tuple(sorted({piece.slot for piece in pieces if piece.slot is not None})),
+        after=rfc3339(after),
+        before=rfc3339(before),
+        why=next((piece.why for piece in pieces if piece.why), None),
+        unread=sum(piece.unread for piece in pieces),
+    )
+
+
+def _listed(folder: Path) -> tuple[list[str], list[Record]]:
+    """Names of all records, and the gap records themselves."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    except OSError:
+        return [], []
+    gaps = []
+    for name in [name for name in names if name.startswith("gap-")][:_MAX_FILES]:
+        with contextlib.suppress(OSError, msgspec.DecodeError), (folder / name).open("rb") as file:
+            gaps.append(decoding.decode(file.read(_MAX_RECORD), kind=Record))
+    return names, gaps
+
+
+def _unrecorded(run_dir: RunPaths, names: Sequence[str]) -> list[LostLines]:
+    """Slots of this machine whose wrapper is gone and recorded no end: what it had not stored yet is lost, and nobody can have counted it."""
+    try:
+        spec = run_dir.spec
+    except StoreError:
+        return []
+    if spec.backend != "local":
+        return []
+    found = []
+    for place in sorted((run_dir.path / "slots").glob("attempt-*")):
+        attempt = numbers.whole(place.name[len("attempt-") :])
+        pieces = []
+        for slot in (slot for part in spec.parts for slot in part.slots) if attempt is not None else ():
+            role = spec.role_of(slot)
+            # A slot that is started again alone has a folder for each start.
+            folders = [
+                path for path in (place / f"{role}-{slot}", *sorted(place.glob(f"{role}-{slot}.*"))) if path.is_dir()
+            ]
+            ends = sum(name.startswith(f"slot_end-a{attempt}-{role}-{slot}-") for name in names)
+            if ends >= len(folders) or (folders[-1] / "end.json").exists() or not lock_is_free(folders[-1] / "lock"):
+                continue
+            logs = run_dir.stream_dir(attempt or 0, role, slot, len(folders) - 1)
+            stamps = [IndexReader(path).last_stamp() or 0 for path in logs.glob("*.log")]
+            why = disk_trouble(run_dir.path) or "the end of its wrapper is not recorded"
+            pieces.append(_Piece(slot, None, None, None, max(stamps, default=0) or None, None, why))
+        if pieces:
+            found.append(_joined(attempt or 0, pieces))
+    return found

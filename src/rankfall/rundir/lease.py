@@ -1,0 +1,324 @@
+"""The lease that makes one process the only writer of a run.
+
+Held with flock, which the kernel frees when its holder dies; on network file systems, where flock cannot
+be trusted, with a hard link. The lease file names the holder (pid, host, start time, boot). A dead holder
+of this host is cleared; a holder on another host counts as alive. The file system type is read from the
+kernel's mount table; it also selects the journal mode of sqlite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from rankfall.model import LockHeld, StoreError, decoding, numbers
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+# FUSE is among them: most of its users are network file systems, and sqlite's WAL needs a shared memory file to be honest.
+_NETWORK: Final = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "gfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncp", "ncpfs", "nfs",
+        "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "quobyte", "smb3", "smbfs", "virtiofs", "weka",
+        "wekafs", "fuse", "fuseblk",
+    }
+)  # fmt: skip
+
+
+class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system of a path: its kernel name (empty = not known) and whether it is shared over a network."""
+
+    name: str
+    network: bool
+
+    @property
+    def lock(self) -> str:
+        """Kind of writer lock used here: ``flock`` or ``link``."""
+        return "link" if self.network else "flock"
+
+    @property
+    def journal(self) -> str:
+        """Journal mode of sqlite used here: ``WAL`` or ``DELETE``."""
+        return "DELETE" if self.network else "WAL"
+
+
+def private(path: str | os.PathLike[str], flags: int) -> int:
+    """A file descriptor, for ``os.open`` and as ``opener`` of ``open``: a file that is new is its user's alone at once.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+
+
+def append_to(path: Path) -> BinaryIO:
+    """A file to append to, made when it is missing.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return open(path, "ab", opener=private)
+
+
+def write_file(path: Path, data: bytes, *, new: bool = False, sync: bool = False) -> None:
+    """Write a whole file.
+
+    Args:
+        path: of the file.
+        data: all of it.
+        new: refuse one that is there.
+        sync: wait until the disk has it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(path, "xb" if new else "wb", opener=private) as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def make_folder(path: Path, *, new: bool = False) -> None:
+    """Make a folder, and those above it that are missing, each for its user alone.
+
+    Args:
+        path: of the folder.
+        new: refuse one that is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        path.mkdir(FOLDER_MODE)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir(FOLDER_MODE, exist_ok=not new)
+    except FileExistsError:
+        if new or not path.is_dir():
+            raise
+
+
+def file_system(path: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> FileSystem:
+    """The file system that holds ``path`` (which must exist). Unknown ones are taken as local."""
+    name = _name(path, mountinfo)
+    return FileSystem(name=name, network=name in _NETWORK or name.startswith("fuse."))
+
+
+def _name(path: Path, mountinfo: Path) -> str:
+    try:
+        device = path.stat().st_dev
+        text = os.fsencode(mountinfo.read_bytes()).decode("utf-8", "surrogateescape")
+        real = os.path.realpath(path)
+    except OSError:
+        return ""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    longest, name = -1, ""
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:  # noqa: PLR2004 - proc(5): id, parent, major:minor, root, mount point
+            continue
+        kind = after.split(" ", 1)[0]
+        if fields[2] == number:
+            return kind
+        # Some file systems (btrfs) report another device number than their mount: the longest mount point then decides.
+        point = _unescape(fields[4])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= longest:
+            longest, name = len(point), kind
+    return name
+
+
+def _unescape(text: str) -> str:
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, char)
+    return text
+
+
+_POLL_S: Final = 0.05
+# A supervisor that is killed while it starts a slot leaves a child between fork and exec, in which the lock's file is still open: until exec
+# closes it, microseconds on a quiet machine. Nobody writes the run then, so a lock without a living holder is waited for.
+_ORPHANED_S: Final = 10.0
+_START_FIELD: Final = 19
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a lease: process, host, the process's start in clock ticks, the boot, and since when (nanoseconds)."""
+
+    pid: int
+    host: str = ""
+    start: int | None = None
+    boot: str = ""
+    at: int | None = None
+
+    def alive(self) -> bool | None:
+        """Whether the holder still lives; None on another host, where nobody here can tell."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot and self.boot != _boot():
+            return False
+        start = start_ticks(self.pid)
+        return start is not None and (self.start is None or start == self.start)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when it is gone (or a zombie, which holds no lock)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    if len(fields) <= _START_FIELD or fields[0] in "ZX":
+        return None
+    return numbers.whole(fields[_START_FIELD])
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def holder(path: Path) -> Holder | None:
+    """Who the lease file names; None when nobody holds it or it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(4096)
+        return decoding.decode(data, kind=Holder) if data.strip() else None
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def held(path: Path) -> bool:
+    """Whether a living process holds the lease; a holder on another host counts as living."""
+    found = holder(path)
+    return found is not None and found.alive() is not False
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold the lease at ``path``.
+
+    Args:
+        path: the lease file; its folder must exist.
+        wait: how many seconds to wait for another holder to let go. For one that is dead it is at least ten seconds: what it was
+            starting lets go as soon as it runs.
+
+    Raises:
+        LockHeld: another process holds it; names its pid and host.
+        StoreError: the file cannot be made.
+    """
+    link = file_system(path.parent).network
+    began = time.monotonic()
+    me = Holder(
+        pid=os.getpid(), host=socket.gethostname(), start=start_ticks(os.getpid()), boot=_boot(), at=time.time_ns()
+    )
+    text = msgspec.json.encode(me)
+    take = _take_link if link else _take_flock
+    while True:
+        try:
+            release = take(path, text)
+        except OSError as error:
+            raise StoreError(
+                f"cannot take the writer lock {path}: {error.strerror or error}",
+                hint="free space, or make the run directory writable",
+            ) from error
+        if release is not None:
+            break
+        patience = max(wait, _ORPHANED_S) if _orphaned(path) else wait
+        left = began + patience - time.monotonic()
+        if left <= 0:
+            raise _refusal(path)
+        time.sleep(min(_POLL_S, left))
+    with release:
+        yield
+
+
+def _orphaned(path: Path) -> bool:
+    """Whether the one whom the lease names is dead."""
+    found = holder(path)
+    return found is not None and found.alive() is False
+
+
+def _refusal(path: Path) -> LockHeld:
+    found = holder(path)
+    who = f"process {found.pid} on {found.host}" if found else "another process"
+    return LockHeld(
+        f"run {path.parent.name} is held by {who}",
+        hint=f"watch it with: rankfall attach {path.parent.name}; or end that process first",
+    )
+
+
+def _take_flock(path: Path, text: bytes) -> contextlib.ExitStack | None:
+    fd = private(path, os.O_RDWR | os.O_CREAT)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        # A full disk must not keep a supervisor out: the lock itself needs no room.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, text, 0)
+        stack.callback(_clear, fd)
+        return stack.pop_all()
+
+
+def _clear(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+
+
+def _take_link(path: Path, text: bytes) -> contextlib.ExitStack | None:
+    """Link a file of our own to the lease's name: the one lock that NFS keeps. A dead holder of this host is cleared away."""
+    own = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    fd = private(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        os.write(fd, text)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    try:
+        for _ in range(2):
+            with contextlib.suppress(FileExistsError):
+                os.link(own, path)
+            # The answer of link may be lost on the way; the count of links is the truth.
+            if own.stat().st_nlink == 2:  # noqa: PLR2004 - own name and lease
+                stack = contextlib.ExitStack()
+                stack.callback(_unlink_ours, path, text)
+                return stack
+            found = holder(path)
+            if found is None or found.alive() is not False:
+                return None
+            _set_aside(path, found)
+        return None
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, dead: Holder) -> None:
+    """Take a dead holder's lease away: renamed first and looked at again, so that a new holder's lease is never removed."""
+    aside = path.with_name(f".{path.name}.dead.{os.urandom(4).hex()}")
+    with contextlib.suppress(OSError):
+        path.rename(aside)
+        if holder(aside) != dead:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+def _unlink_ours(path: Path, text: bytes) -> None:
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == text:
+            path.unlink()

@@ -1,0 +1,350 @@
+"""Follows a run's lines live: each line once, ordered by timestamp within a short hold.
+
+Works on the files alone, by byte offset, so the writer and other viewers are not affected. New streams and
+late ranks are picked up; a stream of a rank's process waits until its rank is known, because shown lines
+cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from rankfall.rundir.lines.merge import Block, Feed, Line, LineOrder, View, block_of, cursor_for, tail_of
+from rankfall.rundir.lines.query import (
+    LineQuery,
+    Matcher,
+    Ranges,
+    Wanted,
+    check,
+    error_lines_of,
+    known_ranges,
+    of_query,
+    wanted_ranks,
+)
+from rankfall.rundir.lines.reader import MIN_BLOCK, Forward, Span, lines_backward
+from rankfall.rundir.streams.content import content_size, read_bytes
+from rankfall.rundir.streams.files import StreamFinder, StreamName
+
+if TYPE_CHECKING:
+    from rankfall.rundir.directory import RunDir
+
+HOLD_S: Final = 0.2
+# How long an unfiltered view waits for the rank of a stream before it shows its lines without one.
+PATIENCE_S: Final = 5.0
+# The tables are read again at least so often, until they have stood for a while: a change within one tick of the file system's clock cannot be seen.
+_REREAD_S: Final = 1.0
+_SETTLED_S: Final = 3.0
+# And at most so often: a supervisor of thousands of ranks writes all the time.
+_PAUSE_S: Final = 0.1
+_NS: Final = 1_000_000_000
+_BLOCK: Final = 256 << 10
+# Bytes that were read and not given yet, of all streams together.
+_MEMORY: Final = 64 << 20
+_MAX_PROBLEMS: Final = 100
+
+
+class Piece(NamedTuple):
+    """Lines of one stamp that lie side by side in one stream; ``late``: given after lines that came later."""
+
+    view: View
+    span: Span
+    late: bool
+
+
+class Follower:
+    """One viewer of one run.
+
+    Args:
+        run_dir: the run.
+        query: which lines. Without an attempt: the newest one and all that follow.
+        clock: nanoseconds since the epoch.
+        hold: seconds that a line waits for earlier ones of other streams.
+        patience: seconds that an unfiltered view waits for the rank of a new stream; None = as long as its attempt goes on.
+        starts: where to begin in streams that were read before; each at the beginning of a line.
+        whole: give a long line in pieces instead of its first part only; for :meth:`pieces` alone.
+
+    Attributes:
+        problems: what could not be read, in words.
+
+    Raises:
+        UsageError: the query makes no sense.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        query: LineQuery,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        hold: float = HOLD_S,
+        patience: float | None = PATIENCE_S,
+        starts: Mapping[str, int] | None = None,
+        whole: bool = False,
+    ) -> None:
+        check(query)
+        self.problems: list[str] = []
+        self._run_dir = run_dir
+        self._query = query
+        self._clock = clock
+        self._hold = int(hold * _NS)
+        self._patience = None if patience is None else int(patience * _NS)
+        self._starts = starts or {}
+        self._whole = whole
+        self._ended: set[int] = set()
+        self._matches = Matcher(query.grep)
+        self._errors = error_lines_of(run_dir, problems=self.problems) if query.level is not None else None
+        self._since_attempt: int | None = None
+        self._waiting: dict[str, tuple[StreamName, int]] = {}
+        self._views: list[View] = []
+        self._feeds: list[Feed] = []
+        self._started: set[str] = set()
+        # When each feed's next lines are due, their order, the feed's number.
+        self._heap: list[tuple[int, LineOrder, int]] = []
+        self._idle: set[int] = set()
+        self._given = 0
+        self._current: Iterator[Line] = iter(())
+        self._finder = StreamFinder(run_dir.logs_dir, attempt=query.attempt if isinstance(query.attempt, int) else None)
+        self._found: list[StreamName] = []
+        self._names: list[StreamName] = []
+        self._attempts: frozenset[int] = frozenset()
+        self._seen: object = None
+        self._seen_at = self._read_at = 0
+        # Which streams are wanted is decided anew: tables were read or streams found, or somebody's patience may be over.
+        self._open = True
+        # Some stream is not shown, or is of a rank that nobody knows.
+        self._unknown = True
+        self._ranges: dict[str, Ranges] = {}
+        self._wanted: dict[int, Wanted] = {}
+
+    def poll(self, *, limit: int = 5000) -> list[Line]:
+        """Lines that may be shown now, at most ``limit``; the rest comes with the next call."""
+        now = self._clock()
+        history = self._refresh(now, patient=True)
+        bound = now - self._hold
+        found: list[Line] = list(history)
+        if len(found) >= limit:
+            return found
+        for line in self._ready(now, bound=bound, final=False):
+            found.append(line)
+            if len(found) >= limit:
+                break
+        return found
+
+    def blocks(self, *, final: bool = False) -> Iterator[Block]:
+        """All lines that may be shown now, as many together as may be; with ``final`` all that is left, as :meth:`drain`.
+
+        For who shows lines and looks at none. A follower gives lines, blocks or pieces, never two of them.
+        """
+        now = self._clock()
+        yield from map(block_of, self._refresh(now, patient=not final))
+        for view, span, late in self._due(now, bound=None if final else now - self._hold, final=final):
+            yield from view.blocks(span, late=late)
+
+    def pieces(self, *, final: bool = False) -> Iterator[Piece]:
+        """All that may be shown now, as it lies in the streams; with ``final`` all that is left, as :meth:`drain`.
+
+        For who copies lines and looks at none.
+        """
+        now = self._clock()
+        self._refresh(now, patient=not final)
+        yield from self._due(now, bound=None if final else now - self._hold, final=final)
+
+    def drain(self) -> Iterator[Line]:
+        """All that is left, without holding, when nothing more will be written: last lines without LF and streams of no known rank too."""
+        now = self._clock()
+        yield from self._refresh(now, patient=False)
+        yield from self._ready(now, bound=None, final=True)
+
+    def ranges_of(self, stream: str) -> Ranges:
+        """Ranks of a stream's bytes, as far as they are known by now."""
+        return self._ranges.get(stream, Ranges())
+
+    def again(self, stream: str, *, first: int, last: int) -> Iterator[Line]:
+        """Lines of a stream that were given before, with the ranks that are known by now; each is marked late.
+
+        Args:
+            stream: one that lines came from.
+            first: where the first of them begins.
+            last: where the last of them begins.
+        """
+        view = next(view for view in self._views if view.name.stream == stream)
+        cursor = Forward(view.name.path, start=first, block=_BLOCK)
+        while spans := cursor.take(final=True):
+            for line in chain.from_iterable(view.lines(span, late=True) for span in spans):
+                if line.offset > last:
+                    return
+                yield line
+
+    def _ready(self, now: int, *, bound: int | None, final: bool) -> Iterator[Line]:
+        """Lines whose hold is over. What a caller leaves of a span is given by the next call."""
+        yield from _kept(self._current)
+        for view, span, late in self._due(now, bound=bound, final=final):
+            self._current = view.lines(span, late=late)
+            yield from _kept(self._current)
+
+    def _due(self, now: int, *, bound: int | None, final: bool) -> Iterator[Piece]:
+        """Spans whose hold is over, in the order of lines."""
+        for number in list(self._idle):
+            self._fill(number, now, final=final)
+        while self._heap and (bound is None or self._heap[0][0] <= bound):
+            due, _, number = heapq.heappop(self._heap)
+            span = self._feeds[number].spans.popleft()
+            late = due < self._given
+            self._given = max(self._given, due)
+            self._idle.add(number)
+            self._fill(number, now, final=final)
+            yield Piece(self._views[number], span, late)
+
+    def _fill(self, number: int, now: int, *, final: bool) -> None:
+        feed = self._feeds[number]
+        if feed.fill(final=final):
+            self._idle.discard(number)
+            at = feed.spans[0].at
+            # No line was written after it was read here: a clock that is ahead must not hold its lines back.
+            heapq.heappush(self._heap, (now if at is None else min(at, now), feed.order, number))
+        elif feed.problem:
+            self._note(feed.problem)
+
+    def _refresh(self, now: int, *, patient: bool) -> list[Line]:
+        """Find new streams and ranks; on the first call also the last lines of what is there."""
+        first = self._since_attempt is None
+        problems: list[str] = []
+        found = self._finder.find(since=self._since_attempt or 0, problems=problems)
+        for problem in problems:
+            self._note(problem)
+        if found is not self._found:
+            self._found, self._names, self._open = found, of_query(found, self._query), True
+            self._attempts = frozenset(name.attempt for name in self._names)
+        # After the look at the folders, so that what a stream's writer wrote down before its first byte is seen.
+        self._read_tables(now, patient=patient)
+        if not self._open and patient:
+            return []
+        self._open = False
+        for name in self._names:
+            if name.stream not in self._started and name.attempt >= (self._since_attempt or 0):
+                self._waiting.setdefault(name.stream, (name, now))
+        fresh = [
+            view
+            for name, since in list(self._waiting.values())
+            if (view := self._decide(name, waited=None if not patient else now - since)) is not None
+        ]
+        history: list[Line] = []
+        starts: dict[str, int] = {}
+        if first and self._query.tail is not None:
+            starts = {view.name.stream: _last_line_end(view) for view in fresh}
+            history = tail_of(fresh, self._query.tail, ends=starts, problems=self.problems)
+            self._given = max((line.at for line in history if line.at is not None), default=0)
+        for view in fresh:
+            start = starts.get(view.name.stream, self._starts.get(view.name.stream))
+            # All of them may have much to give at once.
+            block = max(MIN_BLOCK, min(_BLOCK, _MEMORY // (len(self._feeds) + 1)))
+            if start is None and not self._whole:
+                cursor = cursor_for(view, block=block)
+            else:
+                cursor = Forward(view.name.path, start=start or 0, block=block, whole=self._whole)
+            self._start(view, cursor)
+        self._unknown = bool(self._waiting) or any(
+            view.name.of_a_rank and not view.ranges.known for view in self._views
+        )
+        return history
+
+    def _start(self, view: View, cursor: Forward) -> None:
+        number = len(self._feeds)
+        self._feeds.append(Feed(number, view.name, cursor))
+        self._views.append(view)
+        self._idle.add(number)
+        self._started.add(view.name.stream)
+        del self._waiting[view.name.stream]
+
+    def _decide(self, name: StreamName, *, waited: int | None) -> View | None:
+        """The view of a stream, when it is known whose it is (or nobody waits for that any longer) and it is wanted."""
+        ranges = self._ranges.get(name.stream, Ranges())
+        if name.of_a_rank and not ranges.known and waited is not None and self._waits(name, waited):
+            self._open = True
+            return None
+        view = View(
+            name=name,
+            ranges=ranges,
+            wanted=self._wanted.get(name.attempt, Wanted(ranks=None if not self._query.by_rank else frozenset())),
+            unranked=self._query.unranked,
+            since=self._query.since,
+            matches=self._matches,
+            errors=self._errors() if self._errors is not None else None,
+        )
+        return view if view.useful else None
+
+    def _waits(self, name: StreamName, waited: int) -> bool:
+        return name.attempt not in self._ended if self._patience is None else waited < self._patience
+
+    def _read_tables(self, now: int, *, patient: bool) -> None:
+        names, attempts = self._names, self._attempts
+        seen = (self._signature(), attempts)
+        age = now - self._read_at
+        if seen != self._seen:
+            self._seen_at = now
+        # Whose rank nobody knows may be found in records, which the tables do not show.
+        settled = not self._unknown and self._read_at - self._seen_at >= _SETTLED_S * _NS
+        fresh = 0 <= age < _PAUSE_S * _NS or (seen == self._seen and (settled or 0 <= age < _REREAD_S * _NS))
+        # The last look sees what is there, also what was written within the same tick as the look before.
+        if self._since_attempt is not None and patient and fresh:
+            return
+        self._seen, self._read_at, self._open = seen, now, True
+        with self._run_dir.reader() as tables:
+            newest = tables.newest_attempt()
+            if self._since_attempt is None:
+                self._since_attempt = (newest or 0) if self._query.attempt is None else 0
+            for number in attempts:
+                if number < self._since_attempt:
+                    continue
+                unknown = [name for name in names if name.attempt == number and name.stream not in self._ranges]
+                self._ranges.update(known_ranges(self._run_dir, tables, number, unknown))
+                self._wanted[number] = wanted_ranks(self._run_dir, tables, self._query, number)
+            if self._patience is None:
+                self._ended = {row.attempt for row in tables.attempts() if row.ended is not None}
+            for problem in tables.problems:
+                self._note(problem)
+        for number, view in enumerate(self._views):
+            self._views[number] = msgspec.structs.replace(
+                view,
+                ranges=self._ranges.get(view.name.stream, view.ranges),
+                wanted=self._wanted.get(view.name.attempt, view.wanted),
+            )
+
+    def _signature(self) -> object:
+        found = []
+        for suffix in ("", "-wal"):
+            path = self._run_dir.db_path
+            try:
+                stat = path.with_name(path.name + suffix).stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems and len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+def _kept(lines: Iterator[Line]) -> Iterator[Line]:
+    """The same lines; a caller that stops early leaves the rest in ``lines`` instead of closing it."""
+    while (line := next(lines, None)) is not None:
+        yield line
+
+
+def _last_line_end(view: View) -> int:
+    """End of the last whole line that is there now; what follows it is still being written."""
+    try:
+        size = content_size(view.name.path)
+        last = next(lines_backward(view.name.path, end=size, block=4096), None)
+        if last is None:
+            return 0
+        return size if read_bytes(view.name.path, size - 1, 1) == b"\n" else last.offset
+    except OSError:
+        return 0

@@ -1,0 +1,361 @@
+"""Merges the lines of many streams by arrival time: all of them, or the last N read from the end.
+
+A line of no known rank has rank None.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from rankfall.rundir.lines.query import (
+    ErrorLines,
+    LineQuery,
+    Matcher,
+    Ranges,
+    Wanted,
+    check,
+    chosen_streams,
+    error_lines_of,
+    known_ranges,
+    wanted_ranks,
+)
+from rankfall.rundir.lines.reader import MAX_LINE, Backward, Forward, Span, lines_backward
+from rankfall.rundir.streams.content import content_size
+from rankfall.rundir.streams.files import StreamName, StreamOrder
+
+if TYPE_CHECKING:
+    from rankfall.rundir.directory import RunDir
+
+# Shown at the end of a line that is longer than MAX_LINE; the record has the whole line.
+CUT_MARK: Final = b" [rankfall: line cut at 1 MiB, the record has the rest]"
+# A line without a stamp is never the earliest.
+UNKNOWN: Final = 1 << 63
+_MEMORY: Final = 64 << 20
+LineOrder: TypeAlias = tuple[int, StreamOrder]
+
+
+def line_order(at: int | None, stream: StreamOrder) -> LineOrder:
+    """Sort key of lines: by stamp, those without one last; of one stamp by stream (:attr:`StreamName.order`).
+
+    Lines of one stream stay as they lie there. The key has no rank in it, so a rank that becomes known late moves no line. Whatever merges lines
+    sorts by this key: a run that is read or followed, its last lines, and the files made of it. A follower cannot take back what it
+    gave: a line that comes after its hold stands where it came.
+    """
+    return UNKNOWN if at is None else at, stream
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One line of a stream.
+
+    Attributes:
+        at: when its chunk came, nanoseconds since the epoch; None = unknown.
+        stream: path of the stream relative to the run directory; ``offset``: its first byte there.
+        out: of standard output, else of standard error.
+        data: the bytes without LF; cut lines end with ``CUT_MARK``.
+        late: shown after a line that came later than it.
+    """
+
+    at: int | None
+    rank: int | None
+    slot: int
+    role: str
+    attempt: int
+    stream: str
+    offset: int
+    out: bool
+    data: bytes
+    truncated: bool = False
+    late: bool = False
+
+
+class Block(NamedTuple):
+    """Lines that lie side by side in one stream, of one rank and one stamp.
+
+    Attributes:
+        first: the first of them; of several its ``data`` is empty.
+        data: all of them as they are shown, each with its LF.
+    """
+
+    first: Line
+    data: bytes
+
+    def lines(self) -> Iterator[Line]:
+        """Each of them."""
+        if self.first.data or self.data == b"\n":
+            yield self.first
+            return
+        offset = self.first.offset
+        for text in self.data[:-1].split(b"\n"):
+            yield msgspec.structs.replace(self.first, offset=offset, data=text)
+            offset += len(text) + 1
+
+
+def block_of(line: Line) -> Block:
+    """One line as a block."""
+    return Block(line, line.data + b"\n")
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What of one stream is wanted.
+
+    Attributes:
+        errors: picks its error lines, where only those are wanted. It remembers where it is: the stream's lines go through it once, in order.
+    """
+
+    name: StreamName
+    ranges: Ranges
+    wanted: Wanted
+    unranked: bool
+    since: int | None
+    matches: Matcher
+    errors: ErrorLines | None = None
+
+    @property
+    def useful(self) -> bool:
+        """Whether some byte of the stream can be wanted."""
+        ranges = self.ranges
+        return ranges.any_in(self.wanted) or (self.unranked and (not ranges.simple or ranges.rank is None))
+
+    def line(self, at: int | None, offset: int, data: bytes, *, cut: bool, late: bool = False) -> Line | None:
+        """The line, when it is wanted."""
+        rank = self.ranges.at(offset)
+        if rank is None:
+            if not self.unranked:
+                return None
+        elif rank not in self.wanted:
+            return None
+        if self.since is not None and at is not None and at < self.since:
+            return None
+        if not self.matches(data):
+            return None
+        return self._line(at, rank, offset, data + CUT_MARK if cut else data, cut=cut, late=late)
+
+    def _line(
+        self, at: int | None, rank: int | None, offset: int, data: bytes, *, cut: bool = False, late: bool = False
+    ) -> Line:
+        name = self.name
+        return Line(
+            at=at,
+            rank=rank,
+            slot=name.slot,
+            role=name.role,
+            attempt=name.attempt,
+            stream=name.stream,
+            offset=offset,
+            out=name.out,
+            data=data,
+            truncated=cut,
+            late=late,
+        )
+
+    def lines(self, span: Span, *, late: bool = False) -> Iterator[Line]:
+        """Wanted lines of a span."""
+        if self.since is not None and span.at is not None and span.at < self.since:
+            return
+        picked = None if self.errors is None else self.errors.pick(span.data)
+        if span.cut:
+            texts = [span.data]
+        else:
+            texts = span.data.split(b"\n")
+            if not texts[-1]:
+                texts.pop()
+        offset = span.offset
+        for text in texts:
+            chosen = picked is None or offset - span.offset in picked
+            line = self.line(span.at, offset, text, cut=span.cut, late=late) if chosen else None
+            offset += len(text) + 1
+            if line is not None:
+                yield line
+
+    def blocks(self, span: Span, *, late: bool = False) -> Iterator[Block]:
+        """Wanted lines of a span, as many together as may be."""
+        if span.cut or self.errors is not None or not self.matches.everything:
+            yield from map(block_of, self.lines(span, late=late))
+            return
+        if self.since is not None and span.at is not None and span.at < self.since:
+            return
+        offset = span.offset
+        for rank, data in self.ranges.pieces(offset, span.data):
+            if self.unranked if rank is None else rank in self.wanted:
+                first = self._line(span.at, rank, offset, b"", late=late)
+                yield Block(first, data if data.endswith(b"\n") else data + b"\n")
+            offset += len(data)
+
+
+class Feed:
+    """A stream that is being read, with the spans that were read and not given yet.
+
+    Args:
+        number: what the owner knows it by.
+        name: the stream.
+        cursor: the reader.
+    """
+
+    def __init__(self, number: int, name: StreamName, cursor: Forward) -> None:
+        self.number = number
+        self.cursor = cursor
+        self._stream = name.order
+        self.spans: deque[Span] = deque()
+        self.problem: str | None = None
+
+    @property
+    def order(self) -> LineOrder:
+        """Sort key of the lines that are given next."""
+        return line_order(self.spans[0].at, self._stream)
+
+    def fill(self, *, final: bool) -> bool:
+        """Read on when nothing is left to give; whether there is something to give."""
+        if not self.spans:
+            try:
+                self.spans.extend(self.cursor.take(final=final))
+                self.problem = None
+            except OSError as error:
+                self.problem = f"{self.cursor.path} cannot be read: {error.strerror or error}"
+        return bool(self.spans)
+
+
+def merge(feeds: list[Feed]) -> Iterator[tuple[int, Span]]:
+    """Spans of all feeds with their feed's number, in the order of lines. Pieces of one long line stay together."""
+    by_number = {feed.number: feed for feed in feeds}
+    heap = [(feed.order, feed.number) for feed in feeds if feed.fill(final=True)]
+    heapq.heapify(heap)
+    while heap:
+        _, number = heapq.heappop(heap)
+        feed = by_number[number]
+        while feed.fill(final=True):
+            span = feed.spans.popleft()
+            yield number, span
+            if not (span.cut and feed.cursor.whole):
+                break
+        if feed.fill(final=True):
+            heapq.heappush(heap, (feed.order, number))
+
+
+def read_lines(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Line]:
+    """Lines of a run as they stand now, in their order (:func:`line_order`).
+
+    Args:
+        run_dir: the run.
+        query: which lines.
+        problems: takes a line for each thing that could not be read.
+
+    Raises:
+        UsageError: the query makes no sense (raised at once, not at the first line).
+    """
+    return chain.from_iterable(block.lines() for block in read_blocks(run_dir, query, problems=problems))
+
+
+def read_blocks(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Block]:
+    """As :func:`read_lines`, as many lines together as may be: for who looks at none of them.
+
+    Raises:
+        UsageError: as there.
+    """
+    check(query)
+    notes = problems if problems is not None else []
+    views = open_view(run_dir, query, notes)
+    if query.tail is not None:
+        ends = {view.name.stream: _size(view) for view in views}
+        return map(block_of, tail_of(views, query.tail, ends=ends, problems=notes))
+    return _all_of(views, notes)
+
+
+def open_view(run_dir: RunDir, query: LineQuery, problems: list[str]) -> list[View]:
+    """The wanted parts of all streams on disk, in the order of their names."""
+    with run_dir.reader() as tables:
+        attempt = tables.newest_attempt() if query.attempt is None else query.attempt
+        number = None if attempt == "all" else attempt
+        names = chosen_streams(run_dir, query, attempt=number, since=0, problems=problems)
+        if attempt is None and names:
+            # No table knows an attempt: the newest folder is the newest attempt.
+            names = [name for name in names if name.attempt == names[-1].attempt]
+        ranges = known_ranges(run_dir, tables, number, names)
+        wanted = {n: wanted_ranks(run_dir, tables, query, n) for n in {name.attempt for name in names}}
+        problems.extend(tables.problems)
+    matches = Matcher(query.grep)
+    errors = error_lines_of(run_dir, problems=problems) if query.level is not None else None
+    found = []
+    for name in names:
+        view = View(
+            name=name,
+            ranges=ranges.get(name.stream, Ranges()),
+            wanted=wanted[name.attempt],
+            unranked=query.unranked,
+            since=query.since,
+            matches=matches,
+            errors=errors() if errors is not None else None,
+        )
+        if view.useful:
+            found.append(view)
+    return found
+
+
+def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | None = None) -> Iterator[Block]:
+    block = _MEMORY // max(1, len(views))
+    ends = ends or {}
+    feeds = [
+        Feed(number, view.name, cursor_for(view, block=block, end=ends.get(view.name.stream)))
+        for number, view in enumerate(views)
+    ]
+    for number, span in merge(feeds):
+        yield from views[number].blocks(span)
+    problems.extend(feed.problem for feed in feeds if feed.problem)
+
+
+def cursor_for(view: View, *, block: int = MAX_LINE, end: int | None = None) -> Forward:
+    """A reader of the stream from its beginning, or from the first chunk that is new enough, to its end or another one."""
+    path = view.name.path
+    if view.since is not None:
+        cursor = Forward(path, block=block)
+        offset = cursor.index.offset_since(view.since)
+        if offset:
+            # One byte earlier: an LF there means that a line begins with the chunk; else that line began in an older one.
+            return Forward(path, start=offset - 1, skip=True, block=block, end=end)
+    return Forward(path, block=block, end=end)
+
+
+def _size(view: View) -> int:
+    try:
+        return content_size(view.name.path)
+    except OSError:
+        return 0
+
+
+def tail_of(views: list[View], count: int, *, ends: dict[str, int], problems: list[str]) -> list[Line]:
+    """The last ``count`` wanted lines before the given ends of the streams, in the order of lines.
+
+    Reads from the ends backward, but for error lines: whether a line belongs to a traceback is told by what stands before it.
+    """
+    if any(view.errors is not None for view in views):
+        found = deque[Line](maxlen=count)
+        found.extend(block.first for block in _all_of(views, problems, ends=ends))
+        return list(found)
+    block = min(65536, _MEMORY // max(1, len(views)))
+    readers = [_backward(view, ends[view.name.stream], block, problems) for view in views]
+    backward = heapq.merge(*readers, key=itemgetter(0), reverse=True)
+    # No line more is read than asked for: it could be a huge one.
+    return [line for _, line in islice(backward, count)][::-1]
+
+
+def _backward(view: View, end: int, block: int, problems: list[str]) -> Iterator[tuple[LineOrder, Line]]:
+    stream = view.name.order
+    try:
+        for found in lines_backward(view.name.path, end=end, block=block):
+            if _too_old(found, view.since):
+                return
+            line = view.line(found.at, found.offset, found.data, cut=found.cut)
+            if line is not None:
+                yield line_order(line.at, stream), line
+    except OSError as error:
+        problems.append(f"{view.name.path} cannot be read: {error.strerror or error}")
+
+
+def _too_old(found: Backward, since: int | None) -> bool:
+    return since is not None and found.at is not None and found.at < since

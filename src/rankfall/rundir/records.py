@@ -1,0 +1,219 @@
+"""Reads the records of one attempt, and other files that a job may have written into the run directory.
+
+Reads are bounded and never follow a link or block on a named pipe, because a job can put either there.
+Damaged records, and records of other runs or attempts, are skipped and reported. Directory listings are
+cached by modification time, which is trusted only once it is older than the tick of the file system's
+clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Record, decoding
+from rankfall.model.record import SCHEMA
+from rankfall.rundir.reader_guard import MAX_COPY, ReaderGuard
+from rankfall.rundir.reading_time import Budget
+from rankfall.rundir.streams.content import open_regular
+
+
+def read_untrusted_file(path: Path, *, limit: int) -> tuple[bytes, int]:
+    """The beginning of a regular file, and when it was written.
+
+    Args:
+        path: its last part is not followed where it is a link.
+        limit: bytes at most; a caller that must know whether there is more asks for one more.
+
+    Returns:
+        Its bytes, and its time in nanoseconds since the epoch by the clock of the file system.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+    """
+    fd = open_regular(path, links=False)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        status = os.fstat(fd)
+        parts: list[bytes] = []
+        left = limit
+        # One read of a file over a network may give less than there is.
+        while left > 0 and (data := file.read(left)):
+            parts.append(data)
+            left -= len(data)
+    return b"".join(parts), status.st_mtime_ns
+
+
+# A record is at most 256 KiB when our writer made it; anything much larger is none of ours and is read by its head only.
+MAX_RECORD: Final = 1 << 20
+# A job of N ranks has at most so many records (its ranks write a handful each), and large ones take so many bytes; the rest is not read.
+MAX_RECORDS: Final = 20_000
+RECORDS_A_RANK: Final = 64
+MAX_LARGE_BYTES: Final = 64 << 20
+LARGE_BYTES_A_RANK: Final = 256 << 10
+_LARGE: Final = 4 << 10
+_MOST: Final = 1 << 62
+# One poll reads for so long, CPU time; the rest comes with the next ones.
+_POLL_S: Final = 1.0
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A record with its file name and the file's own time.
+
+    Attributes:
+        mtime: nanoseconds since the epoch by this machine's clock, which tells how far the writer's clock is off.
+    """
+
+    record: Record
+    name: str
+    mtime: int
+
+
+def read_end(slot_dir: Path) -> Record | None:
+    """The slot's end as its own directory keeps it: the ``slot_end`` record once more, also where the folder of records took none.
+
+    Args:
+        slot_dir: need not exist.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        data, _ = read_untrusted_file(slot_dir / "end.json", limit=MAX_RECORD)
+    except OSError:
+        return None
+    try:
+        return decoding.decode(data, kind=Record)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+class _Head(msgspec.Struct):
+    """What a record of any version begins with."""
+
+    schema: str = ""
+
+
+class RecordFolder:
+    """Incremental reader of a records folder.
+
+    Args:
+        folder: need not exist yet.
+        run, attempt: only records of these are taken; a record that names none is taken, its place being the proof.
+        ranks: how many ranks write here.
+        guard: takes records on which this reader fails.
+
+    Attributes:
+        behind: there are records that the newest poll had no time for.
+    """
+
+    def __init__(
+        self, folder: Path, *, run: str, attempt: int, ranks: int = 1, guard: ReaderGuard | None = None
+    ) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
+        self._run = run
+        self._attempt = attempt
+        self._seen: set[str] = set()
+        self._ids: set[str] = set()
+        self._decoder = decoding.decoder(Record)
+        self._guard = guard or ReaderGuard()
+        self._left = MAX_RECORDS + RECORDS_A_RANK * ranks
+        self._large = MAX_LARGE_BYTES + LARGE_BYTES_A_RANK * ranks
+        self.behind = False
+
+    def poll(self) -> list[Found]:
+        """Records that came since, in order of their names."""
+        try:
+            with os.scandir(self.folder) as entries:
+                names = sorted(e.name for e in entries if e.name.endswith(".json") and e.name not in self._seen)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._problem(f"records folder {self.folder.name} cannot be read: {error.strerror}")
+            return []
+        found = []
+        budget = Budget(_POLL_S, clock=time.thread_time)
+        self.behind = False
+        for name in names:
+            if budget.spent:
+                self.behind = True
+                break
+            self._seen.add(name)
+            item = self._guard.read(
+                partial(self._read, name), otherwise=None, what="record", where=name, data=partial(self._data, name)
+            )
+            if item is not None and item.record.id not in self._ids:
+                self._ids.add(item.record.id)
+                found.append(item)
+        return found
+
+    def _data(self, name: str) -> bytes:
+        return read_untrusted_file(self.folder / name, limit=MAX_COPY)[0]
+
+    def _read(self, name: str) -> Found | None:
+        path = self.folder / name
+        if self._left <= 0:
+            self._problem("there are more records than ranks can have written; the rest was not read")
+            return None
+        self._left -= 1
+        try:
+            data, mtime = read_untrusted_file(path, limit=MAX_RECORD + 1)
+        except OSError as error:
+            self._problem(f"record {name} cannot be read: {error.strerror}")
+            return None
+        if not data.strip():
+            self._problem(f"record {name} is empty")
+            return None
+        if len(data) > MAX_RECORD:
+            self._problem(f"record {name} is larger than {MAX_RECORD} bytes and was not used")
+            return None
+        if len(data) > _LARGE:
+            self._large -= len(data)
+            if self._large < 0:
+                self._problem(f"large records take too much room: {name} and more of them were not used")
+                return None
+        try:
+            record = self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            newer = _newer_schema(data)
+            what = f"is of {newer}, newer than this reader, and was not understood" if newer else "is damaged"
+            self._problem(f"record {name} {what}: {str(error)[:200]}")
+            return None
+        if not _in_range(record):
+            self._problem(f"record {name} holds a number that no process, time or rank has, and was not used")
+            return None
+        if record.run not in {None, self._run} or record.attempt not in {None, self._attempt}:
+            return None
+        if record.schema != SCHEMA:
+            self._problem(f"records of {record.schema[:60]!r} are newer than this reader: read as far as understood")
+        return Found(record=record, name=name, mtime=mtime)
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems and len(self.problems) < 50:  # noqa: PLR2004 - as many as anyone reads
+            self.problems.append(text)
+
+
+def _in_range(value: msgspec.Struct) -> bool:
+    """Whether all its numbers fit into 63 bits, which is what everything behind this reader takes."""
+    for name in value.__struct_fields__:
+        inner = getattr(value, name)
+        if isinstance(inner, int):
+            if not -_MOST <= inner <= _MOST:
+                return False
+        elif isinstance(inner, msgspec.Struct) and not _in_range(inner):
+            return False
+    return True
+
+
+def _newer_schema(data: bytes) -> str | None:
+    """The schema that a record names, when it is another than this reader's."""
+    try:
+        said = decoding.decode(data, kind=_Head).schema
+    except msgspec.DecodeError:
+        return None
+    return repr(said[:60]) if said not in {"", SCHEMA} else None

@@ -1,0 +1,152 @@
+"""Requests to a run's supervisor: append-only files in the run directory, and resize requests.
+
+Anybody may append a request (signed user@host); the supervisor, or the next one, carries it out. Of
+several resize requests for one role the newest counts. Lines that cannot be read are skipped: a line torn
+by a full disk must not hide the others.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from rankfall.model import JobSpec, StoreError, decoding
+from rankfall.model.jobspec.policies import Positive
+from rankfall.model.jobspec.sizes import Left, first_sizes, sized
+from rankfall.rundir.lease import private
+
+if TYPE_CHECKING:
+    from rankfall.rundir.database import Queries
+    from rankfall.rundir.layout import RunPaths
+
+_LONGEST: Final = 200
+
+
+def who() -> str:
+    """``alice@laptop``: printable ASCII, at most 200 characters."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = str(os.getuid())
+    text = f"{name}@{socket.gethostname()}".encode("ascii", "backslashreplace").decode("ascii")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_LONGEST]
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_MAX_FILE: Final = 1 << 20
+
+
+def read_requests(path: Path, kind: type[T]) -> list[T]:
+    """All requests, oldest first."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MAX_FILE).split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(decoding.decode(line, kind=kind))
+        except msgspec.MsgspecError:
+            continue
+    return found
+
+
+def append_request(path: Path, wish: msgspec.Struct, *, verb: str) -> None:
+    """Add a request; one appended line, so that two who ask at once lose nothing.
+
+    Args:
+        path: of the file, in the run directory.
+        wish: the request.
+        verb: what is asked for, for the error's words.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        fd = private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(fd, b"\n" + msgspec.json.encode(wish) + b"\n")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(
+            f"cannot {verb} {path.parent.name}: {error.strerror or error}", hint="free space in the run directory"
+        ) from error
+
+
+RESIZE_NAME: Final = "resize"
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wished for how many nodes of which role, why, and when (nanoseconds since the epoch)."""
+
+    role: str
+    nodes: Positive
+    at: int
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The request in one line."""
+        words = f"{self.nodes} nodes of {self.role} wished by {self.by or 'somebody'}"
+        return f"{words}: {self.reason}" if self.reason else words
+
+
+def read_resizes(folder: Path) -> dict[str, ResizeRequest]:
+    """The newest request for each role; what cannot be read is left out."""
+    return {one.role: one for one in read_requests(folder / RESIZE_NAME, ResizeRequest)}
+
+
+def requested_sizes(folder: Path, spec: JobSpec) -> dict[str, int]:
+    """Nodes of each role as they are to be: the spec's, and what was wished since."""
+    sizes = first_sizes(spec)
+    return sizes | {role: one.nodes for role, one in read_resizes(folder).items() if role in sizes}
+
+
+def planned_sizes(plan: Mapping[str, object], spec: JobSpec) -> dict[str, int]:
+    """Nodes of each role in the stored plan of an attempt."""
+    said = plan.get("sizes")
+    stored = said if isinstance(said, dict) else {}
+    sizes = first_sizes(spec)
+    return sizes | {role: stored[role] for role in sizes if isinstance(stored.get(role), int)}
+
+
+def left_slots(plan: Mapping[str, object]) -> dict[int, str]:
+    """Slots that left the gang while the attempt of this stored plan went on, each with why: ``resize``, ``lost`` or ``surplus``."""
+    try:
+        left = decoding.convert(plan.get("left", ()), tuple[Left, ...])
+    except msgspec.ValidationError:
+        return {}
+    return {one.slot: one.why for one in left}
+
+
+def attempt_spec(run_dir: RunPaths, tables: Queries, attempt: int) -> JobSpec:
+    """The job as this attempt ran it.
+
+    Raises:
+        StoreError: the run's spec cannot be read.
+    """
+    spec = run_dir.spec
+    if not (run_dir.path / RESIZE_NAME).exists():
+        return spec
+    plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
+    return sized(spec, planned_sizes(plan, spec))
+
+
+def append_resize(folder: Path, request: ResizeRequest) -> None:
+    """Add a request.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    append_request(folder / RESIZE_NAME, request, verb="resize")

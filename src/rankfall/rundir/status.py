@@ -1,0 +1,395 @@
+"""Builds the documents of ps and status from the tables of one run.
+
+Nothing is cached: each call reads the current state. Counts of slots and restarts are defined here once,
+over facts that every backend gives; platform counters are not used, because they forget deleted pods and
+count what Rankfall itself stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from rankfall.model import (
+    FINAL_STATES,
+    JobSpec,
+    Part,
+    RankFacts,
+    RankStatus,
+    Restarts,
+    RunSummary,
+    SlotFacts,
+    SlotStatus,
+    StatusDocument,
+    StoreError,
+    Verdict,
+    numbers,
+)
+from rankfall.model.jobspec.sizes import sized
+from rankfall.model.timestamps import rfc3339
+from rankfall.rundir.incomplete import lost_of_run, waiting
+from rankfall.rundir.requests import left_slots, planned_sizes, requested_sizes
+from rankfall.rundir.streams.content import open_regular
+from rankfall.rundir.streams.files import IndexReader
+
+if TYPE_CHECKING:
+    from rankfall.rundir.database import Queries
+    from rankfall.rundir.layout import RunPaths
+
+STOPPED = "stopped after success"
+ENDED = "ended after success"
+TOLERATED = "fell, not needed for success"
+# Of a gang of MIN:MAX nodes, also before the run's end.
+LEFT = {"resize": "left by a resize", "lost": "lost, the others went on", "surplus": "came when the job was done"}
+
+
+def note_of(facts: SlotFacts | RankFacts, *, spec: JobSpec, slots: Sequence[SlotFacts]) -> str | None:
+    """The note of one slot or rank of a run that succeeded; None where its exit says all.
+
+    Args:
+        facts: of the slot or rank.
+        spec: of the run.
+        slots: all slots of the attempt.
+    """
+    role = spec.success.role
+    if (spec.success.policy == "all" and role is None) or not (
+        facts.signal or facts.exit_code or facts.state == "lost"
+    ):
+        return None
+    if facts.killed_by in {"wrapper", "agent"}:
+        return STOPPED
+    if spec.success.policy == "rank0":
+        # A bad end before rank 0's good one would have been a failure of the run.
+        return ENDED
+    counted = [s for s in slots if role is None or s.role == role]
+    good = sorted(s.ended_at or 0 for s in counted if s.state == "ended" and s.exit_code == 0 and s.signal is None)
+    wanted = spec.success.wanted(len(counted))
+    reached = good[wanted - 1] if len(good) >= wanted else None
+    late = reached is not None and facts.ended_at is not None and facts.ended_at > reached
+    return ENDED if late else TOLERATED
+
+
+Standing = Literal["active", "succeeded", "failed", "stopped", "none"]
+_NO_FAILURE = frozenset({STOPPED, ENDED, LEFT["resize"], LEFT["surplus"]})
+_RESTARTS = frozenset({"retry", "retry_elsewhere", "resize"})
+
+
+def standing(facts: SlotFacts, *, goes_on: bool, first: bool = False, note: str | None = None) -> Standing:
+    """What a slot counts as.
+
+    Args:
+        facts: of the slot.
+        goes_on: the attempt is not over.
+        first: one of its ranks failed first, by itself; a stop that came before its wrapper had ended does not change that.
+        note: what a run that succeeded says of a bad end.
+    """
+    if facts.state not in {"ended", "lost"}:
+        return "active" if goes_on else "none"
+    if first and facts.exit_code:
+        return "failed"
+    if facts.killed_by == "wrapper" or note in _NO_FAILURE:
+        return "stopped"
+    return "succeeded" if facts.exit_code == 0 and facts.signal is None else "failed"
+
+
+def ranks_started(ranks: Iterable[RankFacts]) -> Counter[int | None]:
+    """How many ranks each slot has started.
+
+    Args:
+        ranks: of the newest round.
+    """
+    return Counter(slot for slot, _ in {(one.slot, one.rank) for one in ranks})
+
+
+def is_ready(facts: SlotFacts, *, ranks: int, nproc: int | None) -> bool:
+    """Whether a slot runs, its platform agrees, and its ranks have started.
+
+    Args:
+        facts: of the slot.
+        ranks: how many it has started.
+        nproc: how many it is to start; None = that is not known beforehand, or none of them can be seen.
+    """
+    if facts.state != "running" or facts.platform_ready is False:
+        return False
+    return nproc is None or not facts.recorder or ranks >= nproc
+
+
+def restarts(tables: Queries, *, limit: int) -> Restarts:
+    """New starts so far, by the cause of the fall that each one followed.
+
+    Args:
+        tables: of the run.
+        limit: how many the job allows.
+    """
+    counted: Counter[str] = Counter()
+    newest = tables.newest_attempt() or 0
+    for row in tables.decisions():
+        if row.decision.action in _RESTARTS and row.attempt < newest:
+            found = tables.diagnosis(row.attempt)
+            counted[found.verdict.cause.slug if found is not None else "unknown"] += 1
+    for one in tables.falls():
+        if one.done_at is not None and one.fall.again:
+            counted[one.fall.diagnosis.verdict.cause.slug] += 1
+    return Restarts(count=counted.total(), limit=limit, by_cause=dict(sorted(counted.items())))
+
+
+_NS = 1e9
+
+
+def summary(run_dir: RunPaths, tables: Queries) -> RunSummary:
+    """The run as ``ps`` lists it."""
+    found = tables.diagnosis()
+    return _summary(run_dir, tables, found.verdict if found else None)
+
+
+def _summary(run_dir: RunPaths, tables: Queries, verdict: Verdict | None) -> RunSummary:
+    row = tables.run()
+    name, backend = _named(run_dir, tables)
+    unattended = _unattended(run_dir)
+    return RunSummary(
+        run=run_dir.id,
+        name=name,
+        backend=backend,
+        state=row.state,
+        attempts=tables.newest_attempt() or 0,
+        started=rfc3339(row.started),
+        ended=rfc3339(row.ended),
+        cause=verdict.cause.slug if verdict else None,
+        rank=verdict.rank if verdict else None,
+        node=verdict.node if verdict else None,
+        supervised=not unattended and run_dir.lease_holder() is not None,
+        unattended=unattended,
+        foreign=_foreign(run_dir),
+    )
+
+
+def status(run_dir: RunPaths, tables: Queries, *, now: int) -> StatusDocument:
+    """The run with slots and ranks of its newest attempt; ranks of the newest round only."""
+    found = tables.diagnosis()
+    verdict = found.verdict if found else None
+    short = _summary(run_dir, tables, verdict)
+    row = tables.run()
+    lost = lost_of_run(run_dir)
+    lacks = [*(one.text for one in lost), *waiting(run_dir, state=short.state), *row.incomplete, *tables.problems]
+    attempt = tables.newest_attempt()
+    slots = tables.slots(attempt) if attempt is not None else []
+    ranks = newest_round(tables.ranks(attempt)) if attempt is not None else []
+    last = _LastLines(run_dir, tables, attempt, ranks)
+    spec = _spec(run_dir)
+    notes = _notes(spec, slots, ranks) if short.state == "succeeded" and spec is not None else {}
+    notes |= _left(tables, attempt, ranks)
+    sizes, wished = _sizes(run_dir, tables, attempt, spec)
+    spec = sized(spec, sizes) if spec is not None else None
+    goes_on = short.state not in FINAL_STATES and any(
+        one.attempt == attempt and one.ended is None for one in tables.attempts()
+    )
+    parts = spec.parts if spec is not None else ()
+    started = ranks_started(ranks)
+    ready = {
+        facts.slot: goes_on and is_ready(facts, ranks=started[facts.slot], nproc=_ranks_of(facts, parts))
+        for facts in slots
+    }
+    failed = verdict is not None and verdict.attempt == attempt and verdict.exit_origin == "rank"
+    first = verdict.slot if verdict is not None and failed else None
+    standings = Counter(
+        standing(facts, goes_on=goes_on, first=facts.slot == first, note=notes.get(("slot", facts.slot)))
+        for facts in slots
+    )
+    return StatusDocument(
+        run=short.run,
+        name=short.name,
+        backend=short.backend,
+        state=short.state,
+        attempts=short.attempts,
+        started=short.started,
+        ended=short.ended,
+        cause=short.cause,
+        rank=short.rank,
+        node=short.node,
+        reason=row.reason,
+        supervised=short.supervised,
+        unattended=short.unattended,
+        foreign=short.foreign,
+        recorded=run_dir.lease_holder() is not None,
+        ready=sum(ready.values()),
+        active=standings["active"],
+        succeeded=standings["succeeded"],
+        failed=standings["failed"],
+        stopped=standings["stopped"],
+        restarts=restarts(tables, limit=spec.policies.max_restarts if spec is not None else 0),
+        incomplete=tuple(dict.fromkeys(lacks)),
+        lost_lines=lost,
+        sizes=sizes,
+        sizes_wished=wished,
+        slots=tuple(
+            _slot(
+                run_dir,
+                attempt or 0,
+                facts,
+                ready=ready[facts.slot],
+                age=_age(now, last.of_slot.get(facts.slot)),
+                note=notes.get(("slot", facts.slot)),
+            )
+            for facts in slots
+        ),
+        ranks=tuple(
+            _rank(
+                facts,
+                age=_age(now, facts.last_line_at, last.of_rank.get(facts.rank)),
+                note=notes.get(("rank", facts.rank)),
+            )
+            for facts in ranks
+        ),
+    )
+
+
+def _spec(run_dir: RunPaths) -> JobSpec | None:
+    try:
+        return run_dir.spec
+    except StoreError:
+        return None
+
+
+def _sizes(
+    run_dir: RunPaths, tables: Queries, attempt: int | None, spec: JobSpec | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Nodes by role: of this attempt, and as they are wished."""
+    if spec is None:
+        return {}, {}
+    plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
+    return planned_sizes(plan, spec), requested_sizes(run_dir.path, spec)
+
+
+def _ranks_of(facts: SlotFacts, parts: Sequence[Part]) -> int | None:
+    """How many ranks this slot starts; None where that is not known beforehand, or none can be seen."""
+    part = next((one for one in parts if facts.slot in one.slots), None)
+    if part is None or not part.in_world or part.spec.inside == "off" or facts.launcher in {"exec", None}:
+        return None
+    return part.spec.nproc_per_node
+
+
+def _left(tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
+    """What is said of slots that left the gang while it went on, and of their ranks."""
+    plan = next((row.plan for row in tables.attempts() if row.attempt == attempt), {})
+    left = {slot: LEFT[why] for slot, why in left_slots(plan).items()}
+    notes: dict[tuple[str, int], str | None] = {("slot", slot): text for slot, text in left.items()}
+    return notes | {("rank", facts.rank): left[facts.slot] for facts in ranks if facts.slot in left}
+
+
+def _notes(spec: JobSpec, slots: list[SlotFacts], ranks: list[RankFacts]) -> dict[tuple[str, int], str | None]:
+    """What is said beside the exits of slots and ranks of a run that succeeded."""
+    of_slots = {("slot", facts.slot): note_of(facts, spec=spec, slots=slots) for facts in slots}
+    return of_slots | {("rank", facts.rank): note_of(facts, spec=spec, slots=slots) for facts in ranks}
+
+
+def _unattended(run_dir: RunPaths) -> bool:
+    try:
+        return run_dir.spec.unattended
+    except StoreError:
+        return False
+
+
+def _foreign(run_dir: RunPaths) -> str | None:
+    try:
+        return run_dir.foreign.target.shown if run_dir.foreign is not None else None
+    except StoreError:
+        return None
+
+
+def newest_round(ranks: list[RankFacts]) -> list[RankFacts]:
+    """Ranks of the newest round; those of no round only when there is no other."""
+    rounds = {-1 if facts.round is None else facts.round for facts in ranks}
+    newest = max(rounds, default=-1)
+    return [facts for facts in ranks if (-1 if facts.round is None else facts.round) == newest]
+
+
+def exit_text(code: int | None, signal: int | None) -> str | None:
+    """An exit as people write it: ``0``, ``1``, ``SIGKILL``; None when it is not known."""
+    if signal is not None:
+        try:
+            return signals.Signals(signal).name
+        except ValueError:
+            return f"signal {signal}"
+    return None if code is None else str(code)
+
+
+def _named(run_dir: RunPaths, tables: Queries) -> tuple[str, str]:
+    try:
+        spec = run_dir.spec
+    except StoreError as error:
+        tables.problems.append(error.message)
+        return run_dir.id.rpartition("-")[0] or run_dir.id, "unknown"
+    return spec.name, spec.backend
+
+
+def _slot(
+    run_dir: RunPaths, attempt: int, facts: SlotFacts, *, ready: bool, age: float | None, note: str | None
+) -> SlotStatus:
+    role = facts.role or ""
+    return SlotStatus(
+        slot=facts.slot,
+        role=role,
+        state=facts.state,
+        node=facts.node,
+        pod=facts.pod,
+        pid=_wrapper_pid(run_dir, attempt, role, facts),
+        restarts=facts.instance,
+        launcher=facts.launcher,
+        ready=ready,
+        exit=exit_text(facts.exit_code, facts.signal),
+        line_age_s=age,
+        note=note,
+    )
+
+
+def _wrapper_pid(run_dir: RunPaths, attempt: int, role: str, facts: SlotFacts) -> int | None:
+    """From the slot's own ``lock`` file: ``pid start_ticks boot_id``."""
+    try:
+        fd = open_regular(run_dir.slot_dir(attempt, role, facts.slot, facts.instance) / "lock", links=False)
+        with os.fdopen(fd, "rb") as file:
+            return numbers.whole(file.read(64).split(b" ", 1)[0])
+    except OSError:
+        return None
+
+
+class _LastLines:
+    """When the newest chunk of each rank and of each slot came, from the indexes: true also while nobody supervises the run."""
+
+    def __init__(self, run_dir: RunPaths, tables: Queries, attempt: int | None, ranks: list[RankFacts]) -> None:
+        self.of_rank: dict[int, int] = {}
+        self.of_slot: dict[int, int] = {}
+        rounds = {facts.rank: facts.round for facts in ranks}
+        for row in tables.streams(attempt) if attempt is not None else ():
+            if row.to_byte is not None:
+                continue
+            stamp = IndexReader(run_dir.path / row.stream).last_stamp()
+            if stamp is None:
+                continue
+            self.of_slot[row.slot] = max(stamp, self.of_slot.get(row.slot, stamp))
+            if row.rank is not None and row.rank in rounds and row.round == rounds[row.rank]:
+                self.of_rank[row.rank] = max(stamp, self.of_rank.get(row.rank, stamp))
+
+
+def _age(now: int, *stamps: int | None) -> float | None:
+    known = [at for at in stamps if at is not None]
+    return max(0.0, (now - max(known)) / _NS) if known else None
+
+
+def _rank(facts: RankFacts, *, age: float | None, note: str | None) -> RankStatus:
+    return RankStatus(
+        rank=facts.rank,
+        state=facts.state,
+        slot=facts.slot,
+        local_rank=facts.local_rank,
+        node=facts.node,
+        pod=facts.pod,
+        pid=facts.pid,
+        hook=facts.hook,
+        step=facts.step,
+        exit=exit_text(facts.exit_code, facts.signal),
+        line_age_s=age,
+        note=note,
+    )

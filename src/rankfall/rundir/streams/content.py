@@ -1,0 +1,387 @@
+"""Reads the bytes of one stream, raw while it grows or zstd-compressed once it has ended.
+
+All readers open a stream here, under the name of its raw form; offsets are those of the raw bytes in both
+forms. The compressed form is zstd's seekable format (independent frames and a table at the end), so
+zstdcat reads it and any byte is near. The raw file is removed only after the compressed one has its name:
+a reader that tries the raw one first always finds one of the two.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import sys
+import threading
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ENDING: Final = ".zst"
+# One frame is what a reader has to unpack for one byte: about a quarter of a millisecond.
+FRAME: Final = 1 << 18
+_MAX_FRAME: Final = 1 << 23
+_LEVEL: Final = 3
+# At hand, of all streams together: bytes of unpacked frames, and entries of tables (a gigabyte of stream has 4,096).
+_FRAMES: Final = 32 << 20
+_ENTRIES: Final = 1 << 19
+_CHUNK: Final = 1 << 20
+# Input that is read at once; at the end of each frame the rest of it is copied.
+_INPUT: Final = 16 << 10
+# Windows of 128 MiB, as zstd itself takes without being asked; and of one of our own frames.
+_MAX_WINDOW_LOG: Final = 27
+_MAX_FRAME_LOG: Final = 23
+# The shortest frame that holds something: magic, two bytes of header, three of a block.
+_LEAST_FRAME: Final = 9
+
+# The seekable format of zstd (contrib/seekable_format): a skippable frame of entries, closed by count, flags and magic.
+_SKIPPABLE: Final = struct.Struct("<II")
+_SKIP_MAGIC: Final = 0x184D2A5E
+_ENTRY: Final = struct.Struct("<II")
+_FOOTER: Final = struct.Struct("<IBI")
+_SEEK_MAGIC: Final = 0x8F92EAB1
+
+
+class _Table(NamedTuple):
+    """Where each frame begins, packed and unpacked; one entry more than frames."""
+
+    packed: Sequence[int]
+    plain: Sequence[int]
+
+
+class _Key(NamedTuple):
+    """One file, as it was when it was opened."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+
+
+class Packed:
+    """One compressed stream, open.
+
+    Args:
+        fd: of the file; closed with this object.
+        path: for messages.
+
+    Attributes:
+        size: bytes of the stream itself.
+
+    Raises:
+        OSError: it cannot be read, or is damaged.
+    """
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self._path = path
+        try:
+            stat = os.fstat(fd)
+            self._key = _Key(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            self._table = _tables.get(self._key, lambda: _table_of(fd, stat.st_size, path))
+        except BaseException:
+            os.close(fd)
+            raise
+        self.size = self._table.plain[-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes of the stream, fewer where it ends.
+
+        Raises:
+            OSError: it cannot be read, or is damaged.
+        """
+        end = min(start + length, self.size)
+        if start >= end:
+            return b""
+        number = bisect_right(self._table.plain, start) - 1
+        parts = []
+        while start < end:
+            first = self._table.plain[number]
+            frame = self._frame(number)
+            parts.append(frame[start - first : end - first])
+            start = first + len(frame)
+            number += 1
+        return b"".join(parts)
+
+    def _frame(self, number: int) -> bytes:
+        return _frames.get((self._key, number), lambda: self._unpacked(number))
+
+    def _unpacked(self, number: int) -> bytes:
+        packed, plain = self._table
+        size = plain[number + 1] - plain[number]
+        data = os.pread(self._fd, packed[number + 1] - packed[number], packed[number])
+        found: bytes
+        zstd = _zstd()
+        unpacker = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_FRAME_LOG})
+        try:
+            # One byte more than the table says shows a frame that lies about its size.
+            found = unpacker.decompress(data, max_length=size + 1)
+        except zstd.ZstdError as error:
+            raise _damaged(self._path, f"frame {number}: {error}") from None
+        if len(found) != size or not unpacker.eof:
+            raise _damaged(self._path, f"frame {number} has not the size that its table says")
+        return found
+
+
+def _table_of(fd: int, size: int, path: Path) -> _Table:
+    """The table at the end of a file of this size."""
+    footer = os.pread(fd, _FOOTER.size, max(0, size - _FOOTER.size))
+    if len(footer) < _FOOTER.size:
+        raise _damaged(path, "it has no table")
+    count, flags, magic = _FOOTER.unpack(footer)
+    length = count * _ENTRY.size + _FOOTER.size
+    begin = size - length - _SKIPPABLE.size
+    if magic != _SEEK_MAGIC or flags or begin < 0:
+        raise _damaged(path, "it has no table")
+    data = os.pread(fd, _SKIPPABLE.size + length, begin)
+    if len(data) < _SKIPPABLE.size + length or _SKIPPABLE.unpack_from(data) != (_SKIP_MAGIC, length):
+        raise _damaged(path, "its table is torn")
+    rows = data[_SKIPPABLE.size : -_FOOTER.size]
+    if any(packed < _LEAST_FRAME or not 0 < plain <= _MAX_FRAME for packed, plain in _ENTRY.iter_unpack(rows)):
+        raise _damaged(path, "its table does not fit its frames")
+    # Eight bytes a number: a table is as long as somebody made it.
+    packed = array("Q", accumulate((entry[0] for entry in _ENTRY.iter_unpack(rows)), initial=0))
+    plain = array("Q", accumulate((entry[1] for entry in _ENTRY.iter_unpack(rows)), initial=0))
+    if packed[-1] != begin:
+        raise _damaged(path, "its table does not fit its frames")
+    return _Table(packed, plain)
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class _Recent(Generic[_K, _V]):
+    """What was asked for last, for all threads of this process; ``cost`` of all of it is at most ``room``, but for a single one."""
+
+    def __init__(self, room: int, cost: Callable[[_V], int]) -> None:
+        self._room = room
+        self._cost = cost
+        self._lock = threading.Lock()
+        self._found: OrderedDict[_K, _V] = OrderedDict()
+
+    def get(self, key: _K, make: Callable[[], _V]) -> _V:
+        """The value, made when it is not at hand."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        made = make()
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = made
+                self._room -= self._cost(made)
+            while self._room < 0 and len(self._found) > 1:
+                _, oldest = self._found.popitem(last=False)
+                self._room += self._cost(oldest)
+        return made
+
+
+_frames: Final[_Recent[tuple[_Key, int], bytes]] = _Recent(_FRAMES, len)
+_tables: Final[_Recent[_Key, _Table]] = _Recent(_ENTRIES, lambda table: len(table.plain))
+
+
+def pack(source: int, target: int, *, frame: int = FRAME) -> int:
+    """Write the packed form of a file's bytes; how many bytes were packed.
+
+    Args:
+        source: descriptor of the raw stream.
+        target: descriptor of an empty file.
+        frame: bytes of the stream in one frame.
+
+    Raises:
+        OSError: reading or writing failed.
+    """
+    zstd = _zstd()
+    options = {zstd.CompressionParameter.compression_level: _LEVEL, zstd.CompressionParameter.checksum_flag: 1}
+    entries = []
+    start = 0
+    while data := os.pread(source, frame, start):
+        packed = zstd.compress(data, options=options)
+        _write(target, packed)
+        entries.append(_ENTRY.pack(len(packed), len(data)))
+        start += len(data)
+    table = b"".join(entries) + _FOOTER.pack(len(entries), 0, _SEEK_MAGIC)
+    _write(target, _SKIPPABLE.pack(_SKIP_MAGIC, len(table)) + table)
+    return start
+
+
+def read_zstd(fd: int, path: Path) -> Iterator[bytes]:
+    """The content of any zstd file, ours or not, in pieces of at most 1 MiB; memory is bounded by its window, at most 128 MiB.
+
+    A piece is empty where input gave none, so that whoever reads can stop at any time.
+
+    Args:
+        fd: descriptor, at the beginning of the file; stays open.
+        path: for messages.
+
+    Raises:
+        OSError: it cannot be read, is no zstd file, wants a larger window, or ends too early.
+    """
+    zstd = _zstd()
+    options = {zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG}
+    unpacker = None
+    data = os.read(fd, _INPUT)
+    try:
+        while data or unpacker is None or not unpacker.eof:
+            if unpacker is None or unpacker.eof:
+                unpacker = zstd.ZstdDecompressor(options=options)
+            elif not data and unpacker.needs_input:
+                raise _damaged(path, "it ends inside of a frame")
+            yield unpacker.decompress(data, max_length=_CHUNK)
+            # Of the input of one call a new frame gets what the old one left; a frame that goes on keeps it.
+            data = unpacker.unused_data if unpacker.eof else b""
+            if not data and (unpacker.eof or unpacker.needs_input):
+                data = os.read(fd, _INPUT)
+    except zstd.ZstdError as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _zstd() -> ModuleType:
+    """The library; loaded only where something is compressed."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd  # noqa: PLC0415 - as above
+    else:
+        from backports import zstd  # noqa: PLC0415 - as above
+    return zstd
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _damaged(path: Path, why: str) -> OSError:
+    return OSError(errno.EIO, f"is damaged: {why}", str(path))
+
+
+class Raw:
+    """A stream that is not compressed, open.
+
+    Args:
+        fd: of the file; closed with this object.
+
+    Attributes:
+        size: bytes when it was opened.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes of the stream, fewer where it ends.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return os.pread(self._fd, max(0, length), start)
+
+
+def packed_path(stream: Path) -> Path:
+    """Where the compressed form of a stream lies: ``0.out.log`` -> ``0.out.log.zst``."""
+    return stream.with_name(stream.name + ENDING)
+
+
+def open_content(path: Path) -> Raw | Packed:
+    """A stream for reading.
+
+    Args:
+        path: of its raw form, whether or not that is there.
+
+    Raises:
+        OSError: neither form is there, or what is there cannot be read.
+    """
+    try:
+        return Raw(open_regular(path))
+    except FileNotFoundError:
+        packed = packed_path(path)
+        try:
+            fd = open_regular(packed)
+        except FileNotFoundError:
+            pass
+        else:
+            return Packed(fd, packed)
+        raise
+
+
+def content_size(path: Path) -> int:
+    """Bytes of a stream.
+
+    Raises:
+        OSError: as :func:`open_content`.
+    """
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - asked of thousands at each look
+    except FileNotFoundError:
+        with open_content(path) as content:
+            return content.size
+
+
+def read_bytes(path: Path, start: int, length: int) -> bytes:
+    """Bytes of a stream, fewer where it ends.
+
+    Raises:
+        OSError: as :func:`open_content`.
+    """
+    with open_content(path) as content:
+        return content.read(start, length)
+
+
+def open_regular(path: Path, *, links: bool = True) -> int:
+    """A descriptor for reading. A job can put anything in its folders: a pipe there must not make a reader wait for ever.
+
+    Args:
+        path: of the file.
+        links: whether its last part may be a link, which may lead to any file of this machine.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or is a link that is not to be followed.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.ELOOP, "is a link, and links are not followed", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return fd
+
+
+def lock_is_free(path: Path) -> bool:
+    """Whether nobody holds the ``flock`` of this file; False when it is not there yet or cannot be opened."""
+    try:
+        fd = open_regular(path, links=False)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,99 @@
+"""``python -m rankfall.supervisor [--detach] [--wait S] RUN_DIRECTORY``: the supervisor as its own process.
+
+SIGTERM and SIGINT cancel the run, because there is no terminal to ask; SIGHUP hands it to a new process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankfall.model import LockHeld, RankfallError, numbers
+from rankfall.rundir import RunDir
+from rankfall.rundir.lease import private
+from rankfall.supervisor.detach import HELD, LOG_NAME
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import Event
+from rankfall.supervisor.supervise import supervise
+
+_USAGE = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Supervise one run to its end; its exit code, or 75 when another process holds the run."""
+    words = list(argv)
+    detach = "--detach" in words
+    if detach:
+        words.remove("--detach")
+    wait = 0.0
+    if words[:1] == ["--wait"] and len(words) > 1 and (seconds := numbers.real(words[1])) is not None:
+        wait = seconds
+        words = words[2:]
+    if len(words) != 1 or words[0].startswith("-"):
+        sys.stderr.write("usage: python -m rankfall.supervisor [--detach] [--wait SECONDS] RUN_DIRECTORY\n")
+        return _USAGE
+    run_dir = RunDir(Path(words[0]))
+    if detach:
+        return _detach(run_dir, wait)
+    return _supervise(run_dir, wait=wait, ready=-1)
+
+
+def _supervise(run_dir: RunDir, *, wait: float, ready: int) -> int:
+    control = Control(unseen=True)
+
+    def on_event(event: Event) -> None:
+        sys.stderr.write(f"{event.kind}: {event.text}\n".encode("ascii", "backslashreplace").decode("ascii"))
+        sys.stderr.flush()
+        if event.kind == "signal":
+            control.cancel(f"the supervisor got signal {event.data.get('signal')}")
+
+    try:
+        return supervise(
+            run_dir,
+            on_event=on_event,
+            control=control,
+            wait=wait,
+            handle_signals=True,
+            on_lease=lambda: _say(ready, f"{os.getpid()}"),
+        ).code
+    except LockHeld as error:
+        _say(ready, f"!{error.message}")
+        return HELD
+    except RankfallError as error:
+        _say(ready, f"?{error.message}")
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def _say(ready: int, text: str) -> None:
+    if ready >= 0:
+        os.write(ready, text.encode("utf-8", "replace")[:4096])
+        os.close(ready)
+
+
+def _detach(run_dir: RunDir, wait: float) -> int:
+    """Become two: the one that stays says that the other holds the run, and leaves; the other belongs to init."""
+    come, go = os.pipe()
+    if os.fork():
+        os.close(go)
+        with os.fdopen(come, "rb") as file:
+            said = file.read(8192).decode("utf-8", "replace")
+        if said.isdigit():
+            sys.stdout.write(said + "\n")
+        else:
+            sys.stderr.write(said[1:] or f"it ended at once; see {LOG_NAME}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if said.isdigit() else HELD if said.startswith("!") else 1)
+    os.close(come)
+    os.setsid()
+    log = private(run_dir.path / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    return _supervise(run_dir, wait=wait, ready=go)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

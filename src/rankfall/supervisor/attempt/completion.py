@@ -1,0 +1,282 @@
+"""Decides when an attempt counts as done or failed: success policies, settle window, elastic survival.
+
+The settle window runs from the first failure until its evidence is complete: quiet time, minimum, hard
+limit. It opens only for a process that ended badly, never for a line. An elastic gang goes on without a
+lost slot, but not after a rank that failed by its own fault, and never without slot 0, which holds the
+rendezvous. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, Literal
+
+from rankfall.backends.plan import Launcher
+from rankfall.model import Case, Policies, RankFacts, SlotFacts, Success, Verdict, cause_info
+from rankfall.strategy_registry import diagnose_by
+from rankfall.supervisor.attempt_facts import BadEnd, bad_ends
+
+# How long a proven cause waits for an earlier failure whose records and lines are still on their way, and for their gathering, seconds.
+PROVEN_S: Final = 0.5
+GATHERED_S: Final = 0.1
+
+
+class SettleWindow:
+    """Monotonic seconds everywhere.
+
+    Args:
+        policies: quiet time, minimum and hard limit.
+    """
+
+    def __init__(self, policies: Policies) -> None:
+        self._quiet = policies.settle_quiet_s
+        self._least = policies.settle_min_s
+        self._most = policies.settle_max_s
+        self.opened: float | None = None
+        self._news = 0.0
+
+    def see(self, now: float, *, failed: bool, news: bool) -> bool:
+        """Take one look; True when this look opened the window."""
+        opens = failed and self.opened is None
+        if opens:
+            self.opened = now
+        if opens or news:
+            self._news = now
+        return opens
+
+    def over(self, now: float) -> bool:
+        """Whether the rest of the slots need not be waited for."""
+        if self.opened is None:
+            return False
+        open_for = now - self.opened
+        return open_for >= self._most or (open_for >= self._least and now - self._news >= self._quiet)
+
+    def gathered(self, now: float) -> bool:
+        """Whether what the processes that failed wrote themselves has had the time to arrive, and no more comes in."""
+        if self.opened is None:
+            return False
+        least = min(self._most, max(PROVEN_S, self._least))
+        return now - self.opened >= least and now - self._news >= GATHERED_S
+
+    def news_at(self) -> float:
+        """When something came last; changes with each piece of news."""
+        return self._news
+
+    def waits_for(self, verdict: Verdict) -> str:
+        """What an open window still waits for, for people.
+
+        Args:
+            verdict: on what is known so far.
+        """
+        cause = verdict.cause
+        so_far = "no cause is known so far" if cause.slug == "unknown" else f"so far {cause.slug} ({cause.confidence})"
+        return f"the verdict waits for further evidence, until nothing comes for {self._quiet:g} s and at most {self._most:g} s: {so_far}"
+
+    def close(self) -> None:
+        """Forget the failure: the gang went on without the one that fell."""
+        self.opened = None
+
+
+def is_final(verdict: Verdict) -> bool:
+    """Whether a cause is proven by its rank's own end, and no fault of a node that is reported later would change what is done about it."""
+    return verdict.cause.confidence == "proven" and verdict.rank is not None and verdict.retry == "no"
+
+
+def gang_recovered(ranks: Iterable[RankFacts], slots: Iterable[SlotFacts], *, least: int) -> bool:
+    """Whether an elastic gang lives on in a new round: every slot that still runs has a running rank that is younger than every bad end."""
+    ranks = tuple(ranks)
+    running = {s.slot for s in slots if s.state == "running"}
+    ends = [r.ended_at for r in ranks if r.state == "ended" and (r.signal is not None or r.exit_code)]
+    last = max((at for at in ends if at is not None), default=0)
+    young = {r.slot for r in ranks if r.state == "running" and (r.started_at or 0) > last}
+    return len(running) >= least and running <= young
+
+
+# open: as without a policy, the next bad end is a failure. tolerated: bad ends so far do not matter. reached: the job is done.
+Standing = Literal["open", "tolerated", "reached"]
+
+_NS: Final = 1_000_000_000
+
+
+class SuccessWatch:
+    """One attempt's way to its success.
+
+    Args:
+        success: the policy.
+        launcher: with ``exec`` only a slot's own end counts.
+        head: the slot that stands for rank 0 where no rank is ever seen.
+
+    Attributes:
+        because: why the job is done, in words.
+        drain_s: how long the others may go on after that.
+    """
+
+    def __init__(self, success: Success, *, launcher: Launcher, head: int = 0) -> None:
+        self._success = success
+        self._head = head
+        self._launcher: Launcher = launcher
+        self._reached: int | None = None
+        self.drain_s = success.drain_s
+        self.because = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the job is done."""
+        return self._reached is not None
+
+    def see(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        """Take one look.
+
+        Args:
+            slots: all slots of the plan.
+            ranks: all rank processes that were seen.
+            now: nanoseconds since the epoch; stands for the time of an end that has none.
+        """
+        if self._reached is not None:
+            return "reached"
+        if self._success.policy == "rank0":
+            return self._see_rank0(slots, ranks, now=now)
+        if self._success.policy == "fraction" or self._success.role is not None:
+            return self._see_count(slots, ranks, now=now)
+        return "open"
+
+    def see_surplus(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, least: int, now: int
+    ) -> tuple[int, ...]:
+        """Of ``MIN:MAX`` nodes: slots that had no rank when all others ended with 0. There is no gang any more that they could join.
+
+        Args:
+            slots: of the gang.
+            ranks: of those slots.
+            least: nodes that are a gang.
+            now: nanoseconds since the epoch; stands for the time of an end that has none.
+        """
+        seated = {facts.slot for facts in ranks}
+        begun = [facts for facts in slots if facts.slot in seated]
+        late = tuple(facts.slot for facts in slots if facts.slot not in seated)
+        if self.reached or not late or len(begun) < least or not all(map(_ended_well, begun)):
+            return ()
+        self._reached = max(facts.ended_at or now for facts in begun)
+        self.drain_s = 0.0
+        self.because = f"the {len(begun)} slots of the gang ended with 0"
+        return late
+
+    def drained(self, now: int) -> bool:
+        """Whether the others have had their time; ``now`` in nanoseconds since the epoch."""
+        return self._reached is not None and now - self._reached >= self.drain_s * _NS
+
+    def _see_rank0(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        own = [facts for facts in ranks if facts.rank == 0]
+        first: RankFacts | SlotFacts | None = max(own, key=lambda r: (r.round or 0, r.started_at or 0), default=None)
+        if first is None and not ranks:
+            # A command of the user's own that starts no ranks: its first slot is the nearest thing to a rank 0.
+            first = next((facts for facts in slots if facts.slot == self._head), None)
+        if first is None or not _ended_well(first):
+            return "open"
+        at = first.ended_at or now
+        everyone: tuple[RankFacts | SlotFacts, ...] = (*slots, *ranks)
+        fell = [facts.ended_at for facts in everyone if _ended_badly(facts)]
+        if any(other is None or other < at for other in fell):
+            return "open"
+        self._reached = at
+        self.because = "rank 0 ended with 0" if isinstance(first, RankFacts) else f"slot {first.slot} ended with 0"
+        return "reached"
+
+    def _see_count(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> Standing:
+        """So many slots, of all or of one role, ended with 0."""
+        role = self._success.role
+        counted = [facts for facts in slots if role is None or facts.role == role]
+        wanted = self._success.wanted(len(counted))
+        done = [facts for facts in counted if _ended_well(facts)]
+        if len(done) >= wanted:
+            self._reached = max((facts.ended_at or now for facts in done), default=now)
+            of = f" of role {role}" if role is not None else ""
+            self.because = f"{len(done)} of {len(counted)} slots{of} ended with 0, {wanted} are wanted"
+            return "reached"
+        places = {(facts.rank, facts.pid): facts.slot for facts in ranks}
+        fallen = {
+            number if kind == "slot" else places.get((number, pid))
+            for kind, number, pid in bad_ends(slots, ranks, launcher=self._launcher)
+        }
+        own = {facts.slot for facts in counted}
+        if role is not None and fallen - own:
+            # Another role is not counted, and so it may not fall either.
+            return "open"
+        return "tolerated" if len(counted) - len(fallen & own) >= wanted else "open"
+
+
+def _ended_well(facts: RankFacts | SlotFacts) -> bool:
+    return facts.state == "ended" and facts.exit_code == 0 and facts.signal is None and facts.killed_by is None
+
+
+def _ended_badly(facts: RankFacts | SlotFacts) -> bool:
+    return facts.state == "lost" or (facts.state == "ended" and bool(facts.signal or facts.exit_code))
+
+
+Answer = Literal["fell", "waits", "goes_on"]
+
+# Until a new round: torch drops a silent node after 15 s, waits 30 s for others that may come, and starts the ranks.
+PATIENCE_S: Final = 120.0
+_BARE: Final = frozenset({"user_exit", "killed_unknown", "unknown"})
+
+
+class Survival:
+    """One fall after the other of one attempt.
+
+    Args:
+        least: nodes without which the gang does not run.
+        strategy: of diagnosis.
+    """
+
+    def __init__(self, *, least: int, strategy: str) -> None:
+        self._least = least
+        self._strategy = strategy
+        self._weighed: frozenset[BadEnd] = frozenset()
+        self._own_fault = False
+        self._since: float | None = None
+
+    def weigh(
+        self,
+        case: Callable[[], Case],
+        slots: tuple[SlotFacts, ...],
+        ranks: tuple[RankFacts, ...],
+        *,
+        bad: frozenset[BadEnd],
+        changing: bool,
+        clock: float,
+    ) -> Answer:
+        """Whether the gang goes on after these bad ends.
+
+        Args:
+            case: makes the case of what is known; asked once for each new bad end.
+            slots: that belong to the gang.
+            ranks: of those slots.
+            bad: ends that the gang has not outlived yet.
+            changing: whether slots are coming or leaving, or did since the ranks last started.
+            clock: monotonic seconds.
+        """
+        gone = {number for kind, number, _ in bad if kind == "slot"}
+        running = {facts.slot for facts in slots if facts.state == "running"}
+        if len(running) < self._least or 0 not in running or not (gone or changing):
+            return self._settled("fell")
+        if bad != self._weighed:
+            self._weighed = bad
+            self._own_fault = self._is_own_fault(case(), gone)
+        if self._own_fault:
+            return self._settled("fell")
+        if gang_recovered(ranks, slots, least=self._least):
+            return self._settled("goes_on")
+        self._since = clock if self._since is None else self._since
+        return self._settled("fell") if clock - self._since > PATIENCE_S else "waits"
+
+    def _is_own_fault(self, case: Case, gone: Collection[int]) -> bool:
+        """Whether a rank of a slot that is still there fell by itself, or the slot that is gone of what would come again."""
+        verdict = diagnose_by(self._strategy, case).verdict
+        if verdict.slot in gone:
+            return verdict.retry == "no"
+        # A bare code, or nothing, is what a rank leaves with whose peer went away and who says nothing of it.
+        return cause_info(verdict.cause.slug).role == "primary" and verdict.cause.slug not in _BARE
+
+    def _settled(self, answer: Answer) -> Answer:
+        self._since = None
+        return answer

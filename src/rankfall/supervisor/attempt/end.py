@@ -1,0 +1,326 @@
+"""How one attempt ends: user requests, the stop that follows, and the final diagnosis.
+
+The first reason stands: a stop has one reason, a stored verdict is not made again, and a request that came
+after the end was decided changes nothing. Only a cancel always counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.protocol import Backend
+from rankfall.model import Case, Diagnosis, RankFacts, SlotFacts
+from rankfall.rundir import RunDir
+from rankfall.rundir.incomplete import disk_trouble
+from rankfall.rundir.requests import ResizeRequest
+from rankfall.strategy_registry import diagnose_by
+from rankfall.supervisor.attempt.completion import SettleWindow, SuccessWatch
+from rankfall.supervisor.attempt.view import Scene
+from rankfall.supervisor.attempt_facts import WAITS, BadEnd, start_failure
+from rankfall.supervisor.attempt_table import announce_verdict
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.external_suspension import ExternalSuspension
+from rankfall.supervisor.requests import (
+    Control,
+    read_cancel,
+    read_suspension,
+    requested_before_end,
+    resized_diagnosis,
+    unmet,
+)
+from rankfall.supervisor.run_events import EventLog
+from rankfall.supervisor.stopping import FORCE_AFTER_S, LOGS_OPEN_TIMEOUT_S, Stopping, slots_text
+from rankfall.verdict.diagnose import stopped_on_request
+
+# How long slots may take to stop before the verdict is told without waiting for their last words.
+_PATIENCE_S: Final = 0.7
+# Between two reports of what a stop waits for.
+_WAIT_S: Final = 5.0
+_MAX_NODES: Final = 4
+_MAX_FINAL_POLLS: Final = 100_000
+
+
+class Ending:
+    """The end of one attempt.
+
+    Args:
+        scene: what is known of the attempt.
+        run_dir: the run.
+        backend: ends its slots.
+        run_store: takes verdicts.
+        events: for viewers.
+        success: whether the job is done.
+        window: whether a fall is being looked at.
+
+    Attributes:
+        verdict: that was reached before all slots have ended; None = none was.
+        cancelled: who cancelled the run, in words; None = nobody.
+        suspended: who suspended it, likewise.
+        resized: the wish for another size that it is stopped for.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        run_dir: RunDir,
+        backend: Backend,
+        run_store: BestEffortStore,
+        events: EventLog,
+        success: SuccessWatch,
+        window: SettleWindow,
+    ) -> None:
+        self.verdict: Diagnosis | None = None
+        self.cancelled: str | None = None
+        self.suspended: str | None = None
+        self.resized: ResizeRequest | None = None
+        self._scene = scene
+        self._run_dir = run_dir
+        self._backend = backend
+        self._run_store = run_store
+        self._events = events
+        self._success = success
+        self._window = window
+        self._stopping: Stopping | None = None
+        self._early_verdict_stored = False
+        self._wait_due = 0.0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the slots are being stopped."""
+        return self._stopping is not None
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is decided that the attempt ends."""
+        return self.stopping or self.verdict is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether neither that is decided nor a fall is being looked at."""
+        return not self.decided and self._window.opened is None
+
+    def case(self, *, hung: bool = False) -> Case:
+        """Everything that is known by now, for a diagnosis."""
+        return self._scene.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
+
+    def stop(self, reason: str) -> None:
+        """Stop all slots; the first reason stands."""
+        if self._stopping is not None:
+            return
+        if self._scene.spec.elastic:
+            self._scene.members.give_up_joining()
+            self._scene.apply_membership()
+        plan = self._scene.plan
+        self._events.say("stopping", f"stopping: {reason}", at=time.time_ns(), attempt=plan.attempt)
+        grace = self._scene.spec.policies.grace_s
+        self._stopping = Stopping(
+            self._backend,
+            plan,
+            grace=grace,
+            reason=reason,
+            now=time.monotonic(),
+            followed=lambda: self._scene.followed,
+        )
+        self._scene.beginning.over = True
+
+    def step(self, running: Collection[int], *, clock: float) -> None:
+        """Go on with the stop, while these slots run; monotonic seconds. Does nothing where none was begun."""
+        if self._stopping is not None:
+            self._stopping.step(running, now=clock)
+            took = clock - self._stopping.began
+            self._store_early_verdict(took)
+            if running and took >= _PATIENCE_S and clock >= self._wait_due:
+                self._wait_due = clock + _WAIT_S
+                self._scene.wait(*self._waits_for(running, took), now=time.time_ns())
+
+    def settle(self, found: Diagnosis, *, reason: str) -> None:
+        """Store a verdict before the stop: what a supervisor that takes over would never see again is the standing still itself."""
+        self.verdict = found
+        self._scene.keeper.store(force=True)
+        self._run_store.add_verdict(self._scene.plan.attempt, found)
+        self.stop(reason)
+
+    def so_far(self) -> Diagnosis:
+        """The diagnosis of a failure that is being looked at, as if the slots that still run had been stopped."""
+        return diagnose_by(self._scene.plan.strategy, msgspec.structs.replace(self.case(), ended=True))
+
+    def conclude(self) -> Diagnosis:
+        """All slots have ended: take in their last words and say how the attempt ended."""
+        self._report_full_disk()
+        self._end_lost()
+        self._scene.observer.shorten_grace()
+        for _ in range(_MAX_FINAL_POLLS):
+            delta = self._scene.look()
+            if not delta.bytes and not delta.changed and not delta.behind:
+                break
+        found = self._diagnosis(msgspec.structs.replace(self.case(), ended=True))
+        self._scene.announce_problems()
+        self._scene.keeper.store(force=True)
+        return found
+
+    def _waits_for(self, running: Collection[int], took: float) -> tuple[str, str]:
+        """What a stop waits for: its kind, and a text for people."""
+        if self._stopping is None or not self._stopping.asked:
+            return (
+                "logs",
+                f"the stop waits until the logs of all containers are open, at most {LOGS_OPEN_TIMEOUT_S:g} s",
+            )
+        nodes = sorted({s.node for s in self._scene.slots() if s.slot in running and s.node})
+        where = f" on {', '.join(nodes[:_MAX_NODES])}" if nodes else ""
+        grace = self._scene.spec.policies.grace_s
+        if took < grace + FORCE_AFTER_S:
+            return "ends", f"waits for the end of {slots_text(running)}{where}, at most {grace:g} s from SIGTERM on"
+        what = "their wrappers" if self._scene.plan.cluster is None else "what the platform says of their nodes"
+        return "ends", f"{slots_text(running)}{where}: no end was reported; waits for {what}"
+
+    def report(self, found: Diagnosis) -> None:
+        """Store and report the verdict on an attempt that failed, before what only completes its record is waited for."""
+        if found.verdict.state == "failed":
+            attempt = self._scene.plan.attempt
+            version = self._run_store.add_verdict(attempt, found)
+            verdict = msgspec.structs.replace(found.verdict, version=version)
+            announce_verdict(self._events, verdict, attempt=attempt)
+
+    def _store_early_verdict(self, took: float) -> None:
+        """The verdict is not kept waiting by slots that take their time to stop; what they still say makes a new version."""
+        if self._early_verdict_stored or self.cancelled or self.verdict or self._window.opened is None:
+            return
+        if took >= _PATIENCE_S:
+            self._early_verdict_stored = True
+            self._scene.keeper.store(force=True)
+            self._run_store.add_verdict(self._scene.plan.attempt, self.so_far())
+
+    def _diagnosis(self, case: Case) -> Diagnosis:
+        plan = self._scene.plan
+        if self.suspended is not None:
+            return stopped_on_request(
+                self.suspended,
+                how="suspended",
+                run=self._run_dir.id,
+                attempt=plan.attempt,
+                role=self._scene.spec.one_role,
+            )
+        if self.resized is not None:
+            return resized_diagnosis(self.resized, run=self._run_dir.id, attempt=plan.attempt)
+        found = self.verdict or diagnose_by(plan.strategy, case)
+        cause = found.verdict.cause
+        if found.verdict.state == "failed" and (cause.confidence != "proven" or cause.slug in WAITS):
+            # Pods that a person deleted fall like others. Asked only where no cause of their own is proven.
+            taken = self._backend.deleted_externally(plan)
+            if taken is not None:
+                found = diagnose_by(plan.strategy, msgspec.structs.replace(case, cancelled=taken))
+        return found
+
+    def _end_lost(self) -> None:
+        """A slot whose wrapper is gone may have left processes behind."""
+        lost = [s.slot for s in self._scene.slots() if s.state == "lost"]
+        if lost and self._backend.end(self._scene.plan, lost, grace=self._scene.spec.policies.grace_s):
+            slots = ", ".join(map(str, lost))
+            self._events.say("gap", f"ended what slot {slots} left behind", at=time.time_ns(), slots=lost)
+
+    def _report_full_disk(self) -> None:
+        """A wrapper that could not come up where nothing can be written has a reason."""
+        scene = self._scene
+        if not scene.sheets.never_came() or scene.own_evidence or disk_trouble(self._run_dir.path) is None:
+            return
+        piece = start_failure(
+            "No space left on device: no slot can be started in the run directory", attempt=scene.plan.attempt
+        )
+        scene.add_own_evidence(piece)
+
+
+class RequestWatch:
+    """The wishes about one attempt.
+
+    Args:
+        scene: what is known of the attempt.
+        ending: takes what ends it.
+        run_dir: the run, with the wishes of others.
+        control: wishes of this process.
+        events: for viewers.
+        outside: sees a suspension by somebody in the cluster.
+        success: whether the job is done.
+        window: forgets a fall that was a suspension.
+        started: when the attempt began, nanoseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        ending: Ending,
+        run_dir: RunDir,
+        control: Control,
+        events: EventLog,
+        outside: ExternalSuspension,
+        success: SuccessWatch,
+        window: SettleWindow,
+        started: int,
+    ) -> None:
+        self._scene = scene
+        self._ending = ending
+        self._run_dir = run_dir
+        self._control = control
+        self._events = events
+        self._outside = outside
+        self._success = success
+        self._window = window
+        self._started = started
+
+    def look(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
+        """Take one look at what people ask for; ``bad``: ends that count as failures."""
+        self.look_for_cancel()
+        if not self._ending.open or self._success.reached:
+            return
+        hold = read_suspension(self._run_dir.path, initially=self._scene.spec.suspend)
+        if hold.stops(self._started, slots, ranks, bad=bad):
+            self._ending.suspended = hold.text
+            self._ending.stop(hold.text)
+            return
+        self._check_resize(slots, ranks, bad)
+
+    def check_external_suspension(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd], *, last: bool
+    ) -> None:
+        """Slots end: whether that is because somebody in the cluster suspended the job; ``last``: asked now or never."""
+        if self._ending.decided or self._success.reached:
+            return
+        found = self._outside.began(slots, ranks, bad=bad, last=last)
+        if found is not None:
+            self._ending.suspended = found.text
+            self._window.close()
+            self._ending.stop(found.text)
+
+    def look_for_cancel(self) -> None:
+        """Stop all slots where the run's end was asked for."""
+        for number in self._control.take_signals():
+            self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
+        if self._ending.cancelled is not None:
+            return
+        request = read_cancel(self._run_dir.path)
+        if request is not None:
+            self._ending.cancelled = request.text
+        elif self._control.cancelled is not None:
+            self._ending.cancelled = f"cancelled: {self._control.cancelled}".rstrip(": ")
+        if self._ending.cancelled is not None:
+            self._ending.stop(self._ending.cancelled)
+
+    def _check_resize(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
+        """Another size is taken in place where it can be; else the attempt is stopped for it."""
+        members = self._scene.members
+        wish = unmet(self._run_dir, members.sizes)
+        if wish is None or not requested_before_end(wish.at, slots, ranks, bad=bad):
+            return
+        if members.takes(wish):
+            members.begin(wish, now=time.time_ns())
+            self._scene.apply_membership()
+        else:
+            self._ending.resized = wish
+            attempt = self._scene.plan.attempt
+            self._events.say("resize", wish.text, at=time.time_ns(), attempt=attempt, nodes=wish.nodes)
+            self._ending.stop(f"another size: {wish.text}")

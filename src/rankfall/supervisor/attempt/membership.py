@@ -1,0 +1,194 @@
+"""The slots that belong to an elastic attempt: they join, leave, or are lost while it runs.
+
+Every change is written into the attempt's plan before it is made and marked when done, so a supervisor that
+takes over continues it and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
+from rankfall.model import InfrastructureError, JobSpec, RankFacts, SlotFacts
+from rankfall.model.jobspec.sizes import Left, SizeChange, first_sizes
+from rankfall.rundir.requests import ResizeRequest
+from rankfall.supervisor.attempt_facts import BadEnd, bad_ends
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.run_events import EventLog
+from rankfall.supervisor.stopping import FORCE_AFTER_S
+
+# Between two tries of a change that the cluster, or the machine, did not take.
+_AGAIN_S: Final = 5.0
+
+
+class Membership:
+    """The gang of one attempt.
+
+    Args:
+        spec: of the job, as this attempt runs it.
+        plan: as it is stored.
+        backend: that planned it.
+        run_store: takes the plan whenever it changes.
+        events: for viewers.
+        started: when the attempt began, nanoseconds since the epoch.
+
+    Attributes:
+        plan: as it is now.
+    """
+
+    def __init__(
+        self, spec: JobSpec, *, plan: Plan, backend: Backend, run_store: BestEffortStore, events: EventLog, started: int
+    ) -> None:
+        self.plan = plan
+        self._spec = spec
+        self._backend = backend
+        self._run_store = run_store
+        self._events = events
+        self._started = started
+        self._told = False
+        self._began: float | None = None
+        self._again = 0.0
+        self._said = ""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Nodes by role as they are to be in this attempt."""
+        return first_sizes(self._spec) | self.plan.sizes
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Slots that left the gang and still run."""
+        return frozenset(one.slot for one in self.plan.left if self._backend.alive(self.plan, one.slot))
+
+    def ranks(self, ranks: tuple[RankFacts, ...]) -> tuple[RankFacts, ...]:
+        """Those of slots that belong to the gang; of ``MIN:MAX`` nodes without those that torchrun itself stopped for a new round."""
+        if not self._spec.elastic:
+            return ranks
+        gone = self.plan.gone
+        return tuple(one for one in ranks if one.slot not in gone and one.killed_by != "agent")
+
+    def bad(self, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts]) -> frozenset[BadEnd]:
+        """Bad ends that the gang has not outlived."""
+        return bad_ends(slots, ranks, launcher=self.plan.launcher) - frozenset(self.plan.outlived)
+
+    def changing(self, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], bad: frozenset[BadEnd]) -> bool:
+        """Whether slots came or went while the ranks that fell were running: then they may have fallen of that alone."""
+        ranks = tuple(ranks)
+        fallen = [one for one in ranks if ("rank", one.rank, one.pid) in bad]
+        since = min((one.started_at or 0 for one in fallen), default=0)
+        fell_at = min((one.ended_at for one in fallen if one.ended_at is not None), default=time.time_ns())
+        seated = {one.slot for one in ranks if (one.started_at or 0) < fell_at}
+        moves = [one.at for one in self.plan.left] + [one.asked_at for one in self.plan.changes]
+        joins = any(one.state == "running" and one.slot not in seated for one in slots)
+        return joins or any(at > since for at in moves)
+
+    # -- another size
+
+    def takes(self, wish: ResizeRequest) -> bool:
+        """Whether this size can be had while the others run on; a slot that left comes back with a new attempt only."""
+        if not self._spec.elastic or not self._backend.resizes(self.plan):
+            return False
+        there = {slot.slot for slot in (*self.plan.slots, *self.plan.spare)}
+        left = {one.slot for one in self.plan.left if one.why != "lost"}
+        wanted = set(range(wish.nodes))
+        stays = {slot.slot for slot in (*self.plan.present, *self.plan.spare)} & wanted
+        return wanted <= there - left and len(stays) >= self._spec.nnodes
+
+    def begin(self, wish: ResizeRequest, *, now: int) -> None:
+        """Write down a change; :meth:`step` carries it out."""
+        plan = self.plan
+        before = self.sizes[wish.role]
+        joining = tuple(slot for slot in plan.spare if slot.slot < wish.nodes)
+        leaving = tuple(slot.slot for slot in plan.present if slot.slot >= wish.nodes)
+        change = SizeChange(
+            role=wish.role, before=before, nodes=wish.nodes, asked_at=wish.at, by=wish.by, reason=wish.reason
+        )
+        self._store(
+            msgspec.structs.replace(
+                plan,
+                slots=(*plan.slots, *joining),
+                spare=tuple(slot for slot in plan.spare if slot.slot >= wish.nodes),
+                left=(*plan.left, *(Left(slot=number, at=now, why="resize") for number in leaving)),
+                sizes={**plan.sizes, wish.role: wish.nodes},
+                changes=(*plan.changes, change),
+            )
+        )
+        self._told, self._began, self._again = False, None, 0.0
+        how = [f"slots {_numbers(leaving)} leave"] if leaving else []
+        how += [f"slots {_numbers(one.slot for one in joining)} join"] if joining else []
+        text = f"{change.text}, in place: {', '.join(how) or 'as it is'}"
+        self._events.say("resize", text, at=now, attempt=plan.attempt, nodes=wish.nodes, done=False)
+
+    def step(self, clock: float) -> None:
+        """Go on with a change that is not done; monotonic seconds."""
+        change = self.plan.changes[-1] if self.plan.changes else None
+        if change is None or change.done_at is not None:
+            return
+        self._began = clock if self._began is None else self._began
+        if not self._told and clock >= self._again:
+            self._tell(clock)
+        leaving = self.leaving
+        if leaving and clock - self._began > self._spec.policies.grace_s + FORCE_AFTER_S:
+            self._backend.end(self.plan, leaving, grace=0.0)
+        come = all(self._backend.life(self.plan, slot.slot) != "absent" for slot in self.plan.present)
+        if self._told and come and not leaving:
+            now = time.time_ns()
+            done = msgspec.structs.replace(change, done_at=now)
+            self._store(msgspec.structs.replace(self.plan, changes=(*self.plan.changes[:-1], done)))
+            text = f"now {change.nodes} nodes of {change.role}"
+            self._events.say("resize", text, at=now, attempt=self.plan.attempt, nodes=change.nodes, done=True)
+
+    def give_up_joining(self) -> None:
+        """The attempt is being stopped: slots that were to join and were never started are not waited for."""
+        change = self.plan.changes[-1] if self.plan.changes else None
+        if change is None or change.done_at is not None:
+            return
+        never = [
+            s
+            for s in self.plan.present
+            if s.slot >= change.before and self._backend.life(self.plan, s.slot) == "absent"
+        ]
+        if never:
+            numbers = {slot.slot for slot in never}
+            slots = tuple(slot for slot in self.plan.slots if slot.slot not in numbers)
+            self._store(msgspec.structs.replace(self.plan, slots=slots, spare=(*never, *self.plan.spare)))
+
+    def _tell(self, clock: float) -> None:
+        try:
+            self._told = self._backend.resize(self.plan)
+        except InfrastructureError as error:
+            self._again = clock + _AGAIN_S
+            if error.message != self._said:
+                self._said = error.message
+                text = f"the new size waits: {error.message}"
+                self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
+
+    # -- outlived
+
+    def outlive(self, bad: frozenset[BadEnd], *, now: int) -> None:
+        """Write down that the gang went on after these ends, without the slots among them."""
+        gone = sorted(number for kind, number, _ in bad if kind == "slot")
+        left = tuple(Left(slot=number, at=now, why="lost") for number in gone)
+        outlived = (*self.plan.outlived, *sorted(bad, key=str))
+        self._store(msgspec.structs.replace(self.plan, left=(*self.plan.left, *left), outlived=outlived))
+        without = f" without slot {_numbers(gone)}" if gone else ""
+        text = f"the gang goes on in a new round{without}"
+        self._events.say("resize" if not gone else "gap", text, at=now, attempt=self.plan.attempt, lost=gone)
+
+    def surplus(self, slots: Iterable[int], *, now: int) -> None:
+        """Write down that the job was done before these slots began."""
+        late = tuple(Left(slot=number, at=now, why="surplus") for number in sorted(slots))
+        self._store(msgspec.structs.replace(self.plan, left=(*self.plan.left, *late)))
+
+    def _store(self, plan: Plan) -> None:
+        self.plan = plan
+        self._run_store.begin_attempt(plan.attempt, at=self._started, plan=plan.row())
+
+
+def _numbers(slots: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(slots)))

@@ -1,0 +1,367 @@
+"""Watches one attempt from its first slot to its diagnosis, in one poll loop.
+
+Waits as long as the job lives, stops the rest when a part failed, and returns the diagnosis. Everything
+needed to go on after a kill is in the run directory. Polling takes at most a tenth of this process's time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
+from rankfall.evidence.attempt.observer import Delta
+from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts, Verdict
+from rankfall.rundir import RunDir, SlotFailureRow
+from rankfall.supervisor.attempt.completion import SettleWindow, SuccessWatch, Survival, is_final
+from rankfall.supervisor.attempt.end import Ending, RequestWatch
+from rankfall.supervisor.attempt.slot_restarts import Decide, SlotRestarts, Tell
+from rankfall.supervisor.attempt.timeouts import TimeoutWatch
+from rankfall.supervisor.attempt.view import Scene
+from rankfall.supervisor.attempt_facts import BadEnd, bad_ends, start_failure
+from rankfall.supervisor.attempt_table import announce_verdict
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.external_suspension import ExternalSuspension
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import EventLog
+from rankfall.supervisor.stopping import mark_jobset_stop, wait_until_left
+
+# Between two looks: while something falls or stops, while ranks start, while the job just runs.
+_FAST_S: Final = 0.02
+_START_S: Final = 0.05
+_SLOW_S: Final = 0.15
+# Looking takes a tenth of this process's time at most, but is done about once a second.
+_SPARING: Final = 9.0
+_SELDOM_S: Final = 1.0
+
+
+class AttemptMonitor:
+    """One attempt of one run.
+
+    Args:
+        run_dir: the run.
+        plan: of this attempt, submitted or about to be.
+        backend: that planned it.
+        run_store: of the run's lease.
+        events: for viewers.
+        control: wishes of this process.
+        started: when the attempt began, nanoseconds since the epoch.
+        total_at: when the run's total deadline is over, likewise; None = never.
+        falls: what was decided about slots that fell alone, in any attempt; those of this one are added to it.
+        decide: what to do about a slot that fell alone; called for slots that are started again alone only.
+        tell: tells the node of such a fall.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        plan: Plan,
+        backend: Backend,
+        run_store: BestEffortStore,
+        events: EventLog,
+        control: Control,
+        started: int,
+        total_at: int | None = None,
+        falls: list[SlotFailureRow],
+        decide: Decide,
+        tell: Tell,
+    ) -> None:
+        self._run_dir = run_dir
+        self._backend = backend
+        self._events = events
+        self._control = control
+        outside = ExternalSuspension(run_dir, plan=plan, backend=backend)
+        self._scene = Scene(
+            run_dir,
+            plan=plan,
+            backend=backend,
+            run_store=run_store,
+            events=events,
+            outside=outside,
+            started=started,
+            unseen=control.unseen,
+        )
+        self._spec = self._scene.spec
+        self._slot_restarts = SlotRestarts(
+            plan,
+            alone=self._spec.alone,
+            falls=falls,
+            backend=backend,
+            observer=self._scene.observer,
+            sheets=self._scene.sheets,
+            keeper=self._scene.keeper,
+            run_store=run_store,
+            events=events,
+            decide=decide,
+            tell=tell,
+            grace=self._spec.policies.grace_s,
+        )
+        self._scene.replan(self._slot_restarts.plan)
+        self._survival = Survival(least=self._spec.nnodes, strategy=plan.strategy)
+        self._success = SuccessWatch(self._spec.success, launcher=plan.launcher, head=self._spec.head_slot)
+        self._window = SettleWindow(self._spec.policies)
+        self._ending = Ending(
+            self._scene,
+            run_dir=run_dir,
+            backend=backend,
+            run_store=run_store,
+            events=events,
+            success=self._success,
+            window=self._window,
+        )
+        self._request_watch = RequestWatch(
+            self._scene,
+            ending=self._ending,
+            run_dir=run_dir,
+            control=control,
+            events=events,
+            outside=outside,
+            success=self._success,
+            window=self._window,
+            started=started,
+        )
+        self._timeouts = TimeoutWatch(
+            self._scene,
+            ending=self._ending,
+            run=run_dir.id,
+            backend=backend,
+            control=control,
+            events=events,
+            window=self._window,
+            started=started,
+            total_at=total_at,
+        )
+        self._draining = False
+        # At which news of the window the verdict was made last.
+        self._weighed_at: float | None = None
+        # No reading keeps a cancel waiting; once the slots are told to stop there is time again.
+        self._scene.observer.interrupt_by(lambda: control.asked and not self._ending.stopping)
+
+    @property
+    def plan(self) -> Plan:
+        """The attempt's plan as it is now: slots may have joined or left."""
+        return self._scene.plan
+
+    def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
+        """Watch to the end.
+
+        Args:
+            settled: a verdict that an earlier supervisor of this attempt had stored; it stands, the slots are only brought to their end.
+
+        Returns:
+            The diagnosis, with state succeeded, failed, cancelled, suspended or (for another size) restarting; None when this process let go of the run.
+        """
+        self._ending.verdict = settled
+        self._scene.start()
+        try:
+            began = time.monotonic()
+            while not self._look():
+                if self._control.wish is not None:
+                    self._scene.keeper.store(force=True)
+                    return None
+                self._control.wait(self._pause(time.monotonic() - began))
+                began = time.monotonic()
+            found = self._ending.conclude()
+            # While the feed still runs: it stores the last state of pods. The verdict does not wait for that, and of lost slots nothing comes.
+            self._ending.report(found)
+            lost = {facts.slot for facts in self._scene.slots() if facts.state == "lost"}
+            slots = [
+                one.slot for one in self.plan.slots if one.slot not in lost and not self._slot_restarts.waits(one.slot)
+            ]
+            wait_until_left(self.plan, slots, backend=self._backend, control=self._control, wait=self._scene.wait)
+            return found
+        finally:
+            self._scene.stop()
+
+    def refused(self, evidence: Evidence) -> None:
+        """Take in that a slot could not be started: the attempt ends with this as its cause."""
+        self._scene.add_own_evidence(evidence)
+        self.give_up_unstarted()
+        self._ending.stop("a slot could not be started")
+
+    def give_up_unstarted(self) -> None:
+        """Slots that were not started until now will not be any more: they count as lost."""
+        self._scene.sheets.give_up_unstarted()
+
+    # -- one look
+
+    def _look(self) -> bool:
+        """One look at everything; True when all slots have ended."""
+        scene, ending = self._scene, self._ending
+        now, clock = time.time_ns(), time.monotonic()
+        self._stop_at_once(clock)
+        scene.announce_problems()
+        delta = scene.poll(now)
+        scene.beginning.tell(now)
+        self._advance_membership(clock)
+        slots, ranks = scene.slots(), scene.ranks()
+        if not ending.stopping:
+            mark_jobset_stop(self._run_dir.path, self.plan, slots)
+        judged = ending.open
+        if judged:
+            # Who fell alone and may be started again has not ended.
+            slots, told = self._slot_restarts.masked(slots), slots
+        else:
+            told = slots
+        standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
+        if (
+            judged
+            and standing == "open"
+            and self._spec.elastic
+            and self._is_done_without_late_ones(slots, ranks, now=now)
+        ):
+            standing = "reached"
+            told = slots = scene.slots()
+        scene.news.calm = standing == "reached"
+        scene.take(delta, told, ranks, now=now)
+        scene.keeper.store()
+        bad = frozenset[BadEnd]()
+        if standing == "open":
+            bad = scene.members.bad(slots, ranks)
+        self._request_watch.look(slots, ranks, bad)
+        left = {s.slot for s in slots if s.state not in {"ended", "lost"}}
+        fallen = bad if told is slots else bad_ends(told, ranks, launcher=self.plan.launcher)
+        if fallen or not left:
+            self._request_watch.check_external_suspension(told, ranks, fallen, last=not left)
+        if judged and not ending.stopping and standing != "reached":
+            self._restart_slots(told, ranks, bad, news=delta.changed, clock=clock)
+        left -= {slot for slot in left if ending.stopping and self._slot_restarts.waits(slot)}
+        leaving = scene.members.leaving
+        if not left:
+            if not leaving:
+                return True
+            ending.stop("the gang has ended")
+        if ending.stopping:
+            ending.step(left | leaving, clock=clock)
+        elif ending.verdict is not None:
+            ending.stop("its verdict was reached before")
+        elif standing == "reached":
+            self._drain(now)
+        else:
+            self._judge(delta, slots, ranks, bad, now=now, clock=clock)
+        return False
+
+    def _stop_at_once(self, clock: float) -> None:
+        """Ask all slots to stop where the run's end was asked for: before anything is read, which may take its time."""
+        if self._ending.stopping:
+            return
+        self._request_watch.look_for_cancel()
+        if self._ending.stopping:
+            running = {s.slot for s in self._scene.slots() if s.state not in {"ended", "lost"}}
+            running -= {slot for slot in running if self._slot_restarts.waits(slot)}
+            self._ending.step(running | self._scene.members.leaving, clock=clock)
+
+    def _judge(
+        self,
+        delta: Delta,
+        slots: tuple[SlotFacts, ...],
+        ranks: tuple[RankFacts, ...],
+        bad: frozenset[BadEnd],
+        *,
+        now: int,
+        clock: float,
+    ) -> None:
+        """Whether a fall, a deadline or a standstill ends the attempt."""
+        if self._spec.elastic and not bad:
+            # What looked like a fall was torchrun's own stop for a new round.
+            self._window.close()
+            self._scene.waited(now=now)
+        self._window.see(clock, failed=bool(bad), news=delta.changed)
+        final = self._weigh(clock, now=now)
+        if self._window.over(clock) or final is not None:
+            self._request_watch.check_external_suspension(slots, ranks, bad, last=True)
+            if not self._ending.stopping:
+                if final is not None:
+                    announce_verdict(self._events, final, attempt=self.plan.attempt)
+                self._close_window(slots, ranks, bad)
+        else:
+            self._timeouts.look(delta, slots, ranks, now=now)
+
+    def _weigh(self, clock: float, *, now: int) -> Verdict | None:
+        """The verdict, where nothing can change it that is waited for; else what the window waits for is reported. Once after each news."""
+        if not self._window.gathered(clock) or self._window.news_at() == self._weighed_at:
+            return None
+        self._weighed_at = self._window.news_at()
+        verdict = self._ending.so_far().verdict
+        if is_final(verdict) and not self._spec.elastic:
+            return verdict
+        self._scene.wait("evidence", self._window.waits_for(verdict), now=now)
+        return None
+
+    def _restart_slots(
+        self,
+        slots: tuple[SlotFacts, ...],
+        ranks: tuple[RankFacts, ...],
+        bad: frozenset[BadEnd],
+        *,
+        news: bool,
+        clock: float,
+    ) -> None:
+        """Start again alone what fell alone; a fall that nothing follows is the attempt's, unless it needs that slot no more."""
+
+        def halted() -> bool:
+            fallen = bad_ends(slots, ranks, launcher=self.plan.launcher)
+            self._request_watch.check_external_suspension(slots, ranks, fallen, last=True)
+            return self._ending.stopping
+
+        try:
+            self._slot_restarts.look(slots, news=news, clock=clock, halted=halted)
+        except InfrastructureError as error:
+            self.refused(start_failure(error.message, attempt=self.plan.attempt))
+            return
+        if not self._spec.elastic:
+            self._scene.replan(self._slot_restarts.plan)
+        final = self._slot_restarts.final
+        if final is not None and any(kind == "slot" and slot in self._slot_restarts.down for kind, slot, _ in bad):
+            self._ending.settle(final, reason="a part of the job that cannot be started again fell")
+
+    def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
+        if self._spec.elastic:
+            members, clock = self._scene.members, time.monotonic()
+            changing = members.changing(slots, ranks, bad)
+            answer = self._survival.weigh(self._ending.case, slots, ranks, bad=bad, changing=changing, clock=clock)
+            if answer == "waits":
+                return
+            if answer == "goes_on":
+                members.outlive(bad, now=time.time_ns())
+                self._scene.apply_membership()
+                self._window.close()
+                self._scene.waited(now=time.time_ns())
+                return
+        self._ending.stop("another part of the job failed")
+
+    # -- the gang of MIN:MAX nodes, and what is done before all have ended
+
+    def _advance_membership(self, clock: float) -> None:
+        if self._spec.elastic:
+            self._scene.members.step(clock)
+            self._scene.apply_membership()
+
+    def _is_done_without_late_ones(
+        self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> bool:
+        late = self._success.see_surplus(slots, ranks, least=self._spec.nnodes, now=now)
+        if late:
+            self._scene.members.surplus(late, now=now)
+            self._scene.apply_membership()
+        return bool(late)
+
+    def _drain(self, now: int) -> None:
+        """The job is done; the others may finish what they do, for a while."""
+        if not self._draining:
+            self._draining = True
+            wait = self._success.drain_s
+            text = f"done: {self._success.because}; the others have {wait:g} s to finish"
+            self._events.say("success", text, at=now, attempt=self.plan.attempt)
+        if self._success.drained(now):
+            self._ending.stop(f"the job is done: {self._success.because}")
+
+    def _pause(self, took: float) -> float:
+        """Seconds until the next look, which may take as long as this one ``took``: of thousands of slots, a tenth of a second."""
+        if self._ending.stopping or self._window.opened is not None:
+            return max(_FAST_S, min(took, _SLOW_S))
+        if self._slot_restarts.busy:
+            return _START_S
+        return max(_SLOW_S if self._scene.beginning.running else _START_S, min(_SPARING * took, _SELDOM_S))

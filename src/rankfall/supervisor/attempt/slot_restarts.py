@@ -1,0 +1,248 @@
+"""Restarts single failed slots inside a running attempt (``restart_scope: replica``).
+
+Each failure is diagnosed from that start of that slot alone; verdict and decision are one row, written
+before anything is done. A slot that is not restarted stays failed, and the attempt decides what follows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.model import Case, Decision, Diagnosis, SlotFacts
+from rankfall.rundir import SlotFailure, SlotFailureRow
+from rankfall.strategy_registry import diagnose_by
+from rankfall.supervisor.attempt_facts import AttemptWriter, SlotStates
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.run_events import EventLog
+
+# For a wrapper to leave after its last record, or a kubelet to say how a container ended, seconds.
+_LEAVE_S: Final = 10.0
+# What came with a fall is read by then, also where other slots always have news.
+_QUIET_S: Final = 0.5
+_NS: Final = 1_000_000_000
+# Between two words about a slot that waits for its platform; Kubernetes' own back-off is 10 s, doubled each time, 10 minutes at most.
+_WAIT_NS: Final = 60 * _NS
+
+# What to do about a slot's fall: its diagnosis, the case that it was made from, and the slot.
+Decide = Callable[[Diagnosis, Case, int], Decision]
+# Tells the node that felled a slot.
+Tell = Callable[[Plan, Diagnosis, int, int], None]
+
+
+class SlotRestarts:
+    """The slots of one attempt that are started again alone.
+
+    Args:
+        plan: of the attempt, as it was submitted.
+        alone: those slots; empty = all of this object does nothing.
+        falls: what was decided in any attempt before; those of this one are added to it.
+        backend: starts them.
+        observer, sheets, keeper: of the attempt.
+        run_store: takes the decisions.
+        events: for viewers.
+        decide: makes them.
+        tell: tells the node that felled a slot: its plan, the diagnosis, the slot and the start that fell.
+        grace: for what a lost slot left behind, seconds.
+
+    Attributes:
+        plan: of the attempt, with the newest start of each slot.
+        down: slots that stay as they fell.
+        final: the verdict about the newest of these; None while there is none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        alone: Iterable[int],
+        falls: list[SlotFailureRow],
+        backend: Backend,
+        observer: AttemptObserver,
+        sheets: SlotStates,
+        keeper: AttemptWriter,
+        run_store: BestEffortStore,
+        events: EventLog,
+        decide: Decide,
+        tell: Tell,
+        grace: float,
+    ) -> None:
+        self.plan = plan
+        self.down: set[int] = set()
+        self.final: Diagnosis | None = None
+        self._alone = frozenset(alone)
+        self._backend = backend
+        self._observer = observer
+        self._sheets = sheets
+        self._keeper = keeper
+        self._run_store = run_store
+        self._events = events
+        self._decide = decide
+        self._tell = tell
+        self._grace = grace
+        self._falls = falls
+        # Decided and not carried out yet, by slot.
+        self._waiting: dict[int, SlotFailureRow] = {}
+        self._started: set[tuple[int, int]] = set()
+        # When it was told last that a slot waits, nanoseconds since the epoch.
+        self._announced_at: dict[int, int] = {}
+        # When a slot was seen to have fallen, monotonic seconds.
+        self._seen: dict[int, float] = {}
+        for row in falls:
+            if row.attempt == plan.attempt:
+                self._take(row)
+
+    def waits(self, slot: int) -> bool:
+        """Whether a slot is to be started again and was not yet."""
+        return slot in self._waiting
+
+    def own(self, slot: int | None) -> bool:
+        """Whether a fall of this slot is dealt with here, and is no failure of the attempt."""
+        return slot in self._alone and slot not in self.down
+
+    @property
+    def busy(self) -> bool:
+        """Whether a slot has fallen or is about to start."""
+        return bool(self._waiting or self._seen)
+
+    def masked(self, slots: tuple[SlotFacts, ...]) -> tuple[SlotFacts, ...]:
+        """The slots, in which one that has fallen and was not decided about has not ended yet."""
+        return tuple(
+            msgspec.structs.replace(facts, state="running", exit_code=None, signal=None, killed_by=None, ended_at=None)
+            if self.own(facts.slot) and _fell(facts)
+            else facts
+            for facts in slots
+        )
+
+    def look(
+        self, slots: tuple[SlotFacts, ...], *, news: bool, clock: float, halted: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Take one look: decide about what fell, start what is due.
+
+        Args:
+            slots: all slots of the attempt.
+            news: whether this look brought anything at all.
+            clock: monotonic seconds.
+            halted: whether somebody stops the whole attempt: asked before a fall is decided about, because what they stop falls too.
+
+        Raises:
+            InfrastructureError: a slot cannot be started.
+        """
+        for facts in slots:
+            if not self.own(facts.slot):
+                continue
+            row = self._waiting.get(facts.slot)
+            if row is not None:
+                self._start(row)
+            elif _fell(facts):
+                self._handle_failed(facts, news=news, clock=clock, halted=halted)
+
+    def _handle_failed(self, facts: SlotFacts, *, news: bool, clock: float, halted: Callable[[], bool]) -> None:
+        slot = facts.slot
+        age = clock - self._seen.setdefault(slot, clock)
+        if age < _LEAVE_S and (self._backend.alive(self.plan, slot) or (news and age < _QUIET_S)):
+            return
+        if halted():
+            return
+        del self._seen[slot]
+        if facts.state == "lost" and self._backend.end(self.plan, [slot], grace=self._grace):
+            self._events.say("gap", f"ended what slot {slot} left behind", at=time.time_ns(), slots=[slot])
+        case = msgspec.structs.replace(self._observer.case(only=slot), slots=(facts,), ended=True, succeeded=False)
+        found = diagnose_by(self.plan.strategy, case)
+        if found.verdict.cause.confidence != "proven" and self._backend.deleted_externally(self.plan) is not None:
+            # Somebody took the whole job away: that is the attempt's matter.
+            self.down.add(slot)
+            return
+        decision = self._decide(found, case, slot)
+        if self.plan.cluster is not None:
+            # There the back-off is the platform's own.
+            decision = msgspec.structs.replace(decision, delay_s=0.0)
+        fall = SlotFailure(
+            **msgspec.structs.asdict(decision),
+            slot=slot,
+            instance=facts.instance,
+            diagnosis=found,
+            evidence=self._observer.evidence_of(slot),
+            step=max((facts.step for facts in case.ranks if facts.step is not None), default=None),
+            due=time.time_ns() + round(decision.delay_s * _NS),
+        )
+        self._keeper.store(force=True)
+        number = self._run_store.add_decision(self.plan.attempt, fall)
+        self._say(fall)
+        row = SlotFailureRow(id=number or 0, attempt=self.plan.attempt, fall=fall)
+        self._falls.append(row)
+        self._take(row)
+
+    def _take(self, row: SlotFailureRow) -> None:
+        """Take in what was decided: look at the next start from now on, or leave the slot as it fell."""
+        fall = row.fall
+        if not fall.again:
+            self.down.add(fall.slot)
+            self.final = fall.diagnosis
+            return
+        self._observer.select_start(fall.slot, fall.instance + 1)
+        self.plan = self.plan.with_start(fall.slot, fall.instance + 1)
+        self._sheets.start_again(self.plan, fall.slot)
+        if row.done_at is None:
+            self._waiting[fall.slot] = row
+            # Told again after a kill it is the same word. Of a slot that stays as it fell the attempt's own verdict tells.
+            self._tell(self.plan, fall.diagnosis, fall.slot, fall.instance)
+
+    def _start(self, row: SlotFailureRow) -> None:
+        slot, now = row.fall.slot, time.time_ns()
+        if self._backend.life(self.plan, slot) == "absent":
+            if now < row.fall.due:
+                return
+            key = (slot, row.fall.instance)
+            if key not in self._started:
+                self._backend.start_again(self.plan, slot)
+                self._started.add(key)
+            if self._backend.life(self.plan, slot) == "absent":
+                self._announce_wait(row, now)
+                return
+        del self._waiting[slot]
+        self._run_store.decision_done(row, at=now)
+        self._falls[self._falls.index(row)] = msgspec.structs.replace(row, done_at=now)
+        text = f"slot {slot} is started again alone, the others run on (restart {row.fall.instance + 1} of this slot)"
+        self._events.say("slot", text, at=now, attempt=self.plan.attempt, slot=slot, instance=row.fall.instance + 1)
+
+    def _announce_wait(self, row: SlotFailureRow, now: int) -> None:
+        """A platform takes its own time; and it replaces no pod of which nobody can say that it has ended."""
+        slot = row.fall.slot
+        if now >= self._announced_at.get(slot, row.fall.due) + _WAIT_NS:
+            self._announced_at[slot] = now
+            pod = f" {row.fall.diagnosis.verdict.pod}" if row.fall.diagnosis.verdict.pod else ""
+            text = f"slot {slot} waits until Kubernetes replaces its pod{pod} (for {(now - row.fall.due) / _NS:.0f} s)"
+            self._events.say("waiting", text, at=now, attempt=self.plan.attempt, slot=slot)
+
+    def _say(self, fall: SlotFailure) -> None:
+        verdict, now = fall.diagnosis.verdict, time.time_ns()
+        rank = "" if verdict.rank is None else f", rank {verdict.rank}"
+        place = f" on {verdict.node}" if verdict.node else ""
+        about = {"attempt": self.plan.attempt, "slot": fall.slot, "instance": fall.instance}
+        self._events.say(
+            "fall",
+            f"slot {fall.slot} fell: {verdict.cause.slug} ({verdict.cause.confidence}){rank}{place}; "
+            f"{fall.action}: {fall.because}",
+            at=now,
+            **about,
+            slug=verdict.cause.slug,
+            confidence=verdict.cause.confidence,
+            rank=verdict.rank,
+            node=verdict.node,
+            action=fall.action,
+            rule=fall.rule,
+            budget=fall.budget,
+            left=fall.left,
+            delay_s=round(fall.delay_s, 3),
+        )
+
+
+def _fell(facts: SlotFacts) -> bool:
+    return facts.state == "lost" or (facts.state == "ended" and bool(facts.signal or facts.exit_code))

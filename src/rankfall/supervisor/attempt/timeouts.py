@@ -1,0 +1,279 @@
+"""Stops an attempt whose deadline is over or that makes no progress (hang).
+
+Progress is output, a new record or a new step; CPU time counts only before the first reported step. Ranks
+that are importing are given time (at most 1 h), and while a slot or rank is still missing nothing counts as
+a hang. Stacks are taken before the stop. A failure in its settle window goes before any deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rankfall.backends.protocol import Backend
+from rankfall.evidence.attempt.observer import Delta
+from rankfall.model import RankFacts, SlotFacts
+from rankfall.strategy_registry import diagnose_by
+from rankfall.supervisor.attempt.completion import SettleWindow
+from rankfall.supervisor.attempt.end import Ending
+from rankfall.supervisor.attempt.view import Scene
+from rankfall.supervisor.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import EventLog
+
+# How long imports that go on may take before that counts as standing still too, seconds.
+IMPORT_LIMIT_S: Final = 3600.0
+_NS: Final = 1_000_000_000
+
+
+class HangWatch:
+    """Time of the last sign of progress of one attempt.
+
+    Args:
+        timeout_s: no progress for so long is a hang; None = never.
+        start: nanoseconds since the epoch, when watching begins.
+    """
+
+    def __init__(self, timeout_s: float | None, *, start: int) -> None:
+        self._timeout = None if timeout_s is None else round(timeout_s * _NS)
+        self._progress = start
+        self._busy = start
+        self._steps: dict[tuple[int, int | None], int] = {}
+        # Imports at the look before, since when they are looked at, and how many times as long the next look waits.
+        self._imports: dict[Any, str] = {}
+        self._importing_since: int | None = None
+        self._seldom = 1
+
+    def see(self, now: int, *, fresh: bool, ranks: Iterable[RankFacts], activity: int) -> None:
+        """Take one look.
+
+        Args:
+            now: nanoseconds since the epoch.
+            fresh: whether output or records came since the last look.
+            ranks: their facts, with the last step each has reported.
+            activity: the observer's last activity, which includes work of all ranks (CPU time).
+        """
+        if fresh:
+            self._progress, self._seldom = now, 1
+        for facts in ranks:
+            key = (facts.rank, facts.pid)
+            if facts.step is not None and facts.step > self._steps.get(key, -1):
+                self._steps[key] = facts.step
+                self._progress, self._seldom = now, 1
+        self._busy = max(self._busy, min(activity, now))
+
+    def hold(self, now: int) -> None:
+        """Take one look at a gang that is not complete yet; ``now`` in nanoseconds since the epoch."""
+        self._progress = max(self._progress, now)
+
+    def goes_on(self, now: int, imports: Mapping[Any, str]) -> bool:
+        """Whether what looks like a standstill is the import of something, which goes on; time is given then.
+
+        Args:
+            now: nanoseconds since the epoch.
+            imports: by process, where those stand that are inside of an import.
+        """
+        if self._steps or not imports:
+            return False
+        since = self._importing_since = now if self._importing_since is None else self._importing_since
+        moved = any(self._imports.get(process) != where for process, where in imports.items())
+        if not moved or now - since >= IMPORT_LIMIT_S * _NS:
+            return False
+        self._seldom *= 2 if self._imports else 1
+        self._imports = dict(imports)
+        self._progress = now
+        return True
+
+    def quiet_for(self, now: int) -> float:
+        """Seconds since the last sign of progress."""
+        last = self._progress if self._steps else max(self._progress, self._busy)
+        return max(0, now - last) / _NS
+
+    def hung(self, now: int) -> bool:
+        """Whether the time is over."""
+        return self._timeout is not None and self.quiet_for(now) * _NS >= self._timeout * self._seldom
+
+
+# How long ranks may take to write their stacks (in a pod that is busy an exec alone takes seconds), and between two looks for them.
+_STACKS_S: Final = 15.0
+_STEP_S: Final = 0.02
+# So long after the pods can be watched again what they show is taken to be complete.
+_SIGHT_S: Final = 5.0
+
+
+class TimeoutWatch:
+    """Deadlines and standstill of one attempt.
+
+    Args:
+        scene: what is known of the attempt.
+        ending: takes the verdict.
+        run: its run's id.
+        backend: asks ranks for their stacks.
+        control: wakes the wait for these.
+        events: for viewers.
+        window: whether a fall is being looked at.
+        started: when the attempt began, nanoseconds since the epoch.
+        total_at: when the run's total deadline is over, likewise; None = never.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        ending: Ending,
+        run: str,
+        backend: Backend,
+        control: Control,
+        events: EventLog,
+        window: SettleWindow,
+        started: int,
+        total_at: int | None,
+    ) -> None:
+        self._scene = scene
+        self._ending = ending
+        self._run = run
+        self._backend = backend
+        self._control = control
+        self._events = events
+        self._window = window
+        self._deadlines = DeadlineWatch(scene.spec.deadlines, started=started, total_at=total_at)
+        self._blind = False
+        # When the pods could not be watched last, on the monotonic clock.
+        self._blind_at: float | None = None
+        self._hang = HangWatch(scene.spec.policies.hang_timeout_s, start=time.time_ns())
+
+    def look(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
+        """Take one look, nanoseconds since the epoch; nothing can stand still while a fall is being looked at."""
+        if self._is_blind(now):
+            # Nothing that is missing is known to be missing: neither a rank nor progress.
+            self._hang.hold(now)
+        passed = self._deadlines.passed(now, absent=0 if self._blind else self._absent(ranks))
+        if passed is not None:
+            self._late(passed, ranks)
+        elif self._window.opened is None:
+            self._watch_hang(delta, slots, ranks, now=now)
+
+    def _is_blind(self, now: int) -> bool:
+        """Whether the pods cannot be watched, or could not until a moment ago; while that lasts it is reported as a wait."""
+        clock = time.monotonic()
+        if self._scene.blind:
+            self._blind_at = clock
+        blind = self._blind_at is not None and clock - self._blind_at < _SIGHT_S
+        if blind and self._deadlines.passed(now, absent=self._absent(self._scene.ranks())) is not None:
+            text = "the startup deadline is over, and waits until the pods can be watched again"
+            self._scene.wait("pods", text, now=now)
+        elif self._blind and not blind:
+            self._scene.waited(now=now)
+        self._blind = blind
+        return blind
+
+    def _watch_hang(
+        self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> None:
+        if self._waits_for_slots(slots):
+            self._hang.hold(now)
+            return
+        fresh = bool(delta.bytes or delta.records)
+        self._hang.see(now, fresh=fresh, ranks=ranks, activity=self._scene.observer.last_activity)
+        if self._hang.hung(now):
+            self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
+
+    def _waits_for_slots(self, slots: tuple[SlotFacts, ...]) -> bool:
+        """Whether fewer slots than the gang needs have begun; what has no record yet is asked of the backend."""
+        plan, spec = self._scene.plan, self._scene.spec
+        late = [s.slot for s in slots if s.state == "expected"]
+        spare = len(slots) - spec.nnodes if spec.elastic else 0
+        if len(late) <= spare:
+            return False
+        return sum(self._backend.life(plan, slot) in {"absent", "starting"} for slot in late) > spare
+
+    def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
+        """How many ranks have not been there yet."""
+        plan, spec = self._scene.plan, self._scene.spec
+        wanted = 1
+        if plan.launcher != "exec":
+            each = {part.name: part.spec.nproc_per_node for part in spec.parts if part.in_world}
+            slots = [slot.role for slot in plan.slots if slot.role in each]
+            wanted = sum(each[role] for role in (slots[: spec.nnodes] if spec.elastic else slots))
+        return max(0, wanted - len({r.rank for r in ranks}))
+
+    def _late(self, passed: Passed, ranks: tuple[RankFacts, ...]) -> None:
+        """A deadline is over. A failure that was being looked at stands; else the time itself is the verdict, and blames nobody."""
+        plan = self._scene.plan
+        self._events.say("deadline", passed.text, at=passed.at, attempt=plan.attempt, deadline=passed.field)
+        if self._window.opened is not None:
+            self._ending.stop(passed.text)
+            return
+        missing: tuple[str, ...] = ()
+        if passed.which == "startup":
+            self._take_stacks(ranks)
+            case = self._ending.case(hung=True)
+            found = diagnose_by(plan.strategy, case)
+            if found.verdict.cause.confidence == "proven":
+                # What keeps the ranks away is known: an image that cannot be pulled is no matter of time.
+                self._ending.settle(found, reason=passed.text)
+                return
+            missing = (*case.missing, *found.verdict.missing)
+        self._scene.add_own_evidence(deadline_evidence(passed, attempt=plan.attempt))
+        verdict = deadline_diagnosis(
+            passed,
+            run=self._run,
+            attempt=plan.attempt,
+            role=self._scene.spec.one_role,
+            missing=tuple(dict.fromkeys(missing)),
+        )
+        self._ending.settle(verdict, reason=passed.text)
+
+    def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
+        """Take the stacks of all ranks while they stand, diagnose, and only then stop them; unless something moved, or they only import."""
+        plan = self._scene.plan
+        if plan.launcher == "torchrun" and (absent := self._absent(ranks)):
+            # A launcher that still imports torch, or meets the others: it has a limit of its own, and whoever wants another one sets startup_s.
+            now = time.time_ns()
+            text = f"{why}: {absent} ranks have not been there yet; only torchrun's own limit and deadlines.startup_s end that"
+            self._events.say("waiting", text, at=now, attempt=plan.attempt)
+            self._hang.hold(now)
+            return
+        moved = self._take_stacks(ranks)
+        now, imports = time.time_ns(), self._scene.observer.importing()
+        if moved:
+            self._hang.see(now, fresh=True, ranks=self._scene.ranks(), activity=now)
+            self._scene.observer.forget_stacks()
+            return
+        if self._hang.goes_on(now, imports):
+            text = f"{why}, and {len(imports)} of {len(ranks)} ranks are still importing: they are looked at again"
+            self._events.say("waiting", text, at=now, attempt=plan.attempt)
+            self._scene.observer.forget_stacks()
+            return
+        self._events.say("hang", why, at=now, attempt=plan.attempt)
+        case = self._ending.case(hung=True)
+        if self._control.asked:
+            # Its reading was cut short, and the next look ends the run.
+            return
+        case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
+        self._ending.settle(diagnose_by(plan.strategy, case), reason=why)
+
+    def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> bool:
+        """Ask all ranks where they stand, and wait for their answers; whether one of them printed, went on or ended meanwhile."""
+        awaited = {(r.slot, r.pid): r.step for r in ranks if r.state == "running"}
+        self._scene.observer.read_records()
+        plan = self._scene.plan
+        self._backend.request_stacks(plan, [s.slot for s in plan.slots])
+        deadline = time.monotonic() + _STACKS_S
+        moved = False
+        while awaited and time.monotonic() < deadline:
+            self._control.wait(_STEP_S)
+            if self._control.asked:
+                # Nobody asks any more who stands where.
+                return True
+            delta = self._scene.look()
+            now = {(r.slot, r.pid): r for r in self._scene.ranks()}
+            over = {key for key in awaited if key not in now or now[key].state != "running"}
+            moved = moved or bool(delta.bytes or over)
+            moved = moved or any(key in now and now[key].step != step for key, step in awaited.items())
+            answered = {(record.slot, record.pid) for record in delta.records if record.kind == "stacks"}
+            awaited = {key: step for key, step in awaited.items() if key not in over | answered}
+        return moved

@@ -1,0 +1,286 @@
+"""The current view of one attempt: plan, slots, ranks, evidence, and the case for a diagnosis.
+
+Polls, announces and stores what is seen, and reports why an attempt has not begun; waiting for nodes or a
+queue has no limit here. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
+from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.evidence.attempt.case import present_case
+from rankfall.evidence.attempt.observer import AttemptObserver, Delta
+from rankfall.model import FINAL_STATES, Case, Evidence, JobSpec, RankFacts, SlotFacts
+from rankfall.model.jobspec.sizes import sized
+from rankfall.rundir import RunDir
+from rankfall.supervisor.attempt.membership import Membership
+from rankfall.supervisor.attempt_facts import AttemptWriter, News, SlotStates, StorageWatch
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.external_suspension import ExternalSuspension
+from rankfall.supervisor.run_events import EventLog
+
+_WAIT_FIRST_NS: Final = 5_000_000_000
+_WAIT_POLL_NS: Final = 2_000_000_000
+_WAIT_AGAIN_NS: Final = 60_000_000_000
+
+
+class Beginning:
+    """The beginning of one attempt.
+
+    Args:
+        plan: of the attempt.
+        waits: why it does not begin, as its own pods tell; None = they do not.
+        outside: tells whether a queue holds the job back.
+        run_store: takes the run's state.
+        events: for viewers.
+        started: when the attempt began, nanoseconds since the epoch.
+
+    Attributes:
+        running: whether the attempt runs.
+        over: it is being stopped: it does not begin any more.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        waits: Callable[[], str | None],
+        outside: ExternalSuspension,
+        run_store: BestEffortStore,
+        events: EventLog,
+        started: int,
+    ) -> None:
+        self.running = False
+        self.over = False
+        self._attempt = plan.attempt
+        self._launcher = plan.launcher
+        self._waits = waits
+        self._outside = outside
+        self._run_store = run_store
+        self._events = events
+        self._started = started
+        self._queued = False
+        self._said: str | None = None
+        # The first pods of any job wait for a moment; that is no news.
+        self._due = started + _WAIT_FIRST_NS
+        self._again = 0
+
+    def tell(self, now: int) -> None:
+        """Why the attempt does not begin, with how long it has waited: the first time, when the reason changes, and every minute."""
+        if self.running or self.over or now < self._due:
+            return
+        text = self._waits()
+        if text is None:
+            text = self._outside.waits()
+            self._queued = text is not None
+        age = (now - self._started) / 1e9
+        if text is not None and (text != self._said or now >= self._again):
+            self._said, self._again = text, now + _WAIT_AGAIN_NS
+            self._events.say("waiting", f"{text} (for {age:.0f} s)", at=now, attempt=self._attempt)
+            self._run_store.set_run("queued" if self._queued else "starting", reason=text, at=now)
+        self._due = now + _WAIT_POLL_NS
+
+    def see(self, slots: Collection[SlotFacts], ranks: Collection[RankFacts], *, now: int) -> None:
+        """Take one look at whether it runs by now; nanoseconds since the epoch."""
+        # What a command of the user's own starts need not be ranks.
+        begun = ranks or (self._launcher == "exec" and all(s.state == "running" for s in slots))
+        if not self.running and begun and not self.over:
+            self.running = True
+            self._run_store.set_run("running", reason=None, at=now)
+
+
+class Scene:
+    """One attempt as it is seen.
+
+    Args:
+        run_dir: the run.
+        plan: of the attempt.
+        backend: that planned it.
+        run_store: of the run's lease.
+        events: for viewers.
+        outside: tells whether a queue holds the job back.
+        started: when the attempt began, nanoseconds since the epoch.
+        unseen: this process shows the lines to nobody.
+
+    Attributes:
+        spec: of the job, as this attempt runs it.
+        plan: as it is now: slots may have joined, left or been started again.
+        observer: of its ranks and streams.
+        sheets: of its slots.
+        keeper: stores what is seen.
+        members: who belongs to the gang.
+        news: tells what is seen.
+        beginning: what is told until it runs.
+        own_evidence: what only the supervisor itself could give.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        plan: Plan,
+        backend: Backend,
+        run_store: BestEffortStore,
+        events: EventLog,
+        outside: ExternalSuspension,
+        started: int,
+        unseen: bool,
+    ) -> None:
+        self.spec: JobSpec = sized(run_dir.spec, plan.sizes)
+        self.plan = plan
+        self._events = events
+        self._run_store = run_store
+        self._storage = StorageWatch(run_dir.path)
+        self.observer = AttemptObserver(
+            run_dir,
+            spec=self.spec,
+            attempt=plan.attempt,
+            # In a pod it may only be found out which one can be used; its wrapper's records tell.
+            launcher=plan.launcher if plan.cluster is None else None,
+            spare_listing=plan.cluster is None,
+        )
+        self._feed = Feed(
+            run_dir,
+            attempt=plan.attempt,
+            source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
+            unseen=unseen,
+        )
+        self.sheets = SlotStates(plan, backend=backend, observer=self.observer, run_store=run_store)
+        self.keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self.observer, sheets=self.sheets)
+        self.members = Membership(
+            self.spec, plan=plan, backend=backend, run_store=run_store, events=events, started=started
+        )
+        self.news = News(events, attempt=plan.attempt, launcher=plan.launcher)
+        self.beginning = Beginning(
+            plan, waits=self.observer.waits, outside=outside, run_store=run_store, events=events, started=started
+        )
+        self.own_evidence: list[Evidence] = []
+        self._waits: str | None = None
+
+    def start(self) -> None:
+        """Begin to follow pods and logs of a cluster."""
+        self._feed.start()
+
+    def stop(self) -> None:
+        """End that."""
+        self._feed.stop()
+
+    @property
+    def followed(self) -> bool:
+        """Whether the log of each container that runs is open, or was tried in vain."""
+        return self._feed.following
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods of a cluster cannot be watched at present."""
+        return self._feed.blind
+
+    # -- the gang
+
+    def replan(self, plan: Plan) -> None:
+        """Look at the slots of this plan from now on."""
+        self.plan = plan
+        self.sheets.replan(plan)
+
+    def apply_membership(self) -> None:
+        """Look at the gang as it is by now."""
+        self.replan(self.members.plan)
+
+    def slots(self) -> tuple[SlotFacts, ...]:
+        """The slots that belong to the gang, as they stand now."""
+        return self.sheets.slots()
+
+    def ranks(self) -> tuple[RankFacts, ...]:
+        """Their ranks."""
+        return self.members.ranks(self.observer.ranks())
+
+    # -- what comes
+
+    def poll(self, now: int) -> Delta:
+        """What came since the last look, nanoseconds since the epoch; :meth:`take` takes it in."""
+        return self.observer.poll(now)
+
+    def take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
+        """Tell what one look brought, and keep it for the store."""
+        self.keeper.saw(delta)
+        self.news.tell(delta, slots, ranks, now=now)
+        self.beginning.see(slots, ranks, now=now)
+
+    def look(self) -> Delta:
+        """Poll and take in at once, where nothing is judged in between."""
+        delta = self.poll(time.time_ns())
+        self.take(delta, self.slots(), self.ranks(), now=time.time_ns())
+        return delta
+
+    def add_own_evidence(self, piece: Evidence) -> None:
+        """Keep a piece of evidence that only the supervisor itself can give."""
+        self.own_evidence.append(piece)
+        self.keeper.add(piece)
+
+    def wait(self, what: str, text: str, *, now: int) -> None:
+        """Report what the end of the attempt waits for: an event, and the reason of the run's state.
+
+        Args:
+            what: the kind: ``evidence``, ``logs``, ``ends``, ``last_states``, ``pods``.
+            text: for people; the same again is not reported twice.
+            now: nanoseconds since the epoch.
+        """
+        if text == self._waits:
+            return
+        self._waits = text
+        self._events.say("waiting", text, at=now, attempt=self.plan.attempt, waits_for=what)
+        self._reason(text, now=now)
+
+    def waited(self, *, now: int) -> None:
+        """Nothing is waited for any more, and the attempt goes on."""
+        if self._waits is not None:
+            self._waits = None
+            self._reason(None, now=now)
+
+    def _reason(self, text: str | None, *, now: int) -> None:
+        state = self._run_store.writer.run().state
+        if state not in FINAL_STATES:
+            self._run_store.set_run(state, reason=text, at=now)
+
+    def announce_problems(self) -> None:
+        """What the feeds had to say, which run in threads of their own, and what readers failed on."""
+        for text in self.observer.take_new_problems():
+            self._run_store.note(f"attempt {self.plan.attempt}: {text}")
+        full = self._storage.news() if self.plan.cluster is None else None
+        for text in (*self._feed.troubles(), *((full,) if full else ())):
+            self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
+
+    # -- what it makes
+
+    def case(self, *, cancelled: str | None, done: bool, hung: bool) -> Case:
+        """Everything that is known, for a diagnosis.
+
+        Args:
+            cancelled: who ended it, in words; None = nobody.
+            done: whether the job counts as done, whatever became of the rest.
+            hung: whether it stands still.
+        """
+        # What is done is done: a cancel that came after the success only cut the others' time to finish.
+        case = self.observer.case(cancelled=None if done else cancelled, hung=hung)
+        slots = self.slots()
+        if self.spec.elastic:
+            case = present_case(case, left=self.plan.gone, fell_at=self._first_failure_at(slots))
+        ended_well = bool(slots) and all(s.state == "ended" and s.exit_code == 0 for s in slots)
+        succeeded = done or (ended_well and not case.denied)
+        return msgspec.structs.replace(
+            case, slots=slots, evidence=(*case.evidence, *self.own_evidence), succeeded=succeeded and not hung
+        )
+
+    def _first_failure_at(self, slots: tuple[SlotFacts, ...]) -> int | None:
+        """When the fall came that is being looked at, nanoseconds since the epoch; None where there is none, or nobody knows."""
+        ranks = self.ranks()
+        bad = self.members.bad(slots, ranks)
+        ends = [one.ended_at for one in ranks if ("rank", one.rank, one.pid) in bad and one.ended_at is not None]
+        return min(ends, default=None)

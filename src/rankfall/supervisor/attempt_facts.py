@@ -1,0 +1,328 @@
+"""Slot states, failure events and stored facts of one attempt, for every process that watches it.
+
+Combines slot records with what the backend sees; a slot that is only late is checked once more before it
+counts as lost. Evidence is written at once, facts at most every 0.5 s (3 s when there was only output).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.plan import Launcher, Plan, slot_plan
+from rankfall.backends.protocol import Backend
+from rankfall.evidence.attempt.observer import AttemptObserver, Delta
+from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.rundir.incomplete import disk_trouble
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.run_events import EventLog
+
+# Between two looks at a disk, and between two messages while it takes nothing, seconds.
+_LOOK_S: Final = 1.0
+_AGAIN_S: Final = 15.0
+
+
+# Causes that keep slots from running and end nothing by themselves: whoever deletes the workload meanwhile has ended the attempt.
+WAITS: Final = frozenset({"unschedulable", "image_pull", "container_config"})
+
+
+class StorageWatch:
+    """Says that the disk of a run takes nothing, again and again while it lasts: what its slots print meanwhile is lost.
+
+    Args:
+        folder: the run directory.
+        clock: monotonic, seconds.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._looked = 0.0
+        # Since when, and when it was said last.
+        self._since: tuple[float, float] | None = None
+
+    def news(self) -> str | None:
+        """What is to be said now; looks at the disk once a second at most."""
+        now = self._clock()
+        if now - self._looked < _LOOK_S:
+            return None
+        self._looked = now
+        trouble = disk_trouble(self._folder)
+        if trouble is None:
+            full, self._since = self._since, None
+            if full is None:
+                return None
+            return f"storing goes on after {now - full[0]:.0f} s; what was printed meanwhile is lost"
+        if self._since is not None and now - self._since[1] < _AGAIN_S:
+            return None
+        began = now if self._since is None else self._since[0]
+        self._since = (began, now)
+        lasts = f" for {now - began:.0f} s now" if now > began else ""
+        return f"{trouble}{lasts}: what ranks print is lost until there is room"
+
+
+def start_failure(text: str, *, attempt: int) -> Evidence:
+    """Evidence that a slot could not be started, as the supervisor saw it."""
+    slug = "disk_full" if "No space left" in text else "container_config"
+    return Evidence(
+        id=f"start:{attempt}",
+        source="recorder",
+        slug=slug,
+        role="primary",
+        trust="supervisor",
+        at=time.time_ns(),
+        uncertainty=0.0,
+        where=f"attempt {attempt}",
+        line=text[:2000],
+        specificity=50,
+        attempt=attempt,
+        fingerprint=f"start:{slug}",
+    )
+
+
+BadEnd = tuple[str, int, int | None]
+
+
+def bad_ends(slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, launcher: Launcher) -> frozenset[BadEnd]:
+    """Processes that ended badly. A command of the user's own (``exec``) may restart its ranks itself: only its end counts."""
+    found: set[BadEnd] = {
+        ("slot", s.slot, None) for s in slots if s.state == "lost" or s.signal is not None or s.exit_code
+    }
+    if launcher != "exec":
+        found |= {
+            ("rank", r.rank, r.pid) for r in ranks if r.state == "ended" and (r.signal is not None or r.exit_code)
+        }
+    return frozenset(found)
+
+
+class News:
+    """Tells each thing once.
+
+    Args:
+        events: where to.
+        attempt: of which attempt.
+        launcher: decides whether a rank's bad end is a failure.
+        stopper: who stops the rest of a gang when a part of it has failed.
+
+    Attributes:
+        calm: the job is done: how the rest ends is no failure.
+    """
+
+    def __init__(self, events: EventLog, *, attempt: int, launcher: Launcher, stopper: str = "Rankfall") -> None:
+        self._events = events
+        self._stopper = stopper
+        self._attempt = attempt
+        self._launcher: Launcher = launcher
+        self.calm = False
+        self._ranks: set[tuple[int, int | None]] = set()
+        self._ends: frozenset[BadEnd] = frozenset()
+
+    def tell(self, delta: Delta, slots: Iterable[SlotFacts], ranks: tuple[RankFacts, ...], *, now: int) -> None:
+        """Events of one look."""
+        slots = tuple(slots)
+        for facts in ranks:
+            key = (facts.rank, facts.pid)
+            if key not in self._ranks:
+                self._ranks.add(key)
+                self._events.say(
+                    "rank",
+                    f"rank {facts.rank} started on {facts.node} (slot {facts.slot}, pid {facts.pid})",
+                    at=facts.started_at or now,
+                    attempt=self._attempt,
+                    rank=facts.rank,
+                    slot=facts.slot,
+                    node=facts.node,
+                    pid=facts.pid,
+                    hook=facts.hook,
+                )
+        for record in delta.records:
+            if record.kind == "error" and record.error is not None and record.error.types:
+                kind = record.error.types[0].rpartition(".")[2]
+                text = f"rank {record.rank}: {kind}: {record.error.message[:300]}"
+                self._events.say(
+                    "stopped" if self.calm else "failure",
+                    text,
+                    at=record.at_ns or now,
+                    attempt=self._attempt,
+                    rank=record.rank,
+                    slot=record.slot,
+                )
+        ends = bad_ends(slots, ranks, launcher=self._launcher)
+        if ends != self._ends:
+            self._announce_ends(ends - self._ends, slots, ranks, now=now)
+            self._ends = ends
+
+    def _announce_ends(
+        self, ends: frozenset[BadEnd], slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
+    ) -> None:
+        sheets: dict[BadEnd, RankFacts | SlotFacts] = {("slot", s.slot, None): s for s in slots}
+        sheets |= {("rank", r.rank, r.pid): r for r in ranks}
+        for key in sorted(ends, key=lambda end: (end[0], end[1], end[2] or 0)):
+            facts = sheets[key]
+            own = f", by {self._stopper}" if facts.killed_by == "wrapper" else ""
+            self._events.say(
+                "stopped" if own or self.calm else "failure",
+                f"{key[0]} {key[1]}{f' on {facts.node}' if facts.node else ''} {_how(facts)}{own}",
+                at=facts.ended_at or now,
+                attempt=self._attempt,
+                slot=facts.slot,
+                rank=facts.rank if isinstance(facts, RankFacts) else None,
+                exit_code=facts.exit_code,
+                signal=facts.signal,
+            )
+
+
+def _how(facts: RankFacts | SlotFacts) -> str:
+    if facts.state == "lost":
+        return "is lost: its wrapper is gone without a word" if facts.started_at else "never came up"
+    if facts.signal is not None:
+        try:
+            return f"ended by {signal.Signals(facts.signal).name}"
+        except ValueError:
+            return f"ended by signal {facts.signal}"
+    return f"ended with code {facts.exit_code}"
+
+
+class SlotStates:
+    """Slots of one attempt.
+
+    Args:
+        plan: of the attempt.
+        backend: that planned it.
+        observer: reads the records.
+        run_store: takes notes about ends that could not be recorded.
+    """
+
+    def __init__(self, plan: Plan, *, backend: Backend, observer: AttemptObserver, run_store: BestEffortStore) -> None:
+        self._plan = plan
+        self._backend = backend
+        self._observer = observer
+        self._run_store = run_store
+        self._dead: set[int] = set()
+        self._unwritten: set[int] = set()
+
+    def slots(self) -> tuple[SlotFacts, ...]:
+        """The slots that belong to the gang, as they stand now."""
+        gone = self._plan.gone
+        return tuple(facts for facts in self.everyone() if facts.slot not in gone)
+
+    def replan(self, plan: Plan) -> None:
+        """Look at the slots of this plan: some joined or left."""
+        self._plan = plan
+
+    def everyone(self) -> tuple[SlotFacts, ...]:
+        """All slots of the plan, those too that left."""
+        known = {facts.slot: facts for facts in self._observer.slots()}
+        found = []
+        for one in self._plan.slots:
+            facts = known.get(one.slot) or SlotFacts(slot=one.slot, node=one.node, role=one.role, state="expected")
+            if facts.state in {"expected", "lost"}:
+                facts = self._unrecorded(facts)
+            launcher, node = facts.launcher or self._plan.launcher, facts.node or one.node or None
+            if (launcher, node) != (facts.launcher, facts.node):
+                facts = msgspec.structs.replace(facts, launcher=launcher, node=node)
+            found.append(facts)
+        return tuple(found)
+
+    def start_again(self, plan: Plan, slot: int) -> None:
+        """Look at the start of a slot that this plan says, and forget what was seen of the one before."""
+        self._plan = plan
+        self._dead.discard(slot)
+        self._unwritten.discard(slot)
+
+    def give_up_unstarted(self) -> None:
+        """Slots that were not started until now will not be any more: they count as lost."""
+        self._dead |= {s.slot for s in self._plan.slots if self._backend.life(self._plan, s.slot) == "absent"}
+
+    def never_came(self) -> list[int]:
+        """Lost slots whose wrapper left no sign of having come up."""
+        return [s.slot for s in self.slots() if s.state == "lost" and s.slot in self._dead]
+
+    def _unrecorded(self, facts: SlotFacts) -> SlotFacts:
+        """A slot without an end record: a wrapper that was killed, never came up, or could write nothing because the disk is full."""
+        slot = facts.slot
+        if facts.state == "expected":
+            if slot not in self._dead:
+                if self._backend.life(self._plan, slot) in {"dead", "ended"}:
+                    # Looked at once more by the next poll, so that a record written meanwhile is not overlooked.
+                    self._dead.add(slot)
+                return facts
+            folder = Path(slot_plan(self._plan, slot).slot_dir).name
+            where = f"slots/attempt-{self._plan.attempt}/{folder}/wrapper.log"
+            facts = msgspec.structs.replace(facts, state="lost", where=where)
+            came_up = False
+        else:
+            came_up = True
+        code = self._backend.exit_code(self._plan, slot)
+        # A wrapper that never came up has a code of its own; only 0 is surely the command's.
+        if code is None or (code and not came_up):
+            return facts
+        if slot not in self._unwritten:
+            self._unwritten.add(slot)
+            self._run_store.note(
+                f"slot {slot} of attempt {self._plan.attempt} ended with code {code} and could not record it"
+            )
+        return msgspec.structs.replace(facts, state="ended", exit_code=code, where="exit status of the wrapper")
+
+
+# Between two writings of facts: when something happened, and when there was only output.
+_STORE_S: Final = 0.5
+_STORE_QUIET_S: Final = 3.0
+
+
+class AttemptWriter:
+    """Writes what one attempt's observer finds.
+
+    Args:
+        run_store: where to.
+        attempt: of which attempt.
+        observer: of its ranks and streams.
+        sheets: of its slots.
+    """
+
+    def __init__(
+        self, run_store: BestEffortStore, *, attempt: int, observer: AttemptObserver, sheets: SlotStates
+    ) -> None:
+        self._run_store = run_store
+        self._attempt = attempt
+        self._observer = observer
+        self._sheets = sheets
+        self._unstored: dict[str, Evidence] = {}
+        self._stored_at = 0.0
+        self._changed = True
+        self._printed = False
+        self._owners = False
+
+    def saw(self, delta: Delta) -> None:
+        """Take in one look."""
+        for piece in delta.evidence:
+            self._unstored[piece.id] = piece
+        self._changed = self._changed or delta.changed
+        # A viewer shows a stream's first lines when it is told whose they are: that is not kept waiting.
+        self._owners = self._owners or bool(delta.new_streams) or any(r.kind == "start" for r in delta.records)
+        self._printed = self._printed or bool(delta.bytes)
+
+    def add(self, piece: Evidence) -> None:
+        """Take in a piece of the supervisor's own."""
+        self._unstored[piece.id] = piece
+
+    def store(self, *, force: bool = False) -> None:
+        """Write what is due; ``force`` writes everything."""
+        if self._unstored:
+            self._run_store.add_evidence(self._attempt, self._unstored.values())
+            self._unstored.clear()
+        clock = time.monotonic()
+        age = clock - self._stored_at
+        if force or self._owners or (self._changed and age >= _STORE_S) or (self._printed and age >= _STORE_QUIET_S):
+            self._stored_at, self._changed, self._printed, self._owners = clock, False, False, False
+            self._run_store.put_facts(
+                self._attempt,
+                slots=self._sheets.everyone(),
+                ranks=self._observer.ranks(),
+                streams=self._observer.streams(),
+            )

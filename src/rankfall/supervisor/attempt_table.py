@@ -1,0 +1,150 @@
+"""All attempts of a run: stored rows, plans and verdicts, and what could not be stored.
+
+An attempt and its plan are written before any slot is started, its verdict before its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.model import Diagnosis, JobSpec, Verdict
+from rankfall.rundir import AttemptRow, Writer
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.requests import RESIZED
+from rankfall.supervisor.run_events import EventLog
+
+_PAUSED: Final = frozenset({"suspended", "restarting"})
+
+
+class Attempts:
+    """All attempts of one run.
+
+    Args:
+        spec: of the run.
+        writer: reads what is stored.
+        run_store: stores what is new.
+        events: for viewers.
+    """
+
+    def __init__(self, spec: JobSpec, *, writer: Writer, run_store: BestEffortStore, events: EventLog) -> None:
+        self._spec = spec
+        self._writer = writer
+        self._run_store = run_store
+        self._events = events
+        self._rows: dict[int, AttemptRow] = {row.attempt: row for row in writer.attempts()}
+        self._verdicts: dict[int, Diagnosis] = {}
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest attempt; 0 before the first."""
+        return max(self._rows, default=0)
+
+    @property
+    def first_at(self) -> int | None:
+        """When the first attempt began, nanoseconds since the epoch."""
+        return min((row.started for row in self._rows.values() if row.started is not None), default=None)
+
+    @property
+    def verdicts(self) -> Mapping[int, Diagnosis]:
+        """What this process itself found, by attempt."""
+        return self._verdicts
+
+    def row(self, number: int) -> AttemptRow | None:
+        """One attempt; None where there is none of this number."""
+        return self._rows.get(number)
+
+    def known(self, number: int) -> AttemptRow:
+        """An attempt that there is."""
+        return self._rows[number]
+
+    @property
+    def open_plan(self) -> Plan | None:
+        """The plan of the newest attempt, where it goes on."""
+        row = self._rows.get(self.newest)
+        return self.plan(row.attempt) if row is not None and row.ended is None else None
+
+    def plan(self, number: int) -> Plan:
+        """The plan of an attempt that there is."""
+        return Plan.of_row(self._rows[number].plan, self._spec)
+
+    def diagnosis(self, number: int) -> Diagnosis | None:
+        """What is said of an attempt; None where nothing is yet, or it was only interrupted."""
+        return self._verdicts.get(number) or self._writer.diagnosis(number)
+
+    def begin(self, plan: Plan) -> int:
+        """Write an attempt down, of which nothing runs yet; when it began, nanoseconds since the epoch."""
+        number, at = plan.attempt, time.time_ns()
+        self._rows[number] = AttemptRow(attempt=number, started=at, plan=plan.row())
+        self._run_store.begin_attempt(number, at=at, plan=plan.row())
+        self._run_store.set_run("starting", reason=f"attempt {number}", at=at)
+        return at
+
+    def tell(self, plan: Plan, *, at: int) -> None:
+        """Tell viewers of an attempt that was begun."""
+        number = plan.attempt
+        self._events.say(
+            "attempt",
+            f"attempt {number}: {plan.size_text(self._spec)}",
+            at=at,
+            attempt=number,
+            launcher=plan.launcher,
+            rdzv=plan.rdzv,
+            port=plan.port,
+        )
+        for change in plan.changes:
+            self._events.say("resize", f"now {change.text}", at=at, attempt=number, nodes=change.nodes, done=True)
+        before = self._rows.get(number - 1)
+        known = before.plan.get("notes", ()) if before is not None else ()
+        for note in (one for one in plan.notes if one not in known):
+            self._events.say("launcher", note, at=at, attempt=number, launcher=plan.launcher)
+
+    def replan(self, number: int, plan: Plan) -> None:
+        """Take in how the plan of an attempt became while it ran; whoever changed it has stored that."""
+        self._rows[number] = msgspec.structs.replace(self._rows[number], plan=plan.row())
+
+    def conclude(self, number: int, diagnosis: Diagnosis) -> None:
+        """Write down the verdict, then the end of the attempt."""
+        verdict = diagnosis.verdict
+        if verdict.state not in _PAUSED:
+            self._verdicts[number] = diagnosis if verdict.state == "succeeded" else self._fell(number, diagnosis)
+        now = time.time_ns()
+        # What the run does next is no state of an attempt that is over.
+        state = RESIZED if verdict.state == "restarting" else verdict.state
+        self._run_store.end_attempt(number, at=now, state=state)
+        self._rows[number] = msgspec.structs.replace(self._rows[number], ended=now, state=state)
+
+    def revise(self, number: int, diagnosis: Diagnosis) -> Diagnosis:
+        """Store and report a new version of the verdict on an attempt that has ended; the diagnosis with that version."""
+        self._verdicts[number] = self._fell(number, diagnosis)
+        return self._verdicts[number]
+
+    def _fell(self, number: int, diagnosis: Diagnosis) -> Diagnosis:
+        """Store and tell a verdict; the diagnosis with the version that it has there."""
+        version = self._run_store.add_verdict(number, diagnosis)
+        verdict = msgspec.structs.replace(diagnosis.verdict, version=version)
+        announce_verdict(self._events, verdict, attempt=number)
+        return msgspec.structs.replace(diagnosis, verdict=verdict)
+
+
+def announce_verdict(events: EventLog, verdict: Verdict, *, attempt: int) -> None:
+    """Report the verdict on an attempt that failed; what was reported of it before is not repeated."""
+    if not events.is_news(attempt, (verdict.cause.slug, verdict.cause.confidence, verdict.rank, verdict.node)):
+        return
+    who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
+    place = f" on {verdict.node}" if verdict.node else ""
+    events.say(
+        "verdict",
+        f"{verdict.cause.slug} ({verdict.cause.confidence}), {who}{place}",
+        at=time.time_ns(),
+        attempt=attempt,
+        slug=verdict.cause.slug,
+        confidence=verdict.cause.confidence,
+        rank=verdict.rank,
+        node=verdict.node,
+        version=verdict.version,
+    )

@@ -1,0 +1,341 @@
+"""Decides what follows a failure of an attempt or of a single slot, and stores the decision.
+
+Collects the facts and the history of failures from the store, calls ``verdict.decide``, and writes the
+decision as intent before it is carried out. A stored decision is never made again, so a supervisor that
+takes over carries out what the earlier one decided.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.protocol import Backend
+from rankfall.model import Case, Decision, Diagnosis, Evidence, JobSpec, RankFacts, SlotFacts, Verdict
+from rankfall.model.timestamps import rfc3339
+from rankfall.rundir import DecisionRow, SlotFailureRow, Writer
+from rankfall.rundir.database import Queries
+from rankfall.supervisor.attempt_table import Attempts
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.requests import RESIZED
+from rankfall.supervisor.run_events import EventLog
+from rankfall.verdict.decide import PastAttempt, RootFacts, decide
+
+
+def past_failures(
+    writer: Writer,
+    *,
+    before: int,
+    decisions: Mapping[int, DecisionRow],
+    verdicts: Mapping[int, Diagnosis],
+    falls: Iterable[SlotFailureRow],
+) -> tuple[PastAttempt, ...]:
+    """Attempts older than ``before`` that fell, oldest first, each after the slots that fell alone in it; and those of ``before`` itself.
+
+    Args:
+        writer: reads facts, and verdicts that are not in ``verdicts``.
+        before: the attempt that is being decided about, or in which a slot fell.
+        decisions: the newest decision about each attempt.
+        verdicts: what this process knows even where nothing could be written.
+        falls: of slots alone, oldest first, likewise.
+    """
+    found: list[PastAttempt] = []
+    furthest: dict[int | None, int] = {}
+
+    def past(
+        attempt: int, diagnosis: Diagnosis, decision: Decision, *, slot: int | None = None, progressed: bool
+    ) -> None:
+        verdict = diagnosis.verdict
+        found.append(
+            PastAttempt(
+                attempt=attempt,
+                slot=slot,
+                fingerprint=diagnosis.fingerprint,
+                slug=verdict.cause.slug,
+                family=verdict.cause.family,
+                action=decision.action,
+                rule=decision.rule,
+                budget=decision.budget,
+                node=verdict.node,
+                progressed=progressed,
+            )
+        )
+
+    def gained(slot: int | None, step: int) -> bool:
+        reached = furthest.get(slot, -1)
+        furthest[slot] = max(step, reached)
+        return step > reached
+
+    alone = tuple(falls)
+    for number in range(1, before + 1):
+        for fall in (row.fall for row in alone if row.attempt == number):
+            step = -1 if fall.step is None else fall.step
+            past(number, fall.diagnosis, fall, slot=fall.slot, progressed=gained(fall.slot, step))
+        if number == before:
+            break
+        steps = [facts.step for facts in writer.ranks(number) if facts.step is not None]
+        progressed = gained(None, max(steps, default=-1))
+        diagnosis = verdicts.get(number) or writer.diagnosis(number)
+        decided = decisions.get(number)
+        if diagnosis is not None and decided is not None:
+            past(number, diagnosis, decided.decision, progressed=progressed)
+    return tuple(found)
+
+
+_SOURCES: Final = frozenset({"pod", "event", "node"})
+
+
+def root_facts(tables: Queries, *, attempt: int, diagnosis: Diagnosis) -> RootFacts:
+    """What the failure rules may match on.
+
+    Args:
+        tables: of the run.
+        attempt: that the diagnosis is of.
+        diagnosis: its verdict names the root's rank and slot.
+    """
+    past = {one for row in tables.falls(attempt) if row.fall.again for one in row.fall.evidence}
+    evidence = [piece for piece in tables.evidence(attempt) if piece.id not in past]
+    return _facts(diagnosis, ranks=tables.ranks(attempt), slots=tables.slots(attempt), evidence=evidence)
+
+
+def root_facts_of_case(case: Case, diagnosis: Diagnosis) -> RootFacts:
+    """The same of a diagnosis that is not in the store yet.
+
+    Args:
+        case: that it was made from.
+        diagnosis: as above.
+    """
+    return _facts(diagnosis, ranks=case.ranks, slots=case.slots, evidence=case.evidence)
+
+
+def _facts(
+    diagnosis: Diagnosis, *, ranks: Iterable[RankFacts], slots: Iterable[SlotFacts], evidence: Iterable[Evidence]
+) -> RootFacts:
+    verdict = diagnosis.verdict
+    sheet = _sheet(verdict, ranks, slots)
+    reasons, conditions = _said(verdict, evidence)
+    return RootFacts(
+        code=diagnosis.exit_code,
+        signal=sheet.signal if sheet is not None else None,
+        role=verdict.role or (sheet.role if sheet is not None else None),
+        reasons=reasons,
+        conditions=conditions,
+    )
+
+
+def _sheet(verdict: Verdict, ranks: Iterable[RankFacts], slots: Iterable[SlotFacts]) -> RankFacts | SlotFacts | None:
+    """The fact sheet of the root's own process: its rank's of the newest round, else its slot's."""
+    if verdict.rank is not None:
+        own = [facts for facts in ranks if facts.rank == verdict.rank]
+        return max(own, key=lambda facts: facts.round or 0, default=None)
+    return next((facts for facts in slots if facts.slot == verdict.slot), None)
+
+
+def _said(verdict: Verdict, evidence: Iterable[Evidence]) -> tuple[frozenset[str], frozenset[str]]:
+    found: dict[str, set[str]] = {"reason": set(), "condition": set()}
+    for piece in evidence:
+        if piece.source not in _SOURCES or piece.trust != "platform" or not piece.detail:
+            continue
+        if piece.slot is not None and verdict.slot is not None and piece.slot != verdict.slot:
+            continue
+        for word in piece.detail.split():
+            name, _, value = word.partition("=")
+            if name in found and value:
+                found[name].add(value)
+    return frozenset(found["reason"]), frozenset(found["condition"])
+
+
+_NS: Final = 1_000_000_000
+_JITTER: Final = 0.25
+_RETRIES: Final = frozenset({"retry", "retry_elsewhere", "resize"})
+
+
+class Decisions:
+    """All decisions of one run.
+
+    Args:
+        spec: of the run.
+        attempts: that are decided about.
+        backend: tells whether another attempt can be kept off a node.
+        writer: reads what is stored.
+        run_store: stores what is new.
+        events: for viewers.
+        total_at: when the total deadline is over, nanoseconds since the epoch; None = never.
+
+    Attributes:
+        falls: of slots alone, over all attempts; whoever watches an attempt adds to it.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        attempts: Attempts,
+        backend: Backend,
+        writer: Writer,
+        run_store: BestEffortStore,
+        events: EventLog,
+        total_at: Callable[[], int | None],
+    ) -> None:
+        self._spec = spec
+        self._attempts = attempts
+        self._backend = backend
+        self._writer = writer
+        self._run_store = run_store
+        self._events = events
+        self._total_at = total_at
+        self._rows: dict[int, DecisionRow] = {row.attempt: row for row in writer.decisions()}
+        self.falls: list[SlotFailureRow] = writer.falls()
+
+    def about(self, number: int) -> Decision | None:
+        """The newest decision about an attempt."""
+        row = self._rows.get(number)
+        return row.decision if row is not None else None
+
+    def delay_s(self, number: int) -> float:
+        """The back-off that was decided on after an attempt; 0 where none was."""
+        decision = self.about(number)
+        return decision.delay_s if decision is not None else 0.0
+
+    def avoided(self) -> frozenset[str]:
+        """Nodes that a decision of this run keeps the next attempts off."""
+        found = set()
+        for number, row in self._rows.items():
+            diagnosis = self._attempts.diagnosis(number)
+            if row.decision.action == "retry_elsewhere" and diagnosis is not None and diagnosis.verdict.node:
+                found.add(diagnosis.verdict.node)
+        return frozenset(found)
+
+    def goes_on(self, number: int) -> bool:
+        """Whether another attempt follows this ended one; decides when nobody did."""
+        state = self._attempts.known(number).state
+        if state in {"suspended", RESIZED}:
+            return True
+        diagnosis = self._attempts.diagnosis(number)
+        if state == "succeeded" or diagnosis is None:
+            return False
+        made = self.about(number) or self._decide(number, diagnosis)
+        return made.action in _RETRIES
+
+    def end(self, *, because: str | None) -> None:
+        """The run is over. An attempt that was decided on and could not follow is decided against now, and the rest is marked as done.
+
+        Args:
+            because: why the run ended, as text for people; None = it says so itself.
+        """
+        made = self.about(self._attempts.newest)
+        if made is not None and made.action in _RETRIES:
+            text = f"no other attempt followed: {because}" if because else "no other attempt followed"
+            self._keep(self._attempts.newest, Decision(action="stop", rule="not_begun", because=text))
+        self.close()
+
+    def revise(self, number: int, diagnosis: Diagnosis) -> None:
+        """Decide again about an attempt whose verdict has changed. Of one that another attempt followed only the node to avoid is new."""
+        if number == self._attempts.newest:
+            self._decide(number, diagnosis)
+            return
+        made = self._made(number, diagnosis, root_facts(self._writer, attempt=number, diagnosis=diagnosis))
+        if made.action == "retry_elsewhere":
+            late = f"{made.because}; known only after attempt {number + 1} had begun"
+            self._keep(number, msgspec.structs.replace(made, because=late, delay_s=0.0))
+
+    def decide_for_slot(self, number: int, diagnosis: Diagnosis, case: Case, slot: int) -> Decision:
+        """What to do about a slot that fell alone in an attempt; whoever asks stores it.
+
+        Args:
+            number: of the attempt.
+            diagnosis: of the slot's fall.
+            case: that this was made from.
+            slot: that fell.
+        """
+        decision = self._made(number, diagnosis, root_facts_of_case(case, diagnosis), slot=slot)
+        return msgspec.structs.replace(decision, at=rfc3339(time.time_ns()))
+
+    def close(self) -> None:
+        """Mark as done what has been carried out: every decision about an attempt that another one or the run's end followed."""
+        for row in self._rows.values():
+            if row.done_at is None:
+                now = time.time_ns()
+                self._run_store.decision_done(row, at=now)
+                self._rows[row.attempt] = msgspec.structs.replace(row, done_at=now)
+        self._close_slot_decisions()
+
+    def _close_slot_decisions(self) -> None:
+        """Those about slots alone: that nothing follows, or that the start of another attempt has carried out for the whole gang."""
+        newest = self._attempts.newest
+        for place, row in enumerate(self.falls):
+            if row.done_at is None and (not row.fall.again or row.attempt < newest):
+                now = time.time_ns()
+                self._run_store.decision_done(row, at=now)
+                self.falls[place] = msgspec.structs.replace(row, done_at=now)
+
+    def _decide(self, number: int, diagnosis: Diagnosis) -> Decision:
+        made = self._stored_slot_decision(number, diagnosis)
+        if made is None:
+            facts = root_facts(self._writer, attempt=number, diagnosis=diagnosis)
+            made = self._made(number, diagnosis, facts)
+        return self._keep(number, made)
+
+    def _keep(self, number: int, made: Decision) -> Decision:
+        """Store and report a decision as intent."""
+        now = time.time_ns()
+        decision = msgspec.structs.replace(made, at=rfc3339(now))
+        found = self._run_store.add_decision(number, decision)
+        self._rows[number] = DecisionRow(id=found or 0, attempt=number, decision=decision)
+        self._say(number, decision, at=now)
+        return decision
+
+    def _made(self, number: int, diagnosis: Diagnosis, facts: RootFacts, *, slot: int | None = None) -> Decision:
+        """A decision about an attempt, or about a slot that fell alone in it."""
+        total_at = self._total_at()
+        left = (total_at - time.time_ns()) / _NS if total_at is not None else None
+        decision = decide(
+            diagnosis,
+            spec=self._spec,
+            history=past_failures(
+                self._writer,
+                before=number,
+                decisions=self._rows,
+                verdicts=self._attempts.verdicts,
+                falls=self.falls,
+            ),
+            facts=facts,
+            # Whoever starts one slot again alone takes the nodes as they are.
+            other_nodes=self._backend.avoids_nodes and slot is None,
+            time_left=left,
+            slot=slot,
+        )
+        if decision.delay_s:
+            jitter = 1 + _JITTER * random.random()  # noqa: S311 - spreads retries, guards nothing
+            decision = msgspec.structs.replace(decision, delay_s=decision.delay_s * jitter)
+        return decision
+
+    def _stored_slot_decision(self, number: int, diagnosis: Diagnosis) -> Decision | None:
+        """What was decided already about the slot whose fall ended this attempt; None where none did."""
+        for row in reversed(self.falls):
+            if row.attempt == number and not row.fall.again and _same(row.fall.diagnosis, diagnosis):
+                return row.fall.only_decision
+        return None
+
+    def _say(self, number: int, decision: Decision, *, at: int) -> None:
+        self._events.say(
+            "decision",
+            f"{decision.action}: {decision.because}",
+            at=at,
+            attempt=number,
+            action=decision.action,
+            rule=decision.rule,
+            budget=decision.budget,
+            left=decision.left,
+            delay_s=round(decision.delay_s, 3),
+        )
+
+
+def _same(one: Diagnosis, other: Diagnosis) -> bool:
+    """Whether two diagnoses are one, whatever version and decision stand in them."""
+    verdict = msgspec.structs.replace(other.verdict, version=one.verdict.version, decision=one.verdict.decision)
+    return one == msgspec.structs.replace(other, verdict=verdict)

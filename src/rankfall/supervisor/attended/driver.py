@@ -1,0 +1,407 @@
+"""Drives a run that Rankfall restarts: start, watch, explain, decide, carry out, end.
+
+Each step is written before it is done and can be repeated: a supervisor that is killed anywhere and started
+again neither repeats nor forgets. Once the final state is stored the run is over, and later failures change
+nothing of it. The environment is not stored: slots inherit that of the supervisor that starts them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from rankfall.backends.protocol import Backend, Cancellation
+from rankfall.model import FINAL_STATES, Diagnosis, InfrastructureError, Outcome, RunState
+from rankfall.rundir import RunDir, Writer
+from rankfall.supervisor.attempt.monitor import AttemptMonitor
+from rankfall.supervisor.attempt_facts import start_failure
+from rankfall.supervisor.attempt_table import Attempts
+from rankfall.supervisor.attended.decisions import Decisions
+from rankfall.supervisor.attended.late_evidence import LateEvidence
+from rankfall.supervisor.attended.next_attempt import Planner, RestartSchedule, with_hint
+from rankfall.supervisor.attended.takeover import AttemptMirror, Takeover
+from rankfall.supervisor.attended.ttl import needed, spawn
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.external_suspension import ExternalRelease
+from rankfall.supervisor.outcome import begin, last_words, outcome_of, pending_cleanup, released, write_files
+from rankfall.supervisor.platform_reports import NodeReporter, show_verdict
+from rankfall.supervisor.requests import Control, read_cancel
+from rankfall.supervisor.run_events import Event, EventLog, sparing
+
+FinalState = Literal["succeeded", "failed", "cancelled", "deleted"]
+
+
+class RunEnd:
+    """The end of one run.
+
+    Args:
+        run_dir: the run.
+        run_store: stores what is new.
+        events: for viewers.
+        control: knows whether this process cancelled the run.
+        attempts: of the run.
+        decisions: of the run; its end carries out the last one.
+        planner: removes what a cancelled run left.
+        say: tells people.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        run_store: BestEffortStore,
+        events: EventLog,
+        control: Control,
+        attempts: Attempts,
+        decisions: Decisions,
+        planner: Planner,
+        say: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._run_store = run_store
+        self._events = events
+        self._control = control
+        self._attempts = attempts
+        self._decisions = decisions
+        self._planner = planner
+        self._say = say
+
+    def after(self, number: int) -> Outcome:
+        """The run ends with this attempt, which no other one follows."""
+        state = self._attempts.known(number).state
+        if state == "succeeded":
+            return self.end("succeeded", None)
+        if state == "cancelled":
+            request = read_cancel(self._run_dir.path)
+            if request is None and self._control.cancelled is None:
+                found = self._attempts.diagnosis(number)
+                said = found.verdict.decisive if found is not None else None
+                return self.end("deleted", said.line if said is not None else "somebody deleted it in the cluster")
+            return self.end("cancelled", request.text if request else "cancelled")
+        decision = self._decisions.about(number)
+        return self.end("failed", decision.because if decision else "no verdict was reached")
+
+    def deleted_externally(self, number: int, text: str) -> Outcome:
+        """Somebody deleted the workload of the newest attempt, after its verdict and before another one: none follows, and the verdict stands."""
+        return self.end("failed" if self._attempts.known(number).state == "failed" else "deleted", text)
+
+    def between(self, *, cancelled: bool) -> Outcome:
+        """No attempt runs and a wish came: the run's end, or that this process lets go of it."""
+        if not cancelled:
+            return self.let_go("supervision let go of the run between two attempts")
+        request = read_cancel(self._run_dir.path)
+        reason = request.text if request else f"cancelled: {self._control.cancelled}".rstrip(": ")
+        return self.end("cancelled", reason)
+
+    def let_go(self, words: str) -> Outcome:
+        """The run goes on without this process; ``words``: where nobody else took it from here."""
+        self._events.say("released", self._control.lost or words, at=time.time_ns())
+        return released(self._run_dir, attempts=self._attempts.newest)
+
+    def end(self, final: FinalState, reason: str | None) -> Outcome:
+        """The run is over, for this reason in words."""
+        now = time.time_ns()
+        begin(self._run_dir)
+        self._run_store.set_run(final, reason=reason, at=now)
+        self._decisions.end(because=reason)
+        newest = self._attempts.newest
+        outcome = last_words(
+            self._run_dir,
+            run_store=self._run_store,
+            events=self._events,
+            state=final,
+            at=now,
+            diagnosis=self._attempts.diagnosis(newest) if newest else None,
+        )
+        self._leave(final)
+        return outcome
+
+    def again(self, final: RunState) -> None:
+        """Do what the process that stored this final state was killed over."""
+        self._decisions.end(because=self._run_store.writer.run().reason)
+        left = pending_cleanup(self._run_dir)
+        if left == "files":
+            write_files(self._run_dir, self._run_store)
+        if left is not None:
+            self._leave(final)
+        self._run_store.flush()
+
+    def _leave(self, final: RunState) -> None:
+        """Remove what the run has in its platform, where nothing else does."""
+        newest = self._attempts.newest
+        if final in {"cancelled", "deleted"} and newest:
+            self._planner.remove(self._attempts.known(newest))
+        elif newest and needed(self._run_dir):
+            self._expire()
+
+    def _expire(self) -> None:
+        """Leave somebody behind who removes what the platform does not."""
+        try:
+            spawn(self._run_dir)
+        except InfrastructureError as error:
+            self._run_store.note(error.message)
+            self._say(f"{error.message}; {error.hint}")
+            self._run_store.flush()
+
+
+class Supervised:
+    """One run that Rankfall starts, restarts and ends.
+
+    Args:
+        run_dir: the run.
+        writer: from its lease.
+        on_event: called with each piece of news.
+        control: to cancel, release or hand over from outside.
+        backend: of its slots.
+        on_lease: called once when this process holds the run.
+        standby: wait for as long as another machine supervises the run.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        writer: Writer,
+        on_event: Callable[[Event], None] | None,
+        control: Control,
+        backend: Backend,
+        on_lease: Callable[[], None] | None,
+        standby: bool,
+    ) -> None:
+        self._on_lease = on_lease
+        self._run_dir = run_dir
+        self._spec = run_dir.spec
+        self._writer = writer
+        self._events = EventLog(run_dir.path, on_event)
+        self._run_store = BestEffortStore(writer, on_gap=self._gap)
+        self._control = control
+        self._backend = backend
+        self._say_wait = sparing(lambda text: self._events.say("waiting", text, at=time.time_ns()))
+        self._planned: set[int] = set()
+        self._attempts = Attempts(self._spec, writer=writer, run_store=self._run_store, events=self._events)
+        self._turns = RestartSchedule(
+            run_dir,
+            attempts=self._attempts,
+            run_store=self._run_store,
+            events=self._events,
+            control=control,
+            wished=lambda: self._wish() is not None,
+            outside=ExternalRelease(run_dir, backend=backend),
+        )
+        self._decisions = Decisions(
+            self._spec,
+            attempts=self._attempts,
+            backend=backend,
+            writer=writer,
+            run_store=self._run_store,
+            events=self._events,
+            total_at=self._turns.total_at,
+        )
+        self._node_reporter = NodeReporter(
+            backend, run_store=self._run_store, events=self._events, control=control, over=self._no_more
+        )
+        self._company = Cancellation(say=self._announce_wait_reason, over=lambda: self._wish() is not None)
+        self._planner = Planner(
+            run_dir,
+            backend=backend,
+            run_store=self._run_store,
+            say=self._gap,
+            control=control,
+            over=self._no_more,
+            cancellation=Cancellation(say=self._announce_wait_reason, over=self._no_more),
+        )
+        self._closing = RunEnd(
+            run_dir,
+            run_store=self._run_store,
+            events=self._events,
+            control=control,
+            attempts=self._attempts,
+            decisions=self._decisions,
+            planner=self._planner,
+            say=self._gap,
+        )
+        self._late = LateEvidence(run_dir, attempts=self._attempts, decisions=self._decisions, backend=backend)
+        self._takeover = Takeover(
+            run_dir,
+            backend=backend,
+            control=control,
+            say=self._announce_wait_reason,
+            standby=standby,
+            follow=self._follow,
+        )
+
+    def to_end(self) -> Outcome:
+        """Bring it to its end, or let go of it where that is wished; the outcome."""
+        over = False
+        try:
+            outcome = self._to_end()
+            over = outcome.state in FINAL_STATES
+        finally:
+            self._backend.let_go(over=over)
+            self._backend.release()
+        return outcome
+
+    def _to_end(self) -> Outcome:
+        end = self._closing.end
+        state = self._writer.run().state
+        if state in FINAL_STATES:
+            self._ready()
+            self._closing.again(state)
+            return outcome_of(self._run_dir, self._writer)
+        try:
+            if not self._hold():
+                return self._closing.between(cancelled=self._wish() == "cancel")
+        except InfrastructureError as error:
+            if self._attempts.newest:
+                raise
+            return end("failed", f"the run could not be begun: {with_hint(error)}")
+        if self._attempts.newest:
+            text = f"supervision resumed at attempt {self._attempts.newest}"
+            self._events.say("resumed", text, at=time.time_ns())
+        while True:
+            number = self._attempts.newest
+            row = self._attempts.row(number)
+            if row is not None and row.ended is not None:
+                if self._decisions.about(number) is None:
+                    # Whether a failure repeats an earlier one depends on what is known of that by now.
+                    self._find_late_evidence()
+                # Here, and so once more after a kill: what was shown is not shown twice.
+                plan, found = self._attempts.plan(number), self._attempts.diagnosis(number)
+                show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
+                self._node_reporter.tell(plan, found)
+            if row is None or (row.ended is not None and self._decisions.goes_on(number)):
+                if row is not None:
+                    # Before the back-off, which goes on meanwhile: the taint has to be there before the next pods are.
+                    self._node_reporter.heard(self._attempts.plan(number), self._attempts.diagnosis(number))
+                number += 1
+                turn = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))
+                if turn == "late":
+                    return end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s is over")
+                if turn == "gone":
+                    return end("deleted", "somebody deleted it in the cluster while it was suspended")
+                if turn == "wished":
+                    return self._closing.between(cancelled=self._wish() == "cancel")
+                self._find_late_evidence()
+                if row is not None and not self._decisions.goes_on(number - 1):
+                    return self._closing.after(number - 1)
+                if not self._begin(number):
+                    if self._wish() is not None:
+                        return self._closing.between(cancelled=self._wish() == "cancel")
+                    if self._planner.deleted_externally is not None:
+                        return self._closing.deleted_externally(number - 1, self._planner.deleted_externally)
+                    return end("failed", f"attempt {number} could not be planned: {self._planner.refusal}")
+            elif row.ended is not None:
+                return self._closing.after(number)
+            diagnosis = self._watch(number)
+            if diagnosis is None:
+                return self._closing.let_go("supervision let go of the run; its slots go on")
+            self._attempts.conclude(number, diagnosis)
+
+    def _hold(self) -> bool:
+        """Become the run's only supervisor; false when something else was wished meanwhile."""
+        held = self._takeover.take(
+            attempts=self._attempts.newest, waits=self._ready, cancelled=lambda: self._wish() == "cancel"
+        )
+        self._ready()
+        return held
+
+    def _follow(self) -> AttemptMirror | None:
+        """Follow the newest attempt, where it goes on."""
+        plan = self._attempts.open_plan
+        return (
+            None
+            if plan is None
+            else AttemptMirror(
+                self._run_dir, plan=plan, backend=self._backend, run_store=self._run_store, events=self._events
+            )
+        )
+
+    def _ready(self) -> None:
+        """Tell once that this process takes care of the run."""
+        tell, self._on_lease = self._on_lease, None
+        if tell is not None:
+            tell()
+
+    # -- attempts
+
+    def _begin(self, number: int) -> bool:
+        """Plan an attempt and write it down; nothing runs yet."""
+        plan = self._planner.plan(number, before=self._attempts.row(number - 1), exclude=self._nodes_to_avoid)
+        if plan is None:
+            return False
+        self._planned.add(number)
+        at = self._attempts.begin(plan)
+        self._decisions.close()
+        self._attempts.tell(plan, at=at)
+        return True
+
+    def _nodes_to_avoid(self) -> frozenset[str]:
+        """By all that is known when the pods of the attempt before are gone: waiting for them may have taken long."""
+        self._find_late_evidence()
+        return self._decisions.avoided()
+
+    def _find_late_evidence(self) -> None:
+        """Take in evidence that came after verdicts were made, and report it to the nodes that it is about."""
+        for number, found in self._late.look():
+            plan = self._attempts.plan(number)
+            show_verdict(self._backend, plan, found, spec=self._spec, say=self._gap)
+            self._node_reporter.tell(plan, found)
+
+    def _no_more(self) -> bool:
+        """Whether waiting for another attempt is of no use any more."""
+        total_at = self._turns.total_at()
+        return self._wish() is not None or (total_at is not None and time.time_ns() >= total_at)
+
+    def _watch(self, number: int) -> Diagnosis | None:
+        plan = self._attempts.plan(number)
+        watch = AttemptMonitor(
+            self._run_dir,
+            plan=plan,
+            backend=self._backend,
+            run_store=self._run_store,
+            events=self._events,
+            control=self._control,
+            started=self._attempts.known(number).started or time.time_ns(),
+            total_at=self._turns.total_at(),
+            falls=self._decisions.falls,
+            decide=partial(self._decisions.decide_for_slot, number),
+            tell=lambda plan, found, slot, instance: self._node_reporter.report_slot_failure(
+                plan, found, slot=slot, instance=instance
+            ),
+        )
+        settled = self._writer.diagnosis(number)
+        asked = read_cancel(self._run_dir.path) is not None or self._turns.hold().suspended
+        if number not in self._planned:
+            self._backend.adopt(plan)
+        if settled is None and not asked:
+            try:
+                self._backend.submit(plan, cancellation=self._company)
+            except InfrastructureError as error:
+                if self._control.wish is not None:
+                    return None
+                if self._wish() is None:
+                    watch.refused(start_failure(with_hint(error), attempt=number))
+                else:
+                    watch.give_up_unstarted()
+        else:
+            watch.give_up_unstarted()
+        found = watch.run(settled=settled)
+        self._attempts.replan(number, watch.plan)
+        return found
+
+    def _wish(self) -> str | None:
+        if self._control.wish is not None:
+            return self._control.wish
+        return "cancel" if self._control.cancelled is not None or read_cancel(self._run_dir.path) else None
+
+    def _gap(self, text: str) -> None:
+        self._events.say("gap", text, at=time.time_ns())
+
+    def _announce_wait_reason(self, text: str) -> None:
+        """What a launch, a removal or the hold of the run waits for: news, and the reason of the state that the run is in."""
+        self._say_wait(text)
+        state = self._writer.run().state
+        if state not in FINAL_STATES:
+            self._run_store.set_run(state, reason=text, at=time.time_ns())

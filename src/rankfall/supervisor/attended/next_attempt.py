@@ -1,0 +1,251 @@
+"""Prepares the next attempt: waits for its turn, removes the objects of the last one, makes the plan.
+
+The wait ends after the back-off, not while the run is suspended, never after the total deadline. Roles that
+have finished are left out. A run that has begun outlasts a cluster that cannot be reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend, Cancellation
+from rankfall.model import InfrastructureError, JobSpec, RankfallError, SlotFacts
+from rankfall.model.jobspec.sizes import first_sizes, sized
+from rankfall.rundir import AttemptRow, RunDir
+from rankfall.rundir.requests import planned_sizes, requested_sizes
+from rankfall.supervisor.attempt_table import Attempts
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.deadlines import total_end
+from rankfall.supervisor.external_suspension import ExternalRelease
+from rankfall.supervisor.requests import Control, Suspension, changes, read_suspension
+from rankfall.supervisor.run_events import EventLog, sparing
+
+
+def finished_roles(spec: JobSpec, slots: Iterable[SlotFacts], *, left_out: Collection[str]) -> tuple[str, ...]:
+    """Roles that the next attempt leaves out.
+
+    Args:
+        spec: the job.
+        slots: of the attempt that ended.
+        left_out: roles that it had left out itself.
+    """
+    if spec.success.policy == "fraction" and spec.success.role is None:
+        # There each slot of the job counts, also those that are done.
+        return ()
+    well: dict[int, bool] = {facts.slot: _ended_well(facts) for facts in slots}
+    found = []
+    for part in spec.parts:
+        alone = spec.several_roles and all(map(spec.restarts_alone, part.slots))
+        if alone and (part.name in left_out or all(well.get(slot, False) for slot in part.slots)):
+            found.append(part.name)
+    return tuple(found)
+
+
+def _ended_well(facts: SlotFacts) -> bool:
+    """Of its own accord: who was told to end may have left its work half done and said 0 all the same."""
+    untouched = facts.signal is None and facts.killed_by is None and not facts.signalled
+    return facts.state == "ended" and facts.exit_code == 0 and untouched
+
+
+# Between two tries while the cluster does not answer, seconds.
+_AGAIN_S: Final = 5.0
+
+
+class Planner:
+    """The plans of one run.
+
+    Args:
+        run_dir: the run.
+        backend: makes them.
+        run_store: takes the state that is waited in.
+        say: tells people.
+        control: wakes a wait.
+        over: whether there is no use in waiting any more: something is wished, or the total deadline is over.
+        cancellation: of the removal of what an attempt left.
+
+    Attributes:
+        refusal: why there could be no plan, as text for people.
+        deleted_externally: there is none because somebody deleted the workload of the attempt before: what happened.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        backend: Backend,
+        run_store: BestEffortStore,
+        say: Callable[[str], None],
+        control: Control,
+        over: Callable[[], bool],
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        self.refusal = ""
+        self.deleted_externally: str | None = None
+        self._run_dir = run_dir
+        self._backend = backend
+        self._run_store = run_store
+        self._say = say
+        self._control = control
+        self._over = over
+        self._company = cancellation
+
+    def plan(self, number: int, *, before: AttemptRow | None, exclude: Callable[[], Collection[str]]) -> Plan | None:
+        """The plan of an attempt, when nothing is left of the one before; None where there can be none.
+
+        Args:
+            number: counted from 1.
+            before: the attempt before, which has ended.
+            exclude: gives the nodes to keep off; called when nothing is left of the attempt before, which may take long.
+        """
+        said = ""
+        while True:
+            try:
+                if before is not None:
+                    ended = Plan.of_row(before.plan, self._run_dir.spec)
+                    self.deleted_externally = self._backend.deleted_externally(ended, surely=True)
+                    if self.deleted_externally is not None:
+                        # Whoever deletes a job does not want it back.
+                        return None
+                    self._backend.clear(ended, cancellation=self._company)
+                return self._sized_plan(number, before=before, exclude=exclude())
+            except RankfallError as error:
+                self.refusal = with_hint(error)
+                if not error.passing or number == 1 or self._over():
+                    return None
+                if error.message != said:
+                    said = error.message
+                    self._say(f"attempt {number} waits: {said}")
+                    self._run_store.set_run("restarting", reason=said, at=time.time_ns())
+                self._control.wait(_AGAIN_S)
+
+    def _sized_plan(self, number: int, *, before: AttemptRow | None, exclude: Collection[str]) -> Plan:
+        """With as many nodes as are wished by now."""
+        # With the values of secrets: the manifests of a plan are what is sent.
+        spec = self._run_dir.whole_spec()
+        sizes = requested_sizes(self._run_dir.path, spec)
+        now = planned_sizes(before.plan, spec) if before is not None else first_sizes(spec)
+        plan = self._backend.plan(
+            sized(spec, sizes), self._run_dir, number, nnodes=within_bounds(spec, sizes), exclude=exclude
+        )
+        if before is not None and spec.several_roles:
+            done = finished_roles(
+                spec, self._run_store.writer.slots(before.attempt), left_out=before.plan.get("left_out", ())
+            )
+            plan = plan.without(done) if done else plan
+        return msgspec.structs.replace(
+            plan, sizes=sizes, changes=changes(self._run_dir, before=now, after=sizes, done_at=time.time_ns())
+        )
+
+    def remove(self, row: AttemptRow) -> None:
+        """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
+        try:
+            # Who cancels waits for the end of it; only who leaves does not.
+            cancellation = Cancellation(say=sparing(self._say), over=lambda: self._control.wish is not None)
+            self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec), cancellation=cancellation)
+        except InfrastructureError as error:
+            self._run_store.note(error.message)
+            self._say(with_hint(error))
+            self._run_store.flush()
+
+
+def with_hint(error: RankfallError) -> str:
+    """What happened, and the next step where one is known."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def within_bounds(spec: JobSpec, sizes: Mapping[str, int]) -> int | None:
+    """How many slots of ``MIN:MAX`` nodes are begun with; None where the number is fixed and stands in the spec itself."""
+    return sizes[spec.role] if spec.elastic else None
+
+
+_NS: Final = 1_000_000_000
+# Between two looks: for the end of a suspension, and for a wish during a back-off.
+_SUSPENDED_POLL_S: Final = 0.2
+_STEP_S: Final = 0.1
+
+
+class RestartSchedule:
+    """The waits of one run.
+
+    Args:
+        run_dir: the run.
+        attempts: of the run.
+        run_store: takes the state that is waited in.
+        events: for viewers.
+        control: wakes a wait.
+        wished: whether the run is to end or to be let go of.
+        outside: sees the end of a suspension that somebody in the cluster began.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        attempts: Attempts,
+        run_store: BestEffortStore,
+        events: EventLog,
+        control: Control,
+        wished: Callable[[], object],
+        outside: ExternalRelease,
+    ) -> None:
+        self._run_dir = run_dir
+        self._attempts = attempts
+        self._spec = run_dir.spec
+        self._run_store = run_store
+        self._events = events
+        self._control = control
+        self._requested = wished
+        self._outside = outside
+
+    def hold(self) -> Suspension:
+        """Whether the run is suspended now, and was when."""
+        return read_suspension(self._run_dir.path, initially=self._spec.suspend)
+
+    def total_at(self) -> int | None:
+        """When the total deadline is over, as far as the suspensions until now tell, nanoseconds since the epoch.
+
+        None without one, or before the first attempt.
+        """
+        first = self._attempts.first_at
+        if first is None or self._spec.deadlines.total_s is None:
+            return None
+        return total_end(self._spec.deadlines, first=first, paused=self.hold().paused(first, time.time_ns()))
+
+    def wait(self, after: int, *, delay_s: float) -> Literal["now", "wished", "late", "gone"]:
+        """Wait until the next attempt may begin, something is wished, the total is over, or somebody removed what is suspended.
+
+        Args:
+            after: the attempt before; 0 before the first.
+            delay_s: the back-off since its end.
+        """
+        ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
+        due = ended + round(delay_s * _NS)
+        before = self._attempts.plan(after) if after else None
+        shown = ""
+        while not self._requested():
+            for signal in self._control.take_signals():
+                self._events.say("signal", f"signal {signal}", at=time.time_ns(), signal=signal)
+            hold, total_at, now = self.hold(), self.total_at(), time.time_ns()
+            if hold.suspended:
+                if shown != "suspended":
+                    self._run_store.set_run("suspended", reason=hold.text, at=now)
+                    self._events.say("suspended", f"{hold.text}; rankfall resume {self._run_dir.id} goes on", at=now)
+                shown = "suspended"
+                if hold.outside and before is not None and self._outside.ended(before) == "gone":
+                    return "gone"
+                self._control.wait(_SUSPENDED_POLL_S)
+            elif total_at is not None and now >= total_at:
+                return "late"
+            elif now >= due:
+                return "now"
+            else:
+                if shown != "restarting":
+                    self._run_store.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=now)
+                shown = "restarting"
+                self._control.wait(min(_STEP_S, (due - now) / _NS))
+        return "wished"

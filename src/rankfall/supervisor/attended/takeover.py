@@ -1,0 +1,182 @@
+"""Becomes the only supervisor of a run across machines; mirrors the attempt while another machine has it.
+
+A run that has begun waits for a cluster that cannot be reached; one that has not begun fails after 30 s.
+The mirror judges nothing and stops nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend, HeldBy
+from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.model import HeldElsewhere, InfrastructureError
+from rankfall.model.jobspec.sizes import first_sizes, sized
+from rankfall.rundir import RunDir
+from rankfall.supervisor.attempt_facts import AttemptWriter, News, SlotStates
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import EventLog
+
+
+class AttemptMirror:
+    """One attempt, followed from now on.
+
+    Args:
+        run_dir: the copy.
+        plan: of the attempt.
+        backend: that planned it.
+        run_store: of the copy's lease.
+        events: for viewers.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, *, plan: Plan, backend: Backend, run_store: BestEffortStore, events: EventLog
+    ) -> None:
+        spec = sized(run_dir.spec, first_sizes(run_dir.spec) | plan.sizes)
+        self._attempt = plan.attempt
+        self._events = events
+        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt, launcher=None)
+        sheets = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
+        self._sheets = sheets
+        self._keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, sheets=sheets)
+        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
+        # Why something ends here is for its supervisor to say.
+        self._news.calm = True
+        self._feed = Feed(
+            run_dir,
+            attempt=plan.attempt,
+            source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
+        )
+        self._feed.start()
+
+    def look(self) -> None:
+        """Take in what came."""
+        now = time.time_ns()
+        for text in self._feed.troubles():
+            self._events.say("gap", text, at=now, attempt=self._attempt)
+        delta = self._observer.poll(now)
+        self._keeper.saw(delta)
+        self._news.tell(delta, self._sheets.slots(), self._observer.ranks(), now=now)
+        self._keeper.store()
+
+    def stop(self) -> None:
+        """End it; everything that came is stored."""
+        self._feed.stop()
+        self.look()
+        self._keeper.store(force=True)
+
+
+# Between two looks at another one's hold, and between two tries while the cluster does not answer, seconds.
+_LOOK_S: Final = 2.0
+_STEP_S: Final = 0.2
+_AGAIN_S: Final = 5.0
+# How long the cluster may fail before a run that has not begun ends, and the pause between two tries meanwhile, seconds: an answer that was lost
+# or a server that restarts must not cost a run.
+_PATIENCE_S: Final = 30.0
+_SOON_S: Final = 1.0
+
+
+class Takeover:
+    """The hold of one run.
+
+    Args:
+        run_dir: the run.
+        backend: of its slots.
+        control: wakes a wait; loses the run when somebody else has it.
+        say: tells people whom or what is waited for.
+        standby: wait for as long as somebody else supervises the run; else only until it is clear that they live.
+        follow: begins to follow the attempt that goes on elsewhere; gives None where none does.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        backend: Backend,
+        control: Control,
+        say: Callable[[str], None],
+        standby: bool,
+        follow: Callable[[], AttemptMirror | None] = lambda: None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._backend = backend
+        self._control = control
+        self._say = say
+        self._standby = standby
+        self._follow = follow
+        self._following: AttemptMirror | None = None
+        self._said = ""
+
+    def take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
+        """Hold the run; false when this process is to let go of it.
+
+        Args:
+            attempts: the newest attempt that the directory knows.
+            waits: called when it has to be waited for the cluster itself; a cancel waits too, because only the cluster can carry it out.
+            cancelled: whether the run's end is wished.
+
+        Raises:
+            HeldElsewhere: another machine's supervisor lives, or a cancel cannot reach it from here.
+            EvidenceLost: the directory is an old copy.
+            InfrastructureError: the cluster says no, or fails a run that has not begun for too long.
+        """
+        try:
+            return self._take(attempts=attempts, waits=waits, cancelled=cancelled)
+        finally:
+            if self._following is not None:
+                self._following.stop()
+
+    def _take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
+        until = time.monotonic() + _PATIENCE_S
+        while self._control.wish is None:
+            try:
+                other = self._backend.hold(self._run_dir, attempts=attempts, lost=self._control.lose)
+            except InfrastructureError as error:
+                if not error.passing or not (attempts or time.monotonic() < until):
+                    raise
+                self._tell(f"supervision waits for the cluster: {error.message}")
+                waits()
+                self._control.wait(_AGAIN_S if attempts else _SOON_S)
+            else:
+                if other is None:
+                    return True
+                self._check_holder(other)
+                # One that is dead cannot cancel anything: it is waited for until that is clear.
+                if other.alive and cancelled():
+                    raise self._elsewhere(other, "and is cancelled there")
+                self._watch(time.monotonic() + _LOOK_S)
+        return False
+
+    def _watch(self, until: float) -> None:
+        """Wait, and see meanwhile what goes on elsewhere."""
+        if self._standby and self._following is None:
+            self._following = self._follow()
+        while self._following is not None and (left := until - time.monotonic()) > 0 and self._control.wish is None:
+            self._following.look()
+            self._control.wait(min(_STEP_S, left))
+        self._control.wait(until - time.monotonic())
+
+    def _check_holder(self, other: HeldBy) -> None:
+        if not other.who:
+            return
+        if other.alive and not self._standby:
+            raise self._elsewhere(other, "not from here")
+        then = "it is taken over when they are gone" if self._standby else "looking whether they still live"
+        self._tell(f"{other.who} supervises this run (for {other.since}); {then}")
+
+    def _elsewhere(self, other: HeldBy, words: str) -> HeldElsewhere:
+        run = self._run_dir.id
+        return HeldElsewhere(
+            f"run {run} is supervised by {other.who} (for {other.since}), {words}",
+            hint=f"do it there; or rankfall attach {run}, which takes over when that supervisor is gone",
+        )
+
+    def _tell(self, text: str) -> None:
+        if text.partition(" (for ")[0] != self._said:
+            self._said = text.partition(" (for ")[0]
+            self._say(text)

@@ -1,0 +1,281 @@
+"""Copies lines that a run directory lacks from Loki or from the job's log store, once or following.
+
+Runs under the run's lease, so there is one writer. It decides nothing. The HTTP and Kubernetes clients are
+loaded when used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankfall.backends.plan import Plan
+from rankfall.collect.background import CancellableWork
+from rankfall.collect.stores.log_store import Source, StoreCopies, how_to_see, source_of
+from rankfall.loki.settings import LokiSettings
+from rankfall.model import FINAL_STATES, JobSpec, Refused, StoreError
+from rankfall.rundir import RunDir
+
+if TYPE_CHECKING:
+    from rankfall.collect.loki.attempt_lines import LokiCollector
+    from rankfall.loki.reader import PageSource
+    from rankfall.rundir.database import AttemptRow
+
+
+def backfill_from_store(run_dir: RunDir, *, attempts: frozenset[int] | None, say: Callable[[str], None]) -> int:
+    """Copy what the store has; the number of bytes that are new.
+
+    Args:
+        run_dir: the run.
+        attempts: only of these; None = all.
+        say: takes lines for people.
+
+    Raises:
+        Refused: the run has no log store, or this machine does not see it.
+        LockHeld: somebody records the run, and takes its lines from there.
+        StoreError: it cannot be read, or the run directory cannot be written.
+    """
+    where = run_dir.spec.kubernetes.log_store
+    if where is None:
+        raise Refused(
+            f"--log-source: run {run_dir.id} has no log store, and its record has what the API gave",
+            hint="leave it out",
+        )
+    source = source_of(run_dir.spec)
+    if source is None or not source.visible:
+        raise Refused(
+            f"--log-source: this machine does not see the log store {where}",
+            hint=how_to_see(run_dir.spec),
+        )
+    with run_dir.lease() as writer:
+        copied = 0
+        for row in writer.attempts():
+            if attempts is None or row.attempt in attempts:
+                copied += _attempt(run_dir.logs_dir / f"attempt-{row.attempt}", source, say)
+        return copied
+
+
+def _attempt(logs: Path, source: Source, say: Callable[[str], None]) -> int:
+    copies = StoreCopies(logs, source)
+    copies.load()
+    copied = 0
+    for copy in copies.open:
+        try:
+            while new := copies.poll_one(copy):
+                copied += new
+        except OSError as error:
+            raise StoreError(
+                f"what the log store has in {copy.name} cannot be copied: {error.strerror or error}",
+                hint="make room, or the store readable; the same command goes on where it stopped",
+            ) from None
+        if not copy.complete:
+            say(f"{copy.name} in the log store has no end yet that its writer wrote: lines may be missing")
+    return copied
+
+
+def backfill_from_loki(
+    run_dir: RunDir, settings: LokiSettings, *, attempts: frozenset[int] | None, say: Callable[[str], None]
+) -> int:
+    """Store what Loki has and the record has not; the number of lines that are new.
+
+    Args:
+        run_dir: the run.
+        settings: where Loki is.
+        attempts: only of these; None = all.
+        say: takes lines for people.
+
+    Raises:
+        Refused: the run was on this machine.
+        LockHeld: somebody records the run, and has its lines from the API.
+        LokiError: Loki cannot be asked; what came before is stored.
+        StoreError: the run directory cannot be written.
+    """
+    if run_dir.spec.backend == "local":
+        raise Refused(
+            f"--log-source: run {run_dir.id} ran on this machine, and its record has all of its lines",
+            hint="leave it out",
+        )
+    from rankfall.collect.loki.attempt_lines import keys_of  # noqa: PLC0415 - loads the HTTP client
+    from rankfall.loki.client import Loki  # noqa: PLC0415 - as above
+
+    with run_dir.lease() as writer:
+        over = writer.run().state in FINAL_STATES
+        rows = [row for row in writer.attempts() if attempts is None or row.attempt in attempts]
+
+        async def story() -> int:
+            count = 0
+            async with Loki(settings, keys=keys_of(settings)) as loki:
+                for row in rows:
+                    take = take_of(run_dir, row, loki=loki, settings=settings, over=over, say=say)
+                    count += await take.take() if take is not None else 0
+            return count
+
+        try:
+            return asyncio.run(story())
+        except OSError as error:
+            raise cannot_store(run_dir, error) from None
+
+
+def take_of(
+    run_dir: RunDir,
+    row: AttemptRow,
+    *,
+    loki: PageSource,
+    settings: LokiSettings,
+    over: bool,
+    say: Callable[[str], None],
+    live: bool = False,
+) -> LokiCollector | None:
+    """What takes an attempt's lines; None of one that ran in no cluster. Arguments as of :class:`LokiTake`."""
+    from rankfall.collect.loki.attempt_lines import LokiCollector  # noqa: PLC0415 - loads the HTTP client
+
+    plan = Plan.of_row(row.plan, run_dir.spec)
+    if plan.cluster is None:
+        return None
+    now = time.time_ns()
+    return LokiCollector(
+        run_dir,
+        attempt=row.attempt,
+        source=plan.cluster,
+        loki=loki,
+        settings=settings,
+        over=over or row.ended is not None,
+        live=live,
+        since=row.started or run_dir.created or now,
+        until=row.ended or now,
+        say=say,
+    )
+
+
+def cannot_store(run_dir: RunDir, error: OSError) -> StoreError:
+    """The error for a run directory that takes no more."""
+    return StoreError(
+        f"what Loki has of run {run_dir.id} cannot be stored: {error.strerror or error}",
+        hint="make room, or the directory writable; the same command goes on where it stopped",
+    )
+
+
+class LokiFollow:
+    """A follow in a thread of this process.
+
+    Args:
+        run_dir: of a run that is not over.
+        settings: where Loki is.
+        attempts: only of these; None = all.
+        say: takes lines for people, in its thread.
+
+    Raises:
+        Refused: the run was on this machine, Rankfall did not start it, or Kubernetes alone starts its gang again.
+        LockHeld: somebody records the run, and has its lines from the API.
+        StoreError: the run directory cannot be written.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, settings: LokiSettings, *, attempts: frozenset[int] | None, say: Callable[[str], None]
+    ) -> None:
+        _refuse(run_dir)
+        self._run_dir = run_dir
+        self._settings = settings
+        self._attempts = attempts
+        self._say = say
+        self._cancellable = CancellableWork()
+        self._started = threading.Event()
+        self._held = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="rankfall-loki", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if not self._held:
+            self.stop()
+
+    def over(self) -> bool:
+        """Whether nothing more comes by it."""
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End; what is in flight comes again with the next follow. May be called again.
+
+        Raises:
+            RankfallError: what ended it before.
+        """
+        self._cancellable.end()
+        self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    # -- the thread
+
+    def _main(self) -> None:
+        try:
+            # The store's connection belongs to the thread that made it.
+            with self._run_dir.lease() as writer:
+                rows = [row for row in writer.attempts() if self._attempts is None or row.attempt in self._attempts]
+                self._held = True
+                self._started.set()
+                asyncio.run(self._cancellable.run(self._follow(rows)))
+        except OSError as error:
+            self._error = cannot_store(self._run_dir, error)
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever stops it
+            self._error = error
+        finally:
+            self._started.set()
+
+    async def _follow(self, rows: list[AttemptRow]) -> None:
+        from rankfall.collect.loki.attempt_lines import (
+            LokiLive,
+            keys_of,
+        )
+        from rankfall.loki.client import Loki  # noqa: PLC0415 - as above
+
+        async with Loki(self._settings, keys=keys_of(self._settings)) as loki:
+            takes: list[LokiCollector] = []
+            slots: list[int] = []
+            for row in rows:
+                take = take_of(
+                    self._run_dir, row, loki=loki, settings=self._settings, over=True, live=True, say=self._say
+                )
+                if take is not None:
+                    takes.append(take)
+                    slots = slots_of(row, self._run_dir.spec)
+            if not takes:
+                return
+
+            def ended() -> bool:
+                # A slot that is started again alone says its last word many times.
+                again = any(self._run_dir.spec.restarts_alone(slot) for slot in slots)
+                return bool(slots) and not again and takes[-1].ended(slots)
+
+            await LokiLive(takes, ended=ended, say=self._say).run()
+
+
+def slots_of(row: AttemptRow, spec: JobSpec) -> list[int]:
+    """The slots that an attempt began with or took in."""
+    return [one.slot for one in Plan.of_row(row.plan, spec).slots]
+
+
+def _refuse(run_dir: RunDir) -> None:
+    if run_dir.spec.backend == "local":
+        raise Refused(
+            f"--log-source: run {run_dir.id} ran on this machine, and its record has all of its lines",
+            hint="leave it out",
+        )
+    if run_dir.foreign is not None:
+        shown = run_dir.foreign.target.shown
+        raise Refused(
+            f"--log-source: {shown} was not started by Rankfall, and only a look at the cluster tells which pods are its: its lines are not "
+            "followed out of Loki",
+            hint=f"rankfall logs -f {shown} follows them by the API; rankfall logs {shown} --log-source loki takes in once what Loki has of pods "
+            "that were seen and are gone",
+        )
+    if run_dir.spec.unattended:
+        raise Refused(
+            f"--log-source: Kubernetes alone starts the pods of run {run_dir.id} again, and only a look at the cluster tells which start a pod is of: "
+            "its lines are not followed out of Loki",
+            hint=f"rankfall attach {run_dir.id} follows them by the API; rankfall logs {run_dir.id} --log-source loki takes in once what Loki has of pods "
+            "that are gone",
+        )

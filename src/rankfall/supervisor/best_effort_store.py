@@ -1,0 +1,136 @@
+"""Writes a run's tables and goes on when the disk is full; what found no room is tried again.
+
+What this process knows stays in memory, so its decisions do not depend on what was written; what is lost is
+noted as missing in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from rankfall.model import Decision, Diagnosis, Evidence, RankFacts, RunState, SlotFacts, StoreError
+from rankfall.rundir import DecisionRow, SlotFailureRow, StreamRow, Writer
+
+T = TypeVar("T")
+
+
+class BestEffortStore:
+    """The writer of a run, tolerant of a full disk.
+
+    Args:
+        writer: from the lease.
+        on_gap: called once with the text of each new kind of loss.
+    """
+
+    def __init__(self, writer: Writer, *, on_gap: Callable[[str], None]) -> None:
+        self.writer = writer
+        self._on_gap = on_gap
+        self._said: set[str] = set()
+        self._backlog: dict[tuple[str, int], Callable[[], object]] = {}
+
+    def set_run(self, state: RunState, *, reason: str | None, at: int) -> None:
+        """Store the run's state; a later one replaces an earlier one that found no room."""
+        self._keep(("run", 0), lambda: self.writer.set_run(state, reason=reason, at=at), "the run's state")
+
+    def begin_attempt(self, attempt: int, *, at: int, plan: dict[str, Any]) -> None:
+        """Store that an attempt starts."""
+        self._keep(
+            ("begin", attempt),
+            lambda: self.writer.begin_attempt(attempt, at=at, plan=plan),
+            f"the start of attempt {attempt}",
+        )
+
+    def end_attempt(self, attempt: int, *, at: int, state: str) -> None:
+        """Store that an attempt is over."""
+        self._keep(
+            ("end", attempt),
+            lambda: self.writer.end_attempt(attempt, at=at, state=state),
+            f"the end of attempt {attempt}",
+        )
+
+    def put_facts(
+        self, attempt: int, *, slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], streams: Iterable[StreamRow]
+    ) -> None:
+        """Store what is known of slots, ranks and streams; what finds no room is stored by the next call anyway."""
+        kept = (tuple(slots), tuple(ranks), tuple(streams))
+
+        def write() -> None:
+            self.writer.put_slots(attempt, kept[0])
+            self.writer.put_ranks(attempt, kept[1])
+            self.writer.put_streams(kept[2])
+
+        self._keep(("facts", attempt), write, f"facts of attempt {attempt}")
+
+    def add_evidence(self, attempt: int, evidence: Iterable[Evidence]) -> None:
+        """Store evidence; known pieces are known by their identity."""
+        kept = tuple(evidence)
+        if kept:
+            self._keep(
+                ("evidence", attempt),
+                lambda: self.writer.add_evidence(attempt, kept),
+                f"evidence of attempt {attempt}",
+            )
+
+    def add_verdict(self, attempt: int, diagnosis: Diagnosis) -> int:
+        """Store a verdict; its version (1 when it found no room)."""
+        version = self._keep(
+            ("verdict", attempt),
+            lambda: self.writer.add_verdict(attempt, diagnosis),
+            f"the verdict of attempt {attempt}",
+        )
+        return version or 1
+
+    def add_decision(self, attempt: int, decision: Decision) -> int | None:
+        """Store a decision as intent; its number, None when it found no room."""
+        return self._try(lambda: self.writer.add_decision(attempt, decision), f"the decision about attempt {attempt}")
+
+    def decision_done(self, row: DecisionRow | SlotFailureRow, *, at: int) -> None:
+        """Store that a decision was carried out."""
+        if row.id > 0:
+            self._keep(
+                ("done", row.id),
+                lambda: self.writer.decision_done(row.id, at=at),
+                f"that the decision about attempt {row.attempt} was carried out",
+            )
+
+    def note(self, text: str) -> None:
+        """Mark the record as incomplete."""
+        self.writer.note_incomplete(text)
+        self._tell(text)
+
+    def flush(self) -> None:
+        """Try again what found no room."""
+        for key, action in list(self._backlog.items()):
+            try:
+                action()
+            except StoreError:
+                return
+            self._backlog.pop(key, None)
+
+    def _keep(self, key: tuple[str, int], action: Callable[[], T], what: str) -> T | None:
+        """Write; what finds no room is tried again, in order, before the next write of another kind."""
+        self._backlog.pop(key, None)
+        if self._backlog:
+            self.flush()
+        try:
+            return action()
+        except StoreError as error:
+            self._backlog[key] = action
+            self._lost(what, error)
+            return None
+
+    def _try(self, action: Callable[[], T], what: str) -> T | None:
+        try:
+            return action()
+        except StoreError as error:
+            self._lost(what, error)
+            return None
+
+    def _lost(self, what: str, error: StoreError) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.note(f"{what} could not be written when it happened: {error.message}"[:500])
+
+    def _tell(self, text: str) -> None:
+        self._on_gap(text)

@@ -1,0 +1,134 @@
+"""Deadlines of an attempt (total, attempt, startup) and the verdict that one is over. Pure.
+
+The total deadline starts with the first attempt and stops while the run is suspended. The verdict names no
+rank.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.model import Cause, Deadlines, Decisive, Diagnosis, Evidence, Proof, Time, Verdict
+from rankfall.model.timestamps import rfc3339
+
+SLUG: Final = "deadline_exceeded"
+_NS: Final = 1_000_000_000
+
+Which = Literal["total", "attempt", "startup"]
+
+
+class Passed(msgspec.Struct, frozen=True, kw_only=True):
+    """A deadline that is over. ``at`` is when it was, nanoseconds since the epoch."""
+
+    which: Which
+    text: str
+    at: int
+
+    @property
+    def field(self) -> str:
+        """Its field in the spec."""
+        return f"deadlines.{self.which}_s"
+
+
+class DeadlineWatch:
+    """The deadlines of one attempt.
+
+    Args:
+        deadlines: of the spec.
+        started: when the attempt began, nanoseconds since the epoch.
+        total_at: when the run's total is over, likewise; None = never.
+    """
+
+    def __init__(self, deadlines: Deadlines, *, started: int, total_at: int | None) -> None:
+        self._deadlines = deadlines
+        self._started = started
+        self._total_at = total_at
+
+    def passed(self, now: int, *, absent: int) -> Passed | None:
+        """The deadline that is over; the one that was over first.
+
+        Args:
+            now: nanoseconds since the epoch.
+            absent: ranks that have not been there yet.
+        """
+        found = []
+        limits = self._deadlines
+        if limits.total_s is not None and self._total_at is not None:
+            words = f"the total deadline of {limits.total_s:g} s is over"
+            found.append(Passed(which="total", at=self._total_at, text=words))
+        if limits.attempt_s is not None:
+            words = f"the attempt's deadline of {limits.attempt_s:g} s is over"
+            found.append(Passed(which="attempt", at=self._started + round(limits.attempt_s * _NS), text=words))
+        if limits.startup_s is not None and absent:
+            words = f"{absent} {'rank was' if absent == 1 else 'ranks were'} not there {limits.startup_s:g} s after the start"
+            found.append(Passed(which="startup", at=self._started + round(limits.startup_s * _NS), text=words))
+        over = [one for one in found if one.at <= now]
+        return min(over, key=lambda one: one.at, default=None)
+
+
+def total_end(deadlines: Deadlines, *, first: int, paused: int) -> int | None:
+    """When the total deadline is over, nanoseconds since the epoch; None without one.
+
+    Args:
+        deadlines: of the spec.
+        first: when the first attempt began, likewise.
+        paused: nanoseconds since then in which the run was suspended.
+    """
+    return None if deadlines.total_s is None else first + round(deadlines.total_s * _NS) + paused
+
+
+def deadline_evidence(passed: Passed, *, attempt: int) -> Evidence:
+    """The supervisor's own word that a deadline is over."""
+    return Evidence(
+        id=f"deadline:{passed.which}:{attempt}",
+        source="event",
+        slug=SLUG,
+        role="primary",
+        trust="supervisor",
+        at=passed.at,
+        uncertainty=0.0,
+        where=passed.field,
+        line=passed.text,
+        specificity=100,
+        attempt=attempt,
+        fingerprint=f"{SLUG}:{passed.which}",
+    )
+
+
+def deadline_diagnosis(
+    passed: Passed, *, run: str, attempt: int, role: str | None, missing: tuple[str, ...] = ()
+) -> Diagnosis:
+    """The verdict that time was up. It needs no evidence of the job and blames none of it."""
+    piece = deadline_evidence(passed, attempt=attempt)
+    at = rfc3339(passed.at)
+    proof = Proof(
+        id=piece.id,
+        source=piece.source,
+        slug=SLUG,
+        role="primary",
+        rank=None,
+        slot=None,
+        node=None,
+        at=at,
+        uncertainty_s=0.0,
+        where=piece.where,
+        line=piece.line,
+        trust="supervisor",
+    )
+    verdict = Verdict(
+        run=run,
+        attempt=attempt,
+        state="failed",
+        exit_origin="rankfall",
+        cause=Cause.of(SLUG, confidence="proven"),
+        scope="external",
+        role=role,
+        time=Time(at=at, uncertainty_s=0.0),
+        decisive=Decisive(source="event", where=piece.where, line=piece.line),
+        evidence=(proof,),
+        missing=missing,
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=f"{SLUG}:{passed.which}")

@@ -1,0 +1,189 @@
+"""Supervises a run to its end: takes its lease, routes signals, picks the driver, cleans up afterwards.
+
+While it runs, a thread copies lines into the user's ``log_dir``, so a slow disk delays only that. After the
+end large streams are compressed, also of runs whose process was killed over it; a failure of either changes
+nothing of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rankfall.backends.protocol import Backend
+from rankfall.backends.registry import backend_for, native_of
+from rankfall.model import FINAL_STATES, Outcome, RankfallError
+from rankfall.rundir import RunDir, Writer
+from rankfall.rundir.streams.writer import compress_run, unfinished_compressions
+from rankfall.supervisor.attended.driver import Supervised
+from rankfall.supervisor.outcome import done, pending_cleanup
+from rankfall.supervisor.requests import Control, signals_to
+from rankfall.supervisor.run_events import Event, EventLog
+
+if TYPE_CHECKING:
+    from rankfall.rundir.lines.log_dir import LogDir
+    from rankfall.supervisor.unattended.driver import Unattended
+
+
+def compress_ended_runs(run_dir: RunDir) -> None:
+    """Compress the streams of a run that this process holds, then what other runs left halfway."""
+    for problem in compress_run(run_dir):
+        EventLog(run_dir.path, None).say("raw", problem, at=time.time_ns())
+    for path in unfinished_compressions(run_dir.path.parent.parent, but=run_dir):
+        _finish(path)
+
+
+def _finish(path: Path) -> None:
+    """Take up a run that was left halfway, where nobody holds it."""
+    other = RunDir(path)
+    # Held by somebody else, damaged, or not writable for us: it is theirs.
+    with contextlib.suppress(RankfallError, OSError), other.lease() as writer:
+        if writer.run().state in FINAL_STATES:
+            compress_run(other)
+
+
+_PAUSE_S: Final = 0.5
+# A look at thousands of streams costs: no more of the time than one part in so many.
+_SHARE: Final = 10
+# How long the end of supervision waits for a disk that does not answer, seconds.
+_JOIN_S: Final = 10.0
+
+
+@contextlib.contextmanager
+def mirror_to_log_dir(run_dir: RunDir) -> Iterator[None]:
+    """While in the context, lines of the run come into its folder's file; nothing where it has no folder."""
+    folder = run_dir.spec.log_dir
+    if folder is None:
+        yield
+        return
+    from rankfall.rundir.lines.log_dir import LogDir  # noqa: PLC0415 - most jobs name none
+
+    over = threading.Event()
+    thread = threading.Thread(
+        target=_keep, args=(run_dir, LogDir(run_dir, Path(folder)), over), name="rankfall-log-dir", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_JOIN_S)
+
+
+def _keep(run_dir: RunDir, files: LogDir, over: threading.Event) -> None:
+    told: str | None = None
+    pause = 0.0
+    while not over.wait(pause):
+        began = time.monotonic()
+        problem = files.advance()
+        pause = max(_PAUSE_S, _SHARE * (time.monotonic() - began))
+        if problem is not None and problem != told:
+            text = f"log_dir: {problem}; its lines are kept and come there when it can be written"
+            EventLog(run_dir.path, None).say("gap", text, at=time.time_ns())
+        told = problem
+
+
+def supervise(
+    run_dir: RunDir,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    control: Control | None = None,
+    backend: Backend | None = None,
+    wait: float = 0.0,
+    handle_signals: bool = False,
+    on_lease: Callable[[], None] | None = None,
+    standby: bool = False,
+) -> Outcome:
+    """Bring a run to its end, from wherever it stands.
+
+    Args:
+        run_dir: the run.
+        on_event: called in this thread with each piece of news; must be quick.
+        control: to cancel, release or hand over from outside.
+        backend: by default the one that the run's spec names.
+        wait: seconds to wait for another supervisor to let go.
+        handle_signals: SIGINT and SIGTERM become ``signal`` events, SIGHUP hands the run over; in the main thread only.
+        on_lease: called once when this process holds the run.
+        standby: wait for as long as another machine supervises the run, and take over when it is gone.
+
+    Returns:
+        The outcome; with state ``running`` when this process let go of the run.
+
+    Raises:
+        LockHeld: another process supervises the run.
+        HeldElsewhere: another machine does.
+        Refused: this version has no such backend.
+        StoreError: the run directory cannot be read or written at all.
+    """
+    chosen = backend or backend_for(run_dir.spec)
+    own = control or Control()
+    try:
+        with signals_to(own) if handle_signals else contextlib.nullcontext():
+            with run_dir.lease(wait=wait) as writer, mirror_to_log_dir(run_dir):
+                run = _of(
+                    run_dir,
+                    writer=writer,
+                    on_event=on_event,
+                    control=own,
+                    backend=chosen,
+                    on_lease=on_lease,
+                    standby=standby,
+                )
+                outcome = run.to_end()
+                if outcome.state in FINAL_STATES:
+                    if run_dir.foreign is None:
+                        # Who looks at a job of another tool waits for no second copy of its lines.
+                        compress_ended_runs(run_dir)
+                    done(run_dir)
+            if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
+                from rankfall.supervisor.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
+
+                spawn_detached(run_dir)
+            return outcome
+    finally:
+        if control is None:
+            own.close()
+
+
+def finish(run_dir: RunDir) -> None:
+    """Do all that is left, as the run's supervisor would have; nothing where nothing is left, or somebody is about it."""
+    if pending_cleanup(run_dir) is None or run_dir.lease_holder() is not None:
+        return
+    with run_dir.reader() as reader:
+        over = reader.run().state in FINAL_STATES
+    if over:
+        with contextlib.suppress(RankfallError, OSError):
+            supervise(run_dir)
+
+
+def _of(
+    run_dir: RunDir,
+    *,
+    writer: Writer,
+    on_event: Callable[[Event], None] | None,
+    control: Control,
+    backend: Backend,
+    on_lease: Callable[[], None] | None,
+    standby: bool,
+) -> Supervised | Unattended:
+    """Who brings a run to its end; one that its platform ends by itself is only recorded."""
+    if not run_dir.spec.unattended:
+        return Supervised(
+            run_dir,
+            writer=writer,
+            on_event=on_event,
+            control=control,
+            backend=backend,
+            on_lease=on_lease,
+            standby=standby,
+        )
+    from rankfall.supervisor.unattended.driver import Unattended  # noqa: PLC0415 - a supervised run needs none of it
+
+    # Nobody decides about such a run, so any number of machines may record it.
+    if on_lease is not None:
+        on_lease()
+    return Unattended(run_dir, writer=writer, on_event=on_event, control=control, backend=native_of(backend))

@@ -1,0 +1,320 @@
+"""Diagnoses starts that Kubernetes ended and single pods that it replaced.
+
+The API's conditions never name the first rank, so they rank behind everything that was recorded. A replaced
+pod is diagnosed from what is known of that pod alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.evidence.attempt.observer import AttemptObserver
+from rankfall.evidence.readers.text import digest
+from rankfall.model import Case, Diagnosis, Evidence, SlotFacts, numbers
+from rankfall.model.exit_codes import CAUSE_CODES
+from rankfall.model.foreign import FOREIGN
+from rankfall.model.patterns import bounded
+from rankfall.model.timestamps import rfc3339
+from rankfall.rundir import RunDir, SlotFailure, SlotFailureRow
+from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
+from rankfall.rundir.cluster.workload_state import NativeState
+from rankfall.strategy_registry import diagnose_by
+from rankfall.supervisor.attempt_facts import AttemptWriter, SlotStates
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.deadlines import Passed, deadline_diagnosis
+from rankfall.supervisor.run_events import EventLog
+
+_DEADLINE: Final = "DeadlineExceeded"
+_LINE: Final = 1000
+_SHOWN: Final = 8
+# As Kubernetes words a match of a rule: "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
+_CODE: Final = bounded(r"failed with exit code (\d{1,3})\b", limit=4_096)
+# How PodFact.others has the end of a container.
+_OTHER_END: Final = ": exit code "
+_AFTER_STOP: Final = frozenset({128 + 15, 128 + 9})
+# The codes that the wrapper gives only where it is sure (rankfall_inside.exit_codes), with the cause that each one stands for most often.
+_CAUSE_OF_CODE: Final = MappingProxyType(
+    {
+        CAUSE_CODES["user"]: "user_code_exception",
+        CAUSE_CODES["import_error"]: "import_error",
+        CAUSE_CODES["user_retryable"]: "retryable_exception",
+        CAUSE_CODES["memory"]: "host_oom",
+        CAUSE_CODES["gpu_oom"]: "gpu_oom",
+        CAUSE_CODES["disk_full"]: "disk_full",
+        CAUSE_CODES["native_crash"]: "native_abort",
+        CAUSE_CODES["killed"]: "killed_unknown",
+        CAUSE_CODES["startup"]: "command_not_found",
+    }
+)
+# The wrapper's own code after a SIGTERM from outside (rankfall_inside.exit_codes).
+_STOPPED: Final = CAUSE_CODES["control"]
+_NAMES: Final[dict[int | None, str]] = {code: name for name, code in CAUSE_CODES.items()}
+
+
+def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, unseen: str | None) -> Diagnosis:
+    """The diagnosis of a start that failed.
+
+    Args:
+        case: what was recorded of it, ended.
+        state: the workload's own end; None when Kubernetes went on with another start.
+        shown: the workload, as ``job train-33196f-a1``.
+        strategy: of diagnosis.
+        unseen: why its lines and records are not there, and how to have them next time; None when somebody recorded it.
+    """
+    told = [piece for facts in case.slots if (piece := _of_code(facts, case)) is not None]
+    codes = [facts.exit_code for facts in case.slots]
+    if state is not None:
+        told.append(_of_condition(state, shown=shown, attempt=case.attempt))
+        codes.append(told[-1].exit_code)
+    notes = []
+    if unseen is not None:
+        known = sorted({code for code in codes if code is not None and code in _NAMES and case.backend != FOREIGN})
+        notes = [unseen, *(f"more than code {code}, which tells a cause of group {_NAMES[code]}" for code in known)]
+    whole = msgspec.structs.replace(
+        case, ended=True, succeeded=False, evidence=(*case.evidence, *told), missing=(*notes, *case.missing)
+    )
+    found = diagnose_by(strategy, whole)
+    if state is None or state.reason != _DEADLINE or found.verdict.cause.confidence == "proven":
+        return found
+    at = stamp_ns(state.at) or 0
+    passed = Passed(
+        which="attempt", at=at, text=f"{shown}: {state.reason}: {state.message or 'the deadline is over'}"[:_LINE]
+    )
+    return deadline_diagnosis(
+        passed, run=case.run or "", attempt=case.attempt or 1, role=case.role or "", missing=whole.missing
+    )
+
+
+def why_unrecorded(
+    run_dir: RunDir, slots: Iterable[SlotFacts], pods: Collection[PodFact], *, attempt: int
+) -> str | None:
+    """Why nothing is known of pods that nobody followed while they were there; None where there are none such.
+
+    Args:
+        run_dir: the run.
+        slots: of the start.
+        pods: of the start that somebody saw.
+        attempt: which start it is.
+    """
+    run, foreign = run_dir.id, run_dir.foreign
+    if pods:
+        seen = {fact.slot for fact in pods}
+        unseen = [facts.slot for facts in slots if facts.slot not in seen]
+        return _without_pods(unseen, shown=foreign.target.shown) if foreign is not None else None
+    how = (
+        f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
+        if foreign is None
+        else f"rankfall logs -f {foreign.target.shown} running while the job runs"
+    )
+    return f"lines and records of attempt {attempt}: nobody was attached when it fell, and its pods are gone; next time leave {how}"
+
+
+def of_other_containers(
+    slots: Collection[SlotFacts], pods: Collection[PodFact], *, attempt: int
+) -> tuple[Evidence, ...]:
+    """Why pods failed whose training container ended well: another of their containers did not. A cause where no slot failed, else context.
+
+    Args:
+        slots: of the start.
+        pods: of the start that somebody saw.
+        attempt: which start it is.
+    """
+    good = {facts.slot for facts in slots if facts.state == "ended" and facts.exit_code == 0 and facts.signal is None}
+    found = []
+    for fact in pods:
+        ends = [(code, text) for text in fact.others if (code := _code_at_end(text)) is not None]
+        if fact.phase != "Failed" or fact.slot not in good or not ends:
+            continue
+        # What serves the others is stopped when they have ended.
+        own = [end for end in ends if end[0] not in _AFTER_STOP] or ends
+        found += [
+            Evidence(
+                id=digest("container", attempt, fact.uid, text),
+                source="pod",
+                slug="user_exit",
+                role="primary" if len(good) == len(slots) else "context",
+                trust="platform",
+                slot=fact.slot,
+                node=fact.node,
+                where=f"pod/{fact.name}",
+                line=f"container {text}; the ranks of this pod ended with 0"[:_LINE],
+                specificity=30,
+                fingerprint="user_exit:container",
+                exit_code=code,
+                attempt=attempt,
+            )
+            for code, text in own
+        ]
+    return tuple(found)
+
+
+def _code_at_end(text: str) -> int | None:
+    """The exit code with which a text ends; None = with none."""
+    _, found, code = text.rpartition(_OTHER_END)
+    return numbers.whole(code, digits=3) if found else None
+
+
+def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
+    """A slot of an ended start. Of one whose pod was gone before anybody looked nothing is known: neither that it was lost nor that it never came.
+
+    Args:
+        facts: of the slot.
+        ours: the start was stopped while it ran, and a wrapper gave the exit code: that for a signal from outside is the stop's then.
+    """
+    if facts.state == "expected":
+        return msgspec.structs.replace(facts, state="unknown")
+    if not ours or facts.exit_code != _STOPPED:
+        return facts
+    return msgspec.structs.replace(facts, killed_by=facts.killed_by or "wrapper")
+
+
+def _without_pods(slots: Sequence[int], *, shown: str) -> str | None:
+    """What is missing of slots of a foreign job of which no pod was there; None where there are none."""
+    if not slots:
+        return None
+    named = ", ".join(map(str, slots[:_SHOWN])) + (f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else "")
+    return (
+        f"lines and states of slot{'s' if len(slots) > 1 else ''} {named}: no pod was there any more, or never one, when they were looked for; "
+        f"next time leave rankfall logs -f {shown} running while the job runs"
+    )
+
+
+def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
+    """A cause that the wrapper gave as exit code, where its records did not arrive: the code is all there is."""
+    # The codes mean nothing where no wrapper gave them.
+    slug = _CAUSE_OF_CODE.get(facts.exit_code or 0) if case.backend != FOREIGN else None
+    known = any(piece.slot == facts.slot and piece.source != "exit" for piece in case.evidence)
+    if slug is None or known or facts.signal is not None:
+        return None
+    return Evidence(
+        id=digest("native_code", case.attempt, facts.slot),
+        source="pod",
+        slug=slug,
+        role="primary",
+        # Any program may end with such a code by itself.
+        trust="job",
+        slot=facts.slot,
+        node=facts.node,
+        at=facts.ended_at,
+        uncertainty=1.0,
+        where=facts.where,
+        line=f"exit code {facts.exit_code}: a cause of group {_NAMES[facts.exit_code]}",
+        specificity=20,
+        fingerprint=f"{slug}:code",
+        exit_code=facts.exit_code,
+        attempt=case.attempt,
+    )
+
+
+def _of_condition(state: NativeState, *, shown: str, attempt: int | None) -> Evidence:
+    """The workload's own last word: that it gave up, and by which rule; never who fell first."""
+    match = _CODE.search(state.message or "")
+    return Evidence(
+        id=digest("native_end", attempt, state.reason, state.message),
+        source="event",
+        slug="controller_verdict",
+        role="secondary",
+        trust="platform",
+        at=stamp_ns(state.at),
+        uncertainty=1.0,
+        stamped="server",
+        where=shown,
+        line=f"{state.reason}: {state.message or ''}"[:_LINE],
+        specificity=10,
+        fingerprint=f"controller_verdict:{state.reason}",
+        exit_code=numbers.matched(match[1]) if match else None,
+        attempt=attempt,
+    )
+
+
+RULE: Final = "native"
+
+
+class ReplacedPods:
+    """The replaced slots of one attempt.
+
+    Args:
+        plan: of the attempt, with the start of each slot that is looked at.
+        alone: slots whose pods are replaced alone; empty = all of this does nothing.
+        observer, sheets, keeper: of the attempt.
+        run_store: takes the falls.
+        events: for viewers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        alone: Collection[int],
+        observer: AttemptObserver,
+        sheets: SlotStates,
+        keeper: AttemptWriter,
+        run_store: BestEffortStore,
+        events: EventLog,
+    ) -> None:
+        self._plan = plan
+        self._alone = frozenset(alone)
+        self._observer = observer
+        self._sheets = sheets
+        self._keeper = keeper
+        self._run_store = run_store
+        self._events = events
+
+    def look(self, slots: Iterable[SlotFacts], pods: Iterable[PodFact]) -> bool:
+        """Go over to the next pod of each slot that fell and has one; whether there was any.
+
+        Args:
+            slots: all slots of the attempt.
+            pods: all pods of the attempt.
+        """
+        made: dict[int, int] = {}
+        for pod in pods if self._alone else ():
+            if pod.slot is not None:
+                made[pod.slot] = made.get(pod.slot, 0) + 1
+        moved = [facts for facts in slots if _fell(facts) and made.get(facts.slot, 0) > facts.instance + 1]
+        for facts in moved:
+            self._go_over(facts)
+        return bool(moved)
+
+    def _go_over(self, facts: SlotFacts) -> None:
+        now, slot = time.time_ns(), facts.slot
+        case = msgspec.structs.replace(self._observer.case(only=slot), slots=(facts,), ended=True, succeeded=False)
+        found = diagnose_by(self._plan.strategy, case)
+        fall = SlotFailure(
+            action="retry",
+            rule=RULE,
+            because="Kubernetes replaced its pod by itself",
+            at=rfc3339(now),
+            slot=slot,
+            instance=facts.instance,
+            diagnosis=found,
+            evidence=self._observer.evidence_of(slot),
+            due=now,
+        )
+        self._keeper.store(force=True)
+        number = self._run_store.add_decision(self._plan.attempt, fall)
+        self._run_store.decision_done(SlotFailureRow(id=number or 0, attempt=self._plan.attempt, fall=fall), at=now)
+        cause = found.verdict.cause
+        self._events.say(
+            "fall",
+            f"slot {slot} fell: {cause.slug} ({cause.confidence}); retry: {fall.because}, the others run on",
+            at=now,
+            attempt=self._plan.attempt,
+            slot=slot,
+            instance=facts.instance,
+            slug=cause.slug,
+            rule=RULE,
+        )
+        self._observer.select_start(slot, facts.instance + 1)
+        self._plan = self._plan.with_start(slot, facts.instance + 1)
+        self._sheets.start_again(self._plan, slot)
+
+
+def _fell(facts: SlotFacts) -> bool:
+    return facts.state == "lost" or (facts.state == "ended" and bool(facts.signal or facts.exit_code))

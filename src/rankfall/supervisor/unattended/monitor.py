@@ -1,0 +1,310 @@
+"""Records one start of a gang that Kubernetes starts, restarts and ends by itself.
+
+Decides nothing and changes nothing in the cluster. A start is concluded when it is over and the logs of all
+pods that can still be had are stored. Polls are seldom when nothing but lines comes, because each costs as
+much as some hundred lines.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from rankfall.backends.plan import Plan
+from rankfall.backends.protocol import Backend
+from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.evidence.attempt.observer import AttemptObserver, Delta
+from rankfall.model import Case, RankFacts, SlotFacts
+from rankfall.rundir import RunDir
+from rankfall.rundir.cluster.marks import Stop, mark_stop, read_stop
+from rankfall.rundir.cluster.workload_state import NativeState
+from rankfall.supervisor.attempt_facts import AttemptWriter, News, SlotStates, bad_ends
+from rankfall.supervisor.best_effort_store import BestEffortStore
+from rankfall.supervisor.requests import Control
+from rankfall.supervisor.run_events import EventLog
+from rankfall.supervisor.stopping import mark_logs_open
+from rankfall.supervisor.unattended.failures import ReplacedPods, of_other_containers, stopped_slot, why_unrecorded
+from rankfall.supervisor.unattended.workload_poller import How, RunStateUpdater, StartPods, WorkloadPoller
+
+if TYPE_CHECKING:
+    from rankfall.backends.kubernetes.workload import Workload
+
+#: Between two looks while there is more than lines, seconds.
+BUSY_INTERVAL_S: Final = 0.5
+# When for so long there was nothing but lines, and not so many of them (bytes) that looking might fall behind, looks are seldom.
+QUIET_S: Final = 10.0
+MANY: Final = 4 << 20
+# A look at a thousand slots takes longer: looking takes a sixtieth of the process's time, but is done every two seconds at least.
+IDLE_INTERVAL_S: Final = 2.0
+IDLE_FACTOR: Final = 60
+# What stirs is answered sooner: while new streams or pods come without an end, looking takes a tenth of the time.
+WAKE_FACTOR: Final = 10
+
+
+class PollInterval:
+    """Pauses between looks at one attempt."""
+
+    def __init__(self) -> None:
+        # When a look found more than lines, by the monotonic clock; in the beginning there is much to find.
+        self._moved = time.monotonic()
+        self._took = math.inf
+
+    def pause(self, delta: Delta, *, took: float) -> float:
+        """How long not to look, seconds.
+
+        Args:
+            delta: what the last look brought.
+            took: seconds of CPU that it took.
+        """
+        clock = time.monotonic()
+        if delta.changed or delta.new_streams or delta.bytes >= MANY:
+            self._moved = clock
+        least = IDLE_INTERVAL_S if clock - self._moved >= QUIET_S else BUSY_INTERVAL_S
+        return min(IDLE_INTERVAL_S, max(least, IDLE_FACTOR * took))
+
+    def wake_after(self, *, took: float) -> float:
+        """How long not to look although something stirs, seconds. Asked after each look.
+
+        A look that is dear only once (the first line of all makes it compile the signatures) says nothing of the next: the cheaper one of the
+        last two counts.
+
+        Args:
+            took: seconds of CPU that the last look took.
+        """
+        usual, self._took = min(took, self._took), took
+        return WAKE_FACTOR * usual
+
+
+# Between two looks at the run directory, seconds.
+_STEP_S: Final = 0.1
+_MAX_FINAL_POLLS: Final = 100_000
+# Our stop comes after the first end that caused it, and before the ends that it causes.
+_AFTER_NS: Final = 1_000_000
+
+_STOPPER: Final = "Kubernetes"
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a start ended.
+
+    Attributes:
+        how: with its workload, or how else.
+        state: the workload's words; None when it is gone.
+        gang: UID of the JobSet of a TrainJob whose pods this start had; empty where that is not known.
+        case: what is known of the start.
+        unseen: why its lines are not there; None when somebody recorded it.
+    """
+
+    how: How
+    state: NativeState | None
+    gang: str
+    case: Case
+    unseen: str | None
+
+
+class GangMonitor:
+    """One start of one run's gang.
+
+    Args:
+        run_dir: the run.
+        plan: of this start.
+        backend: that planned it.
+        workload: that starts it.
+        run_store: of the run's lease.
+        events: for viewers.
+        control: wishes of this process.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        plan: Plan,
+        backend: Backend,
+        workload: Workload,
+        run_store: BestEffortStore,
+        events: EventLog,
+        control: Control,
+    ) -> None:
+        spec = run_dir.spec
+        starts = run_store.writer.starts(plan.attempt)
+        for slot, number in starts.items():
+            plan = plan.with_start(slot, number)
+        self._run_dir = run_dir
+        self._spec = spec
+        self._plan = plan
+        foreign = run_dir.foreign
+        # Kubernetes ends the others of a gang of ours when one has failed; those of others do as their manifests say.
+        self._together = foreign is None or foreign.ends_together
+        self._run_store = run_store
+        self._events = events
+        self._control = control
+        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt, starts=starts)
+        self._sheets = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
+        self._keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
+        self._falls = ReplacedPods(
+            plan,
+            alone=spec.alone,
+            observer=self._observer,
+            sheets=self._sheets,
+            keeper=self._keeper,
+            run_store=run_store,
+            events=events,
+        )
+        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher, stopper=_STOPPER)
+        self._feed = Feed(
+            run_dir,
+            attempt=plan.attempt,
+            source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
+            unseen=control.unseen,
+            stir=control.stir,
+        )
+        self._pods = StartPods(run_dir, plan, workload=workload, run_store=run_store)
+        self._workload = WorkloadPoller(
+            run_dir, plan, workload=workload, pods=self._pods, run_store=run_store, say=self._say
+        )
+        self._shown = RunStateUpdater(run_dir, run_store=run_store, waits=self._observer.waits, phases=self._pods.now)
+        self._interval = PollInterval()
+        self._feeding: Literal["no", "once", "yes"] = "no"
+        self._followed = False
+
+    def run(self, *, stay: bool, lines: bool = False) -> Ended | None:
+        """Record the start to its end.
+
+        Args:
+            stay: until then; false = only what has come to pass by now: a start that goes on is left to itself.
+            lines: with ``stay`` false, of a start that goes on take pods and lines as they are now.
+
+        Returns:
+            How it ended; None when it goes on without us.
+        """
+        workload = self._workload
+        try:
+            if stay:
+                self._follow()
+                # While the logs are opened; the first line would have to wait for it.
+                self._observer.prepare()
+            while True:
+                workload.ask()
+                if workload.how is not None:
+                    self._follow()
+                elif lines:
+                    self._follow(once=True)
+                began = time.thread_time()
+                delta = self._look()
+                took = time.thread_time() - began
+                if workload.how is not None and self._pods.stored():
+                    return self._conclude(workload.how)
+                over = not stay and workload.how is None and self._feed.done
+                if over and lines:
+                    # What came between the last look and the feed's end.
+                    self._read_up()
+                if self._control.wish is not None or over:
+                    self._keeper.store(force=True)
+                    return None
+                pause, wake_after = (
+                    self._interval.pause(delta, took=took),
+                    max(_STEP_S, self._interval.wake_after(took=took)),
+                )
+                if self._mark_logs_open_once() and stay and workload.how is None:
+                    # What stirs is seen soon: a view shows the lines of a stream only once a look has found it.
+                    self._control.wait(pause, wake_after=wake_after)
+                else:
+                    self._control.wait(_STEP_S)
+        finally:
+            self._feed.stop()
+
+    # -- what is seen of the gang
+
+    def _read_up(self) -> None:
+        """Take in all that is stored."""
+        for _ in range(_MAX_FINAL_POLLS):
+            delta = self._look()
+            if not delta.bytes and not delta.changed and not delta.behind:
+                return
+
+    def _look(self) -> Delta:
+        now = time.time_ns()
+        for text in self._feed.troubles():
+            self._say(text)
+        for text in self._observer.take_new_problems():
+            self._run_store.note(f"attempt {self._plan.attempt}: {text}")
+        delta = self._observer.poll(now)
+        slots, ranks = self._sheets.slots(), self._observer.ranks()
+        self._keeper.saw(delta)
+        self._mark_kubernetes_stop(slots, ranks)
+        seen = self._workload.seen
+        self._news.calm = seen is not None and seen.phase == "succeeded"
+        self._news.tell(delta, slots, ranks, now=now)
+        self._keeper.store()
+        self._pods.poll()
+        self._falls.look(slots, self._pods.seen.values())
+        for number in self._control.take_signals():
+            self._events.say("signal", f"signal {number}", at=now, signal=number)
+        if self._workload.how is None and seen is not None:
+            self._shown.show(seen, slots, ranks, begun=self._workload.begun, fed=self._feeding != "no", now=now)
+        return delta
+
+    def _mark_kubernetes_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> bool:
+        """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause. Whether that was found now."""
+        if self._spec.alone or not self._together or read_stop(self._run_dir.path, self._plan.attempt) is not None:
+            return False
+        fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
+        ends = {facts.slot: facts for facts in slots if facts.slot in fell and facts.ended_at is not None}
+        if ends:
+            earliest = min(facts.ended_at or 0 for facts in ends.values())
+            first = [slot for slot, facts in ends.items() if facts.ended_at == earliest]
+            # Of ends in the same second a SIGTERM is the answer to the others.
+            own = [slot for slot in first if ends[slot].signal != signal.SIGTERM] or first
+            reason = "Kubernetes ends the others when one has failed"
+            stop = Stop(at_ns=earliest + _AFTER_NS, reason=reason, after=tuple(sorted(own)))
+            mark_stop(self._run_dir.path, self._plan.attempt, stop)
+        return bool(ends)
+
+    # -- the end
+
+    def _conclude(self, how: How) -> Ended:
+        self._observer.shorten_grace()
+        for _ in range(_MAX_FINAL_POLLS):
+            delta = self._observer.poll(time.time_ns())
+            self._keeper.saw(delta)
+            slots, ranks = self._sheets.slots(), self._observer.ranks()
+            marked = self._mark_kubernetes_stop(slots, ranks)
+            self._news.tell(delta, slots, ranks, now=time.time_ns())
+            moved = self._falls.look(slots, self._pods.seen.values()) or marked
+            if not delta.bytes and not delta.changed and not delta.behind and not moved:
+                break
+        self._keeper.store(force=True)
+        # Without the wrapper its code says nothing of a stop.
+        ours = self._run_dir.foreign is None and read_stop(self._run_dir.path, self._plan.attempt) is not None
+        slots = tuple(stopped_slot(facts, ours=ours) for facts in self._sheets.slots())
+        case = self._observer.case()
+        beside = of_other_containers(slots, self._pods.seen.values(), attempt=self._plan.attempt)
+        case = msgspec.structs.replace(
+            case, slots=slots, evidence=(*case.evidence, *beside), ended=True, stopper=_STOPPER
+        )
+        unseen = why_unrecorded(self._run_dir, slots, self._pods.seen.values(), attempt=self._plan.attempt)
+        return Ended(how=how, state=self._workload.seen, gang=self._workload.gang, case=case, unseen=unseen)
+
+    # -- small things
+
+    def _mark_logs_open_once(self) -> bool:
+        """Whether the logs of all its pods are open, which is told once to whoever waits to stop the run."""
+        if not self._followed and self._feeding == "yes" and self._feed.following:
+            self._followed = True
+            mark_logs_open(self._run_dir, self._plan.attempt)
+        return self._followed
+
+    def _follow(self, *, once: bool = False) -> None:
+        if self._feeding == "yes" or (once and self._feeding == "once"):
+            return
+        self._feed.stop()
+        self._feeding = "once" if once else "yes"
+        self._feed.start(once=once)
+
+    def _say(self, text: str) -> None:
+        self._events.say("gap", text, at=time.time_ns(), attempt=self._plan.attempt)

@@ -1,0 +1,374 @@
+"""From a verdict to a decision: retry, retry elsewhere, or stop. Pure, and never decided by a consequence.
+
+Rules, first match wins (the name is kept in the decision):
+
+    no_failure         nothing failed, or the user cancelled                      -> none, stop
+    user_final         the root's exception is marked final                       -> stop
+    rules[N]           the user's own rule number N, from 0                       -> its action, within its budget
+    exit_code          a bare exit code that the table holds for permanent        -> stop
+    cause_no           the catalogue says no retry and the cause is at least likely -> stop
+    cause_budget       a budget that the spec names for this cause is spent       -> stop
+    restarts_spent     max_restarts attempts were started again already           -> stop
+    user_retryable     marked retryable, or exit code 138                         -> retry, budget user
+    repeated           the same fingerprint failed before without progress        -> stop
+    exit_code          a bare exit code that the table holds for retryable        -> retry
+    cause_elsewhere    on another node; here on this machine as one more try      -> retry_elsewhere or retry
+    cause_once / cause_yes                                                        -> retry
+
+A retry that could only begin after the run's total deadline becomes a stop, ``total_deadline``. A budget is a
+number of new attempts; ``total`` is ``policies.max_restarts``, the others are named by slug, family or rule.
+Imports ``model`` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Action, Cause, Decision, Diagnosis, FailureRule, JobSpec, numbers
+from rankfall.model.exit_codes import USER_RETRYABLE, code_row
+from rankfall.model.patterns import anchored
+
+__all__ = ["MAX_REPEATS", "PastAttempt", "RootFacts", "decide"]
+
+
+class RootFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the root cause's process ended and what its platform said of it; empty = not known.
+
+    Attributes:
+        code: exit code as a shell shows it, 128+N for signal N.
+        signal: the signal that ended it, from its wait status; a program that exits with 128+N had none.
+        reasons, conditions: of its pod, as ``OOMKilled``, ``DisruptionTarget``; never from text of the job.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    role: str | None = None
+    reasons: frozenset[str] = frozenset()
+    conditions: frozenset[str] = frozenset()
+
+
+class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an earlier attempt of the same run, or of a slot of it that fell alone.
+
+    Attributes:
+        slot: that fell alone; None = the whole attempt.
+        action: what was decided then.
+        rule, budget: of that decision.
+        progressed: its ranks passed a step that no attempt before it had reached.
+    """
+
+    attempt: int
+    slot: int | None = None
+    fingerprint: str
+    slug: str
+    family: str
+    action: str
+    rule: str = ""
+    budget: str | None = None
+    node: str | None = None
+    progressed: bool = False
+
+    @property
+    def restarted(self) -> bool:
+        """Whether another start followed by decision. What was suspended or resized is no restart."""
+        return self.action in {"retry", "retry_elsewhere"}
+
+
+# Causes that say no more than how the process ended: a rule about codes or signals is about just that.
+BARE: Final = frozenset({"user_exit", "killed_unknown", "external_signal", "retryable_exception", "unknown"})
+_NAME: Final = anchored(r"rules\[(\d{1,3})\]", limit=64)
+
+
+def first_match(spec: JobSpec, *, cause: Cause, facts: RootFacts) -> tuple[str, FailureRule] | None:
+    """The first rule that matches, with its name as decisions give it (``rules[0]``); None when none does."""
+    for number, rule in enumerate(spec.rules):
+        if matches(rule, cause=cause, facts=facts):
+            return f"rules[{number}]", rule
+    return None
+
+
+def rule_named(name: str, spec: JobSpec) -> FailureRule | None:
+    """The rule of the spec that a decision names; None when that decision was none of a rule's."""
+    found = _NAME.fullmatch(name)
+    number = numbers.matched(found[1]) if found else len(spec.rules)
+    return spec.rules[number] if number < len(spec.rules) else None
+
+
+def matches(rule: FailureRule, *, cause: Cause, facts: RootFacts) -> bool:
+    """Whether each of the rule's non-empty lists has one of its values in this failure."""
+    if _only_codes(rule) and cause.confidence == "proven" and cause.slug not in BARE:
+        return False
+    return (
+        (not rule.exit_codes or facts.code in rule.exit_codes)
+        and (not rule.signals or facts.signal in rule.signals)
+        and (not rule.causes or bool({cause.slug, cause.family} & set(rule.causes)))
+        and (not rule.roles or facts.role in rule.roles)
+        and (not rule.reasons or bool(facts.reasons & set(rule.reasons)))
+        and (not rule.conditions or bool(facts.conditions & set(rule.conditions)))
+    )
+
+
+def _only_codes(rule: FailureRule) -> bool:
+    """Whether the rule says nothing but how the process ended (of which role does not tell why either)."""
+    return not (rule.causes or rule.reasons or rule.conditions) and bool(rule.exit_codes or rule.signals)
+
+
+TOTAL: Final = "total"
+USER: Final = "user"
+# Name of the decision that the user's own word made.
+DECLARED: Final = "user_retryable"
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """One budget: how many new attempts it allows, and how many were drawn from it."""
+
+    name: str
+    limit: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """New attempts that it still allows."""
+        return max(0, self.limit - self.used)
+
+    @property
+    def text(self) -> str:
+        """Its count, as ``app 1/1``."""
+        return f"{self.name} {self.used}/{self.limit}"
+
+
+class Budgets:
+    """All budgets of a run, as its history left them.
+
+    Args:
+        spec: limits and rules.
+        history: earlier attempts, oldest first.
+    """
+
+    def __init__(self, spec: JobSpec, history: Iterable[PastAttempt]) -> None:
+        self._spec = spec
+        self._drawn: dict[str, int] = {}
+        for past in history:
+            if past.restarted:
+                for name in _drawn(past, spec):
+                    self._drawn[name] = self._drawn.get(name, 0) + 1
+
+    @property
+    def total(self) -> Budget:
+        """The cap over all causes."""
+        return self._of(TOTAL, self._spec.policies.max_restarts)
+
+    def named(self, names: Iterable[str]) -> list[Budget]:
+        """Those of these budgets that have a number, the emptiest first."""
+        limits = self._spec.policies.budgets
+        found = [
+            self._of(name, limits.get(name, self._spec.policies.max_restarts))
+            for name in dict.fromkeys(names)
+            if name in limits or name == USER
+        ]
+        return sorted(found, key=lambda budget: budget.left)
+
+    def exhausted(self, spent: Budget) -> str:
+        """The words for a budget that is used up, with the counts of the others that were drawn on."""
+        words = f"budget {spent.name} exhausted ({spent.used}/{spent.limit})"
+        names = sorted(name for name in self._drawn if name in self._spec.policies.budgets)
+        counts = [budget.text for name in names for budget in self.named([name])]
+        return f"{words}; used: {', '.join(counts)}" if len(counts) > 1 else words
+
+    def _of(self, name: str, limit: int) -> Budget:
+        return Budget(name=name, limit=limit, used=self._drawn.get(name, 0))
+
+
+def _drawn(past: PastAttempt, spec: JobSpec) -> set[str]:
+    """The names that a past restart counts under."""
+    rule: FailureRule | None = rule_named(past.rule, spec)
+    if rule is not None and rule.budget is not None:
+        return {rule.budget} if rule.action == "ignore" else {rule.budget, TOTAL}
+    names = {past.slug, past.family, TOTAL}
+    # Declared by the user: counts under that word too, whatever family its cause is of.
+    return names | {USER} if past.rule == DECLARED else names
+
+
+# The same fault again and again without progress in between: more tries teach nothing (errors.md section 3.1, NVRx: 3).
+MAX_REPEATS: Final = 3
+DEADLINE: Final = "deadline_exceeded"
+# Phase of a verdict about a job whose work was done.
+WORK_DONE: Final = "teardown"
+
+
+def decide(
+    diagnosis: Diagnosis,
+    *,
+    spec: JobSpec,
+    history: tuple[PastAttempt, ...],
+    facts: RootFacts | None = None,
+    other_nodes: bool = False,
+    time_left: float | None = None,
+    slot: int | None = None,
+) -> Decision:
+    """What to do about this diagnosis.
+
+    Args:
+        diagnosis: of the attempt that just ended.
+        spec: policies, rules and budgets.
+        history: earlier falls of the run, oldest first, without the present one: of whole attempts, and of slots alone.
+        facts: how the root ended; by default what the diagnosis itself knows.
+        other_nodes: whether the backend can avoid a node; this machine alone cannot.
+        time_left: seconds until the run's total deadline; None = there is none.
+        slot: that fell, and is started again, alone; None = the whole gang is. Its back-off and whether its faults repeat are its own
+            matter, the budgets are all falls'.
+
+    Returns:
+        A decision in state ``intent`` without a time; the caller stamps it.
+    """
+    known = facts or RootFacts(code=diagnosis.exit_code, role=diagnosis.verdict.role)
+    return _Case(
+        diagnosis,
+        spec=spec,
+        history=history,
+        facts=known,
+        other_nodes=other_nodes,
+        time_left=time_left,
+        slot=slot,
+    ).decision()
+
+
+class _Case:
+    def __init__(
+        self,
+        diagnosis: Diagnosis,
+        *,
+        spec: JobSpec,
+        history: tuple[PastAttempt, ...],
+        facts: RootFacts,
+        other_nodes: bool,
+        time_left: float | None,
+        slot: int | None,
+    ) -> None:
+        self._verdict = diagnosis.verdict
+        self._diagnosis = diagnosis
+        self._spec = spec
+        self._slot = slot
+        self._own = [past for past in history if past.slot == slot]
+        self._facts = facts
+        self._other_nodes = other_nodes
+        self._time_left = time_left
+        self._budgets = Budgets(spec, history)
+        self._delay = _delay(spec, len(self._own))
+
+    def decision(self) -> Decision:
+        verdict, cause = self._verdict, self._verdict.cause
+        if verdict.state == "succeeded":
+            return Decision(
+                action="none", rule="no_failure", because="the job succeeded", left=self._budgets.total.left
+            )
+        if verdict.state == "cancelled":
+            return self._stop("no_failure", "the user cancelled the run")
+        if self._diagnosis.mark == "final":
+            return self._stop("user_final", "the exception is marked final")
+        found = first_match(self._spec, cause=cause, facts=self._facts)
+        if found:
+            return self._by_rule(*found)
+        if verdict.phase == WORK_DONE:
+            return self._stop("work_done", "the work was done when it failed: another attempt would only repeat it")
+        return self._by_cause()
+
+    def _by_rule(self, name: str, rule: FailureRule) -> Decision:
+        if rule.action == "fail":
+            return self._stop(name, f"{name} says fail")
+        names = [rule.budget] if rule.budget else [self._verdict.cause.slug, self._verdict.cause.family]
+        drawn = self._budgets.named(names)
+        if rule.action != "ignore":
+            drawn.append(self._budgets.total)
+        spent = _spent(drawn)
+        if spent is not None:
+            return self._stop(name, self._budgets.exhausted(spent), budget=spent.name)
+        elsewhere = rule.action == "restart_elsewhere" or rule.exclude_node
+        uncounted = ", which does not count in max_restarts" if rule.action == "ignore" else ""
+        return self._retry(name, f"{name} says {rule.action}{uncounted}", drawn=drawn, elsewhere=elsewhere)
+
+    def _by_cause(self) -> Decision:
+        verdict, cause = self._verdict, self._verdict.cause
+        code = self._facts.code
+        row = code_row(code) if cause.slug == "user_exit" and code is not None else None
+        declared = self._diagnosis.mark == "retryable" or cause.slug == "retryable_exception"
+        declared = declared or (row is not None and row.kind == "user_retryable")
+        # The same word as a signal: SIGUSR1 that nobody handled.
+        declared = declared or (code == USER_RETRYABLE and cause.slug in BARE)
+        again = row is not None and row.action == "restart"
+        if row is not None and not again and not declared and verdict.retry == "no":
+            return self._stop("exit_code", f"exit code {code} is permanent: {row.meaning}")
+        if verdict.retry == "no" and not declared and not again:
+            told = verdict.decisive.line if cause.slug == DEADLINE and verdict.decisive else None
+            return self._stop("cause_no", told or f"{cause.slug} would fall again")
+        names = [cause.slug, cause.family]
+        drawn = self._budgets.named([*names, USER] if declared else [n for n in names if self._has_number(n)])
+        spent = _spent(drawn)
+        if spent is not None:
+            return self._stop("cause_budget", self._budgets.exhausted(spent), budget=spent.name)
+        total = self._budgets.total
+        if not total.left:
+            return self._stop("restarts_spent", self._budgets.exhausted(total), budget=TOTAL)
+        drawn.append(total)
+        if declared:
+            return self._retry(DECLARED, "the user declares this error retryable", drawn=drawn)
+        stop = self._repeated()
+        if stop is not None:
+            return stop
+        if again:
+            return self._retry("exit_code", f"exit code {code} may pass", drawn=drawn)
+        if verdict.retry == "elsewhere":
+            here = (
+                "this machine, the only one there is" if self._spec.backend == "local" else "the nodes that there are"
+            )
+            where = "another node" if self._other_nodes else here
+            return self._retry("cause_elsewhere", f"{cause.slug}: one more try on {where}", drawn=drawn, elsewhere=True)
+        if verdict.retry == "once":
+            return self._retry("cause_once", f"{cause.slug}: one confirming retry", drawn=drawn)
+        return self._retry("cause_yes", f"{cause.slug} may pass", drawn=drawn)
+
+    def _repeated(self) -> Decision | None:
+        """A stop when the same fault fell before and nothing was gained in between."""
+        barren = [p for p in self._own if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
+        retry = self._verdict.retry
+        if retry in {"once", "elsewhere"} and barren and not (retry == "elsewhere" and self._other_nodes):
+            why = "the same fault fell before and nothing was gained in between"
+            return self._stop("repeated", why, budget="repeat")
+        if len(barren) >= MAX_REPEATS:
+            why = f"the same fault fell {len(barren)} times without progress"
+            return self._stop("repeated", why, budget="repeat")
+        return None
+
+    def _has_number(self, name: str) -> bool:
+        return name in self._spec.policies.budgets
+
+    def _stop(self, rule: str, because: str, *, budget: str | None = None) -> Decision:
+        return Decision(action="stop", rule=rule, because=because, budget=budget, left=self._budgets.total.left)
+
+    def _retry(self, rule: str, because: str, *, drawn: list[Budget], elsewhere: bool = False) -> Decision:
+        if self._time_left is not None and self._time_left <= self._delay:
+            total = self._spec.deadlines.total_s or 0.0
+            return self._stop("total_deadline", f"the total deadline of {total:g} s leaves no time for another attempt")
+        action: Action = "retry_elsewhere" if elsewhere and self._other_nodes else "retry"
+        named = [budget for budget in drawn if budget.name != TOTAL]
+        return Decision(
+            action=action,
+            rule=rule,
+            because=because,
+            budget=named[0].name if named else TOTAL,
+            left=min(budget.left for budget in drawn) - 1,
+            delay_s=self._delay,
+        )
+
+
+def _spent(budgets: list[Budget]) -> Budget | None:
+    return next((budget for budget in budgets if not budget.left), None)
+
+
+def _delay(spec: JobSpec, attempts: int) -> float:
+    """Exponential back-off in seconds; without jitter here, because a pure function has no dice: the supervisor adds it."""
+    policies = spec.policies
+    return float(min(policies.backoff_max_s, policies.backoff_s * 2.0 ** min(attempts, 30)))

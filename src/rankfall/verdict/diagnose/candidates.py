@@ -1,0 +1,347 @@
+"""Candidates for the root: for each subject its own best explanation of the failure, or none.
+
+Tiers (errors.md section 5, step 10); a higher one wins before any clock is compared:
+
+    5  platform, kernel or hardware fact on that very subject, from a source that a job cannot forge
+    4  silent death with a confirmation (a counter, a kernel line)
+    3  an explicit failure of its own: exception, message, a crash signal
+    2  silent death without confirmation: a foreign signal, a bare exit code, a lost slot
+    1  a hang: the odd one out of stacks, the missing rank of a collective
+    0  left early with success while the others waited
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Confidence, Evidence, cause_info
+from rankfall.model.evidence import StampedBy
+from rankfall.model.timestamps import Moment, order
+from rankfall.verdict.diagnose.cause_tables import (
+    CHILD_DEATHS,
+    KERNEL_SIGNATURE_IDS,
+    NEVER_CAUSE,
+    NEVER_STARTED,
+    NODE_CAUSES,
+    NODE_FAMILIES,
+    NODE_SOURCES,
+    OWN_FAULT_SIGNALS,
+    SUSPECT_ONLY,
+    TERMINAL_WINDOW_S,
+    TRUSTED,
+    WEAK_PRIMARIES,
+    WHILE_LEAVING,
+    YIELDS_TO,
+    exit_slug,
+    signal_slug,
+)
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, without_outlived
+
+PLATFORM: Final = 5
+CONFIRMED: Final = 4
+EXPLICIT: Final = 3
+SILENT: Final = 2
+HANG: Final = 1
+
+_NS = 1_000_000_000
+# What a launcher's line about an end says, and no more than that.
+_BARE = frozenset({"killed_unknown", "user_exit", "unknown"})
+_SIGKILL = 9
+_SIGBUS = 7
+
+
+class Candidate(msgspec.Struct, kw_only=True):
+    """One subject's explanation of the fall.
+
+    Attributes:
+        best: the piece that speaks; None for what only the facts say.
+        at: begin of the fall in nanoseconds by the clock ``stamped``, with ``uncertainty`` seconds; None = unknown.
+        support: how many pieces say the same.
+        same: further subjects with the same fingerprint that were merged into this one.
+        unordered: it was not chosen by time, so nothing says that the others fell later.
+    """
+
+    subject: Subject
+    slug: str
+    tier: int
+    confidence: Confidence
+    best: Evidence | None = None
+    at: int | None = None
+    uncertainty: float = 0.0
+    stamped: StampedBy = "node"
+    fingerprint: str
+    support: int = 1
+    weak: bool = False
+    because: str = ""
+    gpu: str | None = None
+    same: list[Subject] = msgspec.field(default_factory=list)
+    unordered: bool = False
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing speaks for it but a line of a job's text, which is no traceback."""
+        best = self.best
+        return best is not None and best.source == "log" and not best.whole and best.trust not in TRUSTED
+
+    @property
+    def after_work(self) -> bool:
+        """Whether it came after its rank's work was done."""
+        return (self.best is not None and self.best.teardown) or self.subject.work_done
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Place for determinism: node, rank, then the subject's key."""
+        rank = self.subject.rank_number
+        return (self.subject.node or "~", rank if rank is not None else 1 << 62, str(self.subject.key))
+
+    @property
+    def moment(self) -> Moment:
+        """When it fell, and by which clock."""
+        return self.subject.moment(self.at, self.uncertainty, self.stamped)
+
+    @property
+    def specificity(self) -> int:
+        """Of the piece that speaks; 0 where only facts do."""
+        return self.best.specificity if self.best else 0
+
+    def before(self, other: Candidate) -> bool:
+        """Whether this one fell surely before the other, whatever the clocks may be off."""
+        return order(self.moment, other.moment) == "before"
+
+
+def candidate_of(subject: Subject) -> Candidate | None:
+    """The best explanation that this subject offers itself; None when it is a bystander, a victim or fine."""
+    own = [e for e in subject.evidence if e.role == "primary" and e.source != "exit" and e.slug not in NEVER_CAUSE]
+    # What came after the work was done speaks only where nothing else does.
+    pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
+    pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
+    pieces = _without_later_faults(subject, pieces)
+    pieces = _without_abort_while_leaving(subject, pieces)
+    best = _best(_without_bare_ends(subject, pieces))
+    silent = _silent_end(subject, explained=best is not None)
+    if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
+        return silent
+    if best.teardown and silent is not None and silent.best is not None and silent.best.signal is not None:
+        return silent
+    if _killed_by_ours(subject) and best.source == "log" and best.slug in WEAK_PRIMARIES:
+        return None
+    return _from_piece(subject, best, pieces)
+
+
+def outlived_traceback(subjects: Subjects) -> Candidate | None:
+    """The last whole traceback that was outlived, suspected only: for text in which nothing else tells of an end."""
+    found = [
+        (e.at or 0, e.stream or "", e.order or 0, e.id, s, e)
+        for s in subjects.all.values()
+        for e in s.evidence
+        if e.outlived and e.whole and e.slug not in NEVER_CAUSE and cause_info(e.slug).role == "primary"
+    ]
+    if not found:
+        return None
+    *_, subject, piece = max(found, key=lambda row: row[:4])
+    chosen = _from_piece(subject, piece, [piece])
+    chosen.confidence = "suspected"
+    return chosen
+
+
+def _repeats_the_kernel(subject: Subject, piece: Evidence) -> bool:
+    """Whether a job printed what only the kernel can know. A file of kernel lines, which belongs to no rank and slot, is another matter."""
+    printed = piece.rank is not None or subject.rank is not None or subject.slot is not None
+    return printed and piece.trust == "job" and piece.signature in KERNEL_SIGNATURE_IDS
+
+
+def of_node(piece: Evidence | None) -> bool:
+    """Whether the platform or the kernel tells of a fault of the node, and not of the pod or the process."""
+    if piece is None or piece.source not in NODE_SOURCES or not _trusted(piece) or piece.slug in NEVER_STARTED:
+        return False
+    return piece.slug in NODE_CAUSES or cause_info(piece.slug).family in NODE_FAMILIES
+
+
+def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without faults of the node that surely came after an exception of the job's own code had ended this very rank."""
+    own = [subject.when(e) for e in pieces if of_own_code(e)]
+    return [e for e in pieces if not (of_node(e) and any(order(at, subject.when(e)) == "before" for at in own))]
+
+
+def _without_abort_while_leaving(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without all that tells of an abort, where it came while the process left, and that process had said before why it leaves."""
+    slugs = {e.slug for e in pieces if e.signature in WHILE_LEAVING}
+    kept = [e for e in pieces if e.slug not in slugs]
+    said = any(e.slug not in _BARE for e in kept)
+    return kept if said or subject.complaints else pieces
+
+
+def _without_bare_ends(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without a launcher's lines about how a process ended, where its end is known better or its own words say that it is a victim."""
+    facts = subject.rank or subject.slot
+    known = facts is not None and facts.state == "ended"
+    if not subject.complaints and not known:
+        return pieces
+    fell_itself = known and not _killed_by_ours(subject)
+    return [
+        e
+        for e in pieces
+        if e.source != "log"
+        or (e.exit_code is None and (e.slug not in _BARE or (fell_itself and e.signature in CHILD_DEATHS)))
+    ]
+
+
+def _from_piece(subject: Subject, best: Evidence, pieces: list[Evidence]) -> Candidate:
+    trusted = _trusted(best)
+    if trusted and cause_info(best.slug).family in {"gpu", "platform", "storage", "network", "memory"}:
+        tier = PLATFORM
+    elif best.slug in {"rank_stuck", "slow_rank_timeout", "collective_mismatch"} and best.source == "recorder":
+        tier = HANG
+    elif best.slug in _BARE and best.signature not in CHILD_DEATHS:
+        tier = SILENT
+    else:
+        tier = EXPLICIT
+    confidence: Confidence = "proven" if trusted or best.trust == "inside" else "likely"
+    if best.id in subject.by_elimination:
+        confidence = "likely"
+    repeated = _repeats_the_kernel(subject, best)
+    if repeated or best.signature in SUSPECT_ONLY:
+        confidence = "suspected"
+    elif best.slug in WEAK_PRIMARIES or tier == HANG:
+        confidence = "suspected" if best.source == "recorder" else "likely"
+    return Candidate(
+        subject=subject,
+        slug=best.slug,
+        tier=tier,
+        confidence=confidence,
+        best=best,
+        at=best.at,
+        uncertainty=best.uncertainty or 0.0,
+        stamped=best.stamped,
+        fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
+        support=sum(1 for e in pieces if e.slug == best.slug),
+        weak=repeated or best.slug in WEAK_PRIMARIES,
+        gpu=best.gpu,
+        because="its rank was found by elimination" if best.id in subject.by_elimination else "",
+    )
+
+
+def _silent_end(subject: Subject, *, explained: bool) -> Candidate | None:
+    """A death that left no word of its own: what wait status, counters and the wrapper saw."""
+    facts = subject.rank or subject.slot
+    if facts is None or facts.killed_by in {"wrapper", "agent"}:
+        return None
+    if facts.state == "lost":
+        return _fact(subject, "killed_unknown", SILENT, "likely", "its wrapper is gone without a word")
+    if facts.state != "ended":
+        return None
+    plain = subject.rank is None and subject.slot is not None and subject.slot.launcher == "plain"
+    if plain and (facts.signal is None or not subject.ranks_alive):
+        return None  # the slot's code is that of its first failing rank
+    victim = bool(subject.complaints)
+    if facts.signal is not None:
+        return _killed(subject, facts.signal, victim=victim)
+    if subject.rank is None:
+        alone = not subject.ranks_seen and facts.exit_code != 1  # torchrun ends with 1 whatever it was
+    else:
+        # Python's own code after any exception: without the hook one of the complaints in the slot's stream may be this rank's.
+        perhaps_victim = subject.neighbours_complain and subject.rank.hook != "loaded" and facts.exit_code == 1
+        alone = not perhaps_victim
+    if facts.exit_code and not explained and not victim and alone:
+        slug = exit_slug(facts.exit_code)
+        return _fact(subject, slug, SILENT, "likely", f"exit code {facts.exit_code} and no word of why")
+    return None
+
+
+def _killed(subject: Subject, signal: int, *, victim: bool) -> Candidate | None:
+    """An end by a signal that nobody of ours sent."""
+    if signal == _SIGKILL:
+        oom = [e for e in subject.evidence if e.slug in {"host_oom", "node_oom"} and e.trust in TRUSTED]
+        if oom:
+            return _fact(subject, oom[0].slug, CONFIRMED, "proven", "killed while the OOM counter rose", piece=oom[0])
+    slug = signal_slug(signal)
+    own = signal in OWN_FAULT_SIGNALS
+    if victim and own:
+        return None  # a watchdog's abort or a crash while falling: the victim's words say why
+    confidence: Confidence = "suspected" if victim or signal == _SIGBUS else "likely"
+    return _fact(subject, slug, EXPLICIT if own else SILENT, confidence, f"ended by signal {signal}")
+
+
+def _fact(
+    subject: Subject, slug: str, tier: int, confidence: Confidence, because: str, *, piece: Evidence | None = None
+) -> Candidate:
+    facts = subject.rank or subject.slot
+    piece = piece or next((e for e in subject.evidence if e.source == "exit"), None)
+    return Candidate(
+        subject=subject,
+        slug=slug,
+        tier=tier,
+        confidence=confidence,
+        best=piece,
+        at=facts.ended_at if facts else None,
+        uncertainty=(facts.ended_uncertainty or 0.0) if facts else 0.0,
+        fingerprint=f"{slug}:{facts.signal if facts else None}:{facts.exit_code if facts else None}",
+        because=because,
+    )
+
+
+def _best(pieces: list[Evidence]) -> Evidence | None:
+    """The piece to believe: what a job cannot forge, then the more specific, then the more trusted, then the earlier."""
+    slugs = {e.slug for e in pieces}
+
+    def yields(piece: Evidence) -> bool:
+        to = YIELDS_TO.get(piece.slug, frozenset())
+        rivals = slugs - {piece.slug}
+        return bool(rivals if "*" in to else rivals & to)
+
+    return min([e for e in pieces if not yields(e)] or pieces, key=_preference, default=None)
+
+
+def _preference(piece: Evidence) -> tuple[bool, int, int, int, str, str]:
+    trust = {"kernel": 0, "platform": 0, "wrapper": 1, "supervisor": 1, "inside": 2, "launcher": 3, "job": 4}[
+        piece.trust
+    ]
+    at = piece.at if piece.at is not None else 1 << 62
+    return (not _trusted(piece), -piece.specificity, trust, at, piece.fingerprint or "", piece.line)
+
+
+def _terminal(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without lines long before the subject's end; what a record says and a traceback without any rival always stand."""
+    facts = subject.rank or subject.slot
+    last = max((e.at for e in pieces if e.source == "record" and e.at is not None), default=None)
+    if last is None and facts is not None and not _killed_by_ours(subject):
+        last = facts.ended_at
+    if last is None:
+        return pieces
+    floor = last - round(TERMINAL_WINDOW_S * _NS)
+    near = [e for e in pieces if e.source != "log" or e.at is None or e.at >= floor]
+    # A process may take long to end after its last traceback.
+    return near or [e for e in pieces if e.whole]
+
+
+def _trusted(piece: Evidence) -> bool:
+    return piece.trust in TRUSTED and piece.source != "exit"
+
+
+def _killed_by_ours(subject: Subject) -> bool:
+    facts = subject.rank or subject.slot
+    return facts is not None and facts.killed_by in {"wrapper", "agent"}
+
+
+class Root(msgspec.Struct, kw_only=True):
+    """The chosen candidate, whether it struck everywhere, and what was set aside for which reason.
+
+    ``chosen`` is None when only consequences speak; ``nearest`` is then the one nearest the origin, and ``suspects`` the peers
+    that the consequences name or that never spoke; ``alone`` when it is the only rank that failed. ``repeated``: somebody said that a part was stopped or
+    given up because another one had failed, which is no cause of anything. ``independent``: what failed as well and is no consequence, and how that is
+    known. ``unnamed``: what happened is known, but several ranks offer it equally.
+    """
+
+    chosen: Candidate | None = None
+    everywhere: bool = False
+    unnamed: bool = False
+    tied: bool = False
+    rejected: list[tuple[Candidate, str]] = msgspec.field(default_factory=list)
+    independent: list[tuple[Candidate, str]] = msgspec.field(default_factory=list)
+    nearest: tuple[Subject, Evidence] | None = None
+    suspects: tuple[int, ...] = ()
+    suspect_slots: tuple[int, ...] = ()
+    alone: bool = False
+    repeated: bool = False

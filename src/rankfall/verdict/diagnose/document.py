@@ -1,0 +1,392 @@
+"""Builds the verdict document: from a root, from consequences alone, or for an attempt that did not fail.
+
+Adds proof, consequences, rejected alternatives and missing evidence, all bounded, and derives retry and node
+action.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from rankfall.model import (
+    Alternative,
+    Case,
+    Cause,
+    Confidence,
+    Consequence,
+    Decisive,
+    Diagnosis,
+    Evidence,
+    IndependentFault,
+    NodeAction,
+    Proof,
+    Retry,
+    Scope,
+    Time,
+    Verdict,
+    cause_info,
+)
+from rankfall.model.exit_codes import shell_code
+from rankfall.model.timestamps import Moment, rfc3339
+from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node
+from rankfall.verdict.diagnose.cause_tables import NEAREST, NODE_FAULT_WHEN_SINGLE
+from rankfall.verdict.diagnose.no_failure import state_of
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, work_over
+from rankfall.verdict.diagnose.victims import only_text
+
+MAX_PROOF: Final = 40
+MAX_ALTERNATIVES: Final = 20
+MAX_LINE: Final = 2000
+MAX_MISSING: Final = 20
+MAX_INDEPENDENT: Final = 8
+
+
+def decisive_of(chosen: Candidate) -> Decisive | None:
+    """The piece that decided; None where there is neither a piece nor the end of a process."""
+    if chosen.best is not None:
+        best = chosen.best
+        return Decisive(source=best.source, where=best.where, line=best.line[:MAX_LINE])
+    facts = chosen.subject.rank or chosen.subject.slot
+    return Decisive(source="exit", where=facts.where, line=chosen.because) if facts else None
+
+
+def proof_of(subjects: Subjects, chosen: Candidate | None) -> tuple[Proof, ...]:
+    """The chosen one's own pieces first, then the others' words by role and time; bounded."""
+    own = {s.key for s in (chosen.subject, *chosen.same[:8])} if chosen else set()
+    role = {"primary": 0, "secondary": 1, "context": 2}
+
+    def order(row: tuple[Subject, Evidence]) -> tuple[object, ...]:
+        subject, e = row
+        moment, _ = subject.when(e).common
+        at = moment if moment is not None else 1 << 62
+        # How a process ended, in a launcher's words, says little beside the words of why.
+        kind = role["context"] if e.source == "log" and e.exit_code is not None else role[e.role]
+        if chosen is not None and subject.key in own:
+            return (0, e is not chosen.best, e.slug != chosen.slug, kind, at, e.where, e.id)
+        return (1, kind, NEAREST.get(e.slug, 5), 0, at, e.where, e.id)
+
+    rows = [(s, e) for s in subjects.all.values() for e in s.evidence]
+    return tuple(_as_proof(s, e) for s, e in heapq.nsmallest(MAX_PROOF, rows, key=order))
+
+
+def _as_proof(subject: Subject, e: Evidence) -> Proof:
+    at, uncertainty = subject.when(e).common
+    return Proof(
+        id=e.id,
+        source=e.source,
+        slug=e.slug,
+        role=e.role,
+        rank=e.rank if e.rank is not None else subject.rank_number,
+        slot=e.slot if e.slot is not None else subject.slot_number,
+        node=e.node or subject.node,
+        at=rfc3339(at),
+        uncertainty_s=None if e.uncertainty is None else uncertainty,
+        where=e.where,
+        line=e.line[:MAX_LINE],
+        trust=e.trust,
+    )
+
+
+def consequences_of(
+    subjects: Subjects, struck: set[object], chosen: Candidate | None, *, independent: Collection[object] = ()
+) -> tuple[Consequence, ...]:
+    """Who fell because of the root, and how that is known, in the order of the subjects.
+
+    Args:
+        subjects: of the case.
+        struck: keys of those that the root itself struck.
+        chosen: the root; None where there is none.
+        independent: keys of those that failed of something else.
+    """
+    found = []
+    for key in sorted(subjects.all, key=lambda k: (k[0], isinstance(k[1], str), k[1])):
+        subject = subjects.all[key]
+        if key in struck or key in independent or subject.rank is None or ("slot", subject.slot_number) in struck:
+            continue
+        because = _why_consequence(subject, chosen, stopper=subjects.stopper)
+        if because is not None:
+            found.append(Consequence(rank=subject.rank_number, slug=because[0], because=because[1]))
+    return tuple(found)
+
+
+def _why_consequence(subject: Subject, chosen: Candidate | None, *, stopper: str) -> tuple[str, str] | None:
+    facts = subject.rank
+    words = subject.complaints
+    if words:
+        word = min(words, key=lambda e: (NEAREST.get(e.slug, 5), e.at if e.at is not None else 1 << 62, e.line))
+        return word.slug, word.line[:200]
+    waits = [e for e in subject.evidence if e.role == "context" and e.source == "recorder"]
+    if waits and chosen is not None and chosen.tier == HANG:
+        return waits[0].slug, waits[0].line[:200]
+    if facts is None:
+        return None
+    if facts.killed_by == "agent":
+        return "peer_teardown", "its own agent stopped it after another rank had failed"
+    if facts.killed_by == "wrapper":
+        return "peer_teardown", f"{stopper} stopped it after another rank had failed"
+    if own_failure(facts) and chosen is not None and not chosen.unordered:
+        return "peer_lost", "it fell after the root; see alternatives"
+    return None
+
+
+def alternatives_of(root: Root) -> tuple[Alternative, ...]:
+    """What else was thought of and why it was rejected, the strongest first; bounded."""
+    rows = sorted(root.rejected, key=lambda row: (-row[0].tier, row[0].order))
+    return tuple(
+        Alternative(slug=c.slug, rank=c.subject.rank_number, rejected=reason) for c, reason in rows[:MAX_ALTERNATIVES]
+    )
+
+
+def independent_of(root: Root) -> tuple[IndependentFault, ...]:
+    """What went wrong as well, and neither caused the fall nor followed from it; bounded."""
+    found = []
+    for candidate, because in root.independent[:MAX_INDEPENDENT]:
+        subject, best = candidate.subject, candidate.best
+        at, uncertainty = candidate.moment.common
+        found.append(
+            IndependentFault(
+                slug=candidate.slug,
+                rank=subject.rank_number,
+                slot=subject.slot_number,
+                node=subject.node,
+                time=Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time(),
+                line=best.line[:MAX_LINE] if best is not None else candidate.because,
+                because=because,
+            )
+        )
+    return tuple(found)
+
+
+def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tuple[str, ...]:
+    """What would have said more, had it been there; bounded."""
+    found = list(case.missing)
+    if chosen is not None and chosen.slug in {"killed_unknown", "external_signal"}:
+        found.append("who sent the signal: the kernel does not tell, and nobody of Rankfall's did")
+    if chosen is not None and chosen.slug == "user_exit":
+        found.append("a word of the program itself: it ended with a code and without an exception")
+    if case.world_size is not None:
+        unseen = [n for n in range(case.world_size) if n not in subjects.ranks]
+        if unseen:
+            found.append(f"a start of{numbered('rank', tuple(unseen))}")
+        unread = tuple(
+            r.rank
+            for r in subjects.ranks.values()
+            if r.state == "ended" and r.exit_code is None and r.signal is None and r.killed_by is None
+        )
+        if unread:
+            found.append(f"the exit status of{numbered('rank', unread)}: nobody could read it")
+    return tuple(dict.fromkeys(found))[:MAX_MISSING]
+
+
+def numbered(word: str, numbers: tuple[int, ...]) -> str:
+    """`` ranks 1, 2, 3`` with a space in front, the first sixteen of them."""
+    shown = ", ".join(str(n) for n in numbers[:16])
+    more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - as many as are shown
+    return f" {word}{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
+    """The diagnosis of a fall whose root was looked for."""
+    if root.chosen is not None:
+        return _of_candidate(case, subjects, root, root.chosen)
+    return _of_consequences(case, subjects, root)
+
+
+def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate) -> Diagnosis:
+    subject = chosen.subject
+    facts = subject.rank
+    everywhere = root.everywhere or root.unnamed
+    scope: Scope | None = (
+        None
+        if root.unnamed
+        else "all"
+        if everywhere
+        else "rank"
+        if facts
+        else "slot"
+        if subject.slot_number is not None
+        else "external"
+    )
+    confidence = _tied(chosen.confidence) if root.tied else chosen.confidence
+    info = cause_info(chosen.slug)
+    late = chosen.after_work or work_over(case, subjects, subject)
+    doubtful = only_text(chosen, subjects)
+    shown = [subject, *chosen.same]
+    one_slot = len({s.slot_number for s in shown}) == 1
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=state_of(case),
+        exit_origin="rank" if _code(subjects, subject) is not None else "rankfall",
+        cause=Cause.of(chosen.slug, confidence=confidence),
+        scope=scope,
+        rank=None if everywhere else subject.rank_number,
+        local_rank=None if everywhere else _local_rank(chosen),
+        role=_role(case, subjects, shown if everywhere else [subject]),
+        slot=subject.slot_number if not everywhere or one_slot else None,
+        pod=None if everywhere else subject.pod,
+        node=subject.node if not everywhere or one_slot else None,
+        gpu=chosen.gpu,
+        time=_time(chosen.moment),
+        decisive=decisive_of(chosen),
+        evidence=proof_of(subjects, chosen),
+        consequences=consequences_of(
+            subjects,
+            {s.key for s in shown},
+            chosen,
+            independent={c.subject.key for c, _ in root.independent if not of_node(c.best)},
+        ),
+        alternatives=alternatives_of(root),
+        missing=missing_of(case, subjects, chosen),
+        independent=independent_of(root) or msgspec.UNSET,
+        phase="teardown" if late else msgspec.UNSET,
+        retry="no"
+        if late
+        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, shown), doubtful=doubtful),
+        node_action=_node_action(info.node_action, chosen, nowhere=everywhere or doubtful),
+    )
+    return Diagnosis(
+        verdict=verdict,
+        fingerprint=chosen.fingerprint,
+        exit_code=_code(subjects, subject),
+        mark=chosen.best.mark if chosen.best else None,
+    )
+
+
+def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
+    """Nobody spoke of a cause: a consequence at most suspected, or ``unknown``."""
+    missing = list(missing_of(case, subjects, None))
+    if root.suspects:
+        missing.insert(0, f"a word from the suspected peer{numbered('rank', root.suspects)}: it never said why it left")
+    if root.suspect_slots:
+        missing.insert(0, f"any rank of{numbered('slot', root.suspect_slots)}: it never joined")
+    if root.repeated:
+        missing.insert(0, "a word of the part that fell first: what there is only repeats that something failed")
+    subject, piece = root.nearest or (None, None)
+    slug = piece.slug if piece else "unknown"
+    # A signal was sent to the speaker, and a data worker is the speaker's own child: no other rank can be meant.
+    named = piece is not None and (slug in {"external_signal", "dataloader_died"} or root.alone)
+    if root.alone:
+        missing.insert(0, "the other end: every other rank came to a good end, so the partner was outside of the job")
+    rank = root.suspects[0] if not named and len(root.suspects) == 1 else None
+    at_subject = named and subject is not None
+    suspect = subjects.ranks.get(rank) if rank is not None else None
+    info = cause_info(slug)
+    confidence: Confidence = "unknown" if piece is None else "likely" if named and not root.alone else "suspected"
+    if at_subject and subject is not None:
+        slot, node, rank = subject.slot_number, subject.node, subject.rank_number
+    else:
+        slot, node = (suspect.slot, suspect.node) if suspect else (None, None)
+        if slot is None and len(root.suspect_slots) == 1:
+            slot = root.suspect_slots[0]
+            node = subjects.slots[slot].node if slot in subjects.slots else None
+    place = subjects.slots.get(slot) if slot is not None else None
+    late = piece is not None and subject is not None and (piece.teardown or work_over(case, subjects, subject))
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=state_of(case),
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence=confidence),
+        scope="rank" if rank is not None else "slot" if slot is not None else None,
+        rank=rank,
+        local_rank=suspect.local_rank
+        if suspect
+        else subject.rank.local_rank
+        if at_subject and subject and subject.rank
+        else None,
+        role=(place.role if place else None) or case.role,
+        slot=slot,
+        pod=place.pod if place else None,
+        node=node,
+        time=_time(subject.when(piece)) if piece and subject else Time(),
+        decisive=Decisive(source=piece.source, where=piece.where, line=piece.line[:MAX_LINE]) if piece else None,
+        evidence=proof_of(subjects, None),
+        consequences=consequences_of(subjects, {subject.key} if at_subject and subject else set(), None),
+        missing=tuple(missing) or ("anything that says why the job ended",),
+        phase="teardown" if late else msgspec.UNSET,
+        retry="no" if late else info.retry,
+        node_action="none",
+    )
+    fingerprint = (piece.fingerprint if piece else None) or slug
+    code = _code(subjects, subject) if at_subject and subject is not None else None
+    return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
+
+
+def _role(case: Case, subjects: Subjects, shown: Sequence[Subject]) -> str | None:
+    """The role of all of these; None where they have several."""
+    found = set()
+    for subject in shown:
+        place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
+        found.add((subject.rank.role if subject.rank else None) or (place.role if place else None) or case.role)
+    return found.pop() if len(found) == 1 else case.role
+
+
+def _local_rank(chosen: Candidate) -> int | None:
+    if chosen.subject.rank is not None and chosen.subject.rank.local_rank is not None:
+        return chosen.subject.rank.local_rank
+    return chosen.best.local_rank if chosen.best else None
+
+
+def _code(subjects: Subjects, subject: Subject) -> int | None:
+    facts = subject.rank or subject.slot
+    code = shell_code(code=facts.exit_code, signal=facts.signal) if facts else None
+    slot = subject.slot
+    if code is None and subject.rank is not None and slot is not None and slot.launcher == "plain":
+        # The slot's code is that of its first failing rank: the only one's, where nobody could read it elsewhere.
+        alone = sum(1 for rank in subjects.ranks.values() if rank.slot == slot.slot) == 1
+        code = shell_code(code=slot.exit_code, signal=slot.signal) if alone and slot.killed_by != "wrapper" else None
+    return code or None
+
+
+def _tied(confidence: Confidence) -> Confidence:
+    return "likely" if confidence == "proven" else "suspected"
+
+
+def _time(moment: Moment) -> Time:
+    """By the common clock, as far as the moment's own is known."""
+    at, uncertainty = moment.common
+    return Time(at=rfc3339(at), uncertainty_s=uncertainty) if at is not None else Time()
+
+
+def _retry(default: Retry, chosen: Candidate, case: Case, *, one_node: bool, doubtful: bool) -> Retry:
+    """The catalogue's word, bent only by what the evidence itself says."""
+    found = _retry_of(default, chosen, case, one_node=one_node)
+    return "once" if doubtful and found in {"yes", "elsewhere"} else found
+
+
+def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) -> Retry:
+    mark = chosen.best.mark if chosen.best else None
+    if mark is not None:
+        return "yes" if mark == "retryable" else "no"
+    if chosen.best is not None and chosen.best.retry is not None:
+        return chosen.best.retry
+    if one_node and chosen.slug in NODE_FAULT_WHEN_SINGLE:
+        return "elsewhere"
+    if of_node(chosen.best) and chosen.confidence == "suspected":
+        return "once"
+    if default == "no" and chosen.confidence in {"suspected", "unknown"} and not case.hung:
+        return "once"
+    return default
+
+
+def _one_node(subjects: Subjects, shown: Sequence[Subject]) -> bool:
+    """Whether this befell one node, while slots on another one began."""
+    nodes = {subject.node for subject in shown}
+    struck = {subject.slot_number for subject in shown}
+    begun = {s.node for s in subjects.slots.values() if s.slot not in struck and s.state in {"running", "ended"}}
+    return len(nodes) == 1 and None not in nodes and bool(begun - nodes - {None})
+
+
+def _node_action(most: NodeAction, chosen: Candidate, *, nowhere: bool) -> NodeAction:
+    """A node is marked only for what a job cannot forge; everywhere at once points away from any node."""
+    if nowhere or most == "none" or chosen.confidence in {"suspected", "unknown"}:
+        return "none"
+    trusted = chosen.best is not None and chosen.best.trust in {"kernel", "platform"}
+    if most == "taint" and not (trusted and (chosen.confidence == "proven" or not of_node(chosen.best))):
+        return "suspect"
+    return most

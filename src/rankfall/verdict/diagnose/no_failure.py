@@ -1,0 +1,87 @@
+"""Diagnoses of attempts that did not fall: succeeded, cancelled, still running, or stopped because somebody wished it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rankfall.model import Case, Cause, Confidence, Decision, Decisive, Diagnosis, RunState, Verdict
+
+
+def no_failure(case: Case) -> Diagnosis:
+    """The diagnosis of an attempt that did not fall: succeeded, cancelled, or still running."""
+    state = state_of(case)
+    slug = "cancelled" if case.cancelled else "unknown"
+    confidence: Confidence = "proven" if case.cancelled else "unknown"
+    missing = () if case.cancelled or case.succeeded else ("a failure: nothing has failed so far",)
+    verdict = Verdict(
+        run=case.run,
+        attempt=case.attempt,
+        state=state,
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence=confidence),
+        scope="external" if case.cancelled else None,
+        role=case.role,
+        decisive=Decisive(source="event", where="cancel request", line=case.cancelled) if case.cancelled else None,
+        missing=missing,
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=slug)
+
+
+def stopped_on_request(
+    by: str, *, how: Literal["suspended", "resized"], run: str | None, attempt: int | None, role: str | None
+) -> Diagnosis:
+    """What is said of an attempt that was stopped for a suspension, or for another size: nothing fell, somebody asked for it.
+
+    Args:
+        by: who asked, and why.
+        how: what was asked for.
+        run: of the attempt.
+        attempt: its number.
+        role: of its slots.
+    """
+    suspended = how == "suspended"
+    verdict = Verdict(
+        run=run,
+        attempt=attempt,
+        state="suspended" if suspended else "restarting",
+        exit_origin="rankfall",
+        cause=Cause.of("cancelled", confidence="proven"),
+        scope="external",
+        role=role,
+        decisive=Decisive(source="event", where="suspend request" if suspended else "resize request", line=by),
+        retry="no",
+    )
+    return Diagnosis(verdict=verdict, fingerprint=how)
+
+
+def not_begun(text: str, *, run: str, state: RunState = "failed") -> Diagnosis:
+    """What is said of a run that ended before its first attempt.
+
+    Args:
+        text: why, as it was stored with the run.
+        run: its id.
+        state: its own.
+    """
+    failed = state == "failed"
+    slug = "container_config" if failed else "cancelled"
+    verdict = Verdict(
+        run=run,
+        state=state,
+        exit_origin="rankfall",
+        cause=Cause.of(slug, confidence="proven"),
+        scope="external",
+        decisive=Decisive(source="recorder", where="before attempt 1", line=text),
+        retry="no",
+        decision=Decision(action="stop", rule="not_begun", because="no attempt was begun", state="done"),
+    )
+    return Diagnosis(verdict=verdict, fingerprint=f"not_begun:{slug}")
+
+
+def state_of(case: Case) -> RunState:
+    """The state that the attempt of this case is in."""
+    if case.cancelled:
+        return "cancelled"
+    if case.succeeded:
+        return "succeeded"
+    return "failed" if case.ended or case.hung else "running"

@@ -1,0 +1,167 @@
+"""Which faults of nodes may have caused the fall: only of what failed on that node, and before any other failure that the clocks can order.
+
+A fault that lies on a node proves that the node is ill. That it ended the job is another statement: it needs a rank or a slot there that failed
+by itself, or fell silent, and no failure elsewhere that was surely first. A fault that fails this is an independent fault: it is shown
+beside the root, and nothing is done to its node because of this job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Case, Confidence
+from rankfall.model.timestamps import Moment, order
+from rankfall.verdict.diagnose.candidates import HANG, PLATFORM, SILENT, Candidate, Root, candidate_of, of_node
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
+from rankfall.verdict.diagnose.victims import is_without_message
+
+_SIGTERM: Final = 15
+# What ranks say that wait for one which stands still.
+_WAITED: Final = frozenset({"collective_timeout", "rdzv_closed"})
+
+
+class _Fall(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the rank or slot that a fault lies on.
+
+    Attributes:
+        failed: it failed by itself or fell silent; False = it did not, or only as another failure's victim; None = nobody knows.
+        victim: it failed, and only as a victim.
+        since, until: it failed not before ``since`` and not after ``until``; without a stamp = unknown.
+    """
+
+    failed: bool | None
+    victim: bool = False
+    since: Moment = Moment(at=None)
+    until: Moment = Moment(at=None)
+
+
+def without_faults_elsewhere(
+    candidates: list[Candidate], subjects: Subjects, root: Root, *, case: Case
+) -> list[Candidate]:
+    """Without faults of nodes that caused nothing here; these go to ``root.independent``.
+
+    Args:
+        candidates: all that are left.
+        subjects: of the case.
+        root: takes what is left out, and why.
+        case: whether it hung is asked.
+    """
+    faults = [c for c in candidates if c.tier == PLATFORM and of_node(c.best)]
+    if not faults:
+        return candidates
+    falls = {id(c): _fall_of(c, subjects, fault=c in faults) for c in candidates}
+    left_out = []
+    for fault in faults:
+        others = [(o, falls[id(o)]) for o in candidates if not _same_place(fault, o)]
+        why = _independent(fault, falls[id(fault)], others)
+        if why is not None:
+            left_out.append((fault, why))
+        else:
+            fault.confidence = _confidence(fault, falls[id(fault)], others, subjects, case=case)
+    root.rejected += left_out
+    root.independent += left_out
+    return [c for c in candidates if all(c is not one for one, _ in left_out)]
+
+
+def own_exceptions(candidates: Iterable[Candidate]) -> list[tuple[Candidate, str]]:
+    """Of candidates that were not chosen, those that another failure does not explain: proven exceptions of the job's own code."""
+    return [
+        (c, "an exception of the job's own code, which no other failure explains")
+        for c in candidates
+        if c.confidence == "proven" and of_own_code(c.best)
+    ]
+
+
+def _independent(fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]]) -> str | None:
+    """Why this fault caused nothing here; None where it may have."""
+    real = [(other, its) for other, its in others if other.tier >= SILENT and its.failed is not False]
+    if fall.failed is False:
+        stuck = any(other.tier == HANG for other, _ in others)
+        if fall.victim and real:
+            return f"what ran on {_node(fault)} failed only as another failure's victim"
+        return f"nothing on {_node(fault)} had failed by itself" if real or (stuck and not fall.victim) else None
+    for other, its in real:
+        if order(its.until, fall.since) == "before":
+            return f"{_who(other)} had failed before anything on {_node(fault)} did"
+        if of_own_code(other.best) and order(fall.until, its.since) != "before":
+            return f"the clocks cannot tell which failed first, and no fault of a node explains the exception of {_who(other)}"
+    return None
+
+
+def _confidence(
+    fault: Candidate, fall: _Fall, others: list[tuple[Candidate, _Fall]], subjects: Subjects, *, case: Case
+) -> Confidence:
+    """How sure it is that the fault ended the job; the fault itself is as sure as its source."""
+    if fall.failed:
+        rivals = [its for other, its in others if other.tier >= SILENT and its.failed and not _perhaps_echo(other)]
+        doubted = any(order(fall.until, its.since) != "before" for its in rivals)
+        return "likely" if doubted and fault.confidence == "proven" else fault.confidence
+    waited = case.hung or any(e.slug in _WAITED for s in subjects.all.values() for e in s.complaints)
+    return fault.confidence if fall.failed is None or fall.victim or waited else "suspected"
+
+
+def _perhaps_echo(candidate: Candidate) -> bool:
+    """Whether a rank may fail in this way because its partner is gone."""
+    own = candidate.slug == "user_code_exception" and of_own_code(candidate.best)
+    return is_without_message(candidate) or (candidate.slug == "user_code_exception" and not own)
+
+
+def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
+    """What became of the candidate's rank or slot; of one that is no fault of a node: when it failed."""
+    subject = candidate.subject
+    place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
+    there = [s for s in subjects.all.values() if s.rank is not None and s.rank.slot == subject.slot_number]
+    silent = place is not None and place.state == "lost" and candidate.tier in {PLATFORM, SILENT}
+    if candidate.slug == "node_lost" or silent:
+        alive = max((s.rank.last_line_at or 0 for s in there if s.rank is not None), default=0)
+        return _Fall(failed=True, since=subject.moment(alive or None, 0.0), until=candidate.moment)
+    if not fault:
+        return _Fall(failed=True, since=candidate.moment, until=candidate.moment)
+    if place is None:
+        return _Fall(failed=None)
+    ranks = [subject] if subject.rank is not None else there
+    failed = [s for s in ranks if s.rank is not None and own_failure(s.rank)]
+    if failed:
+        return _of_own([(s, _without_faults(s)) for s in failed])
+    if "unknown" in {place.state, *(s.rank.state for s in ranks if s.rank is not None)}:
+        return _Fall(failed=None)
+    ours = place.killed_by == "wrapper" or place.signalled or place.signal == _SIGTERM
+    ended = place.state == "ended" and bool(place.exit_code or place.signal)
+    told = bool(ranks) and all(s.rank is not None and s.rank.state == "ended" for s in ranks)
+    if ours or told or not ended:
+        return _Fall(failed=False)
+    slot = subjects.all["slot", place.slot]
+    return _of_own([(slot, _without_faults(slot))])
+
+
+def _without_faults(subject: Subject) -> Candidate | None:
+    """What explains this subject's end where no fault of a node is known."""
+    return candidate_of(msgspec.structs.replace(subject, evidence=[e for e in subject.evidence if not of_node(e)]))
+
+
+def _of_own(found: list[tuple[Subject, Candidate | None]]) -> _Fall:
+    own = [(s, c) for s, c in found if c is not None and not c.weak]
+    if not own:
+        return _Fall(failed=False, victim=True)
+    signs = [moment for s, c in own for moment in (c.moment, s.ended) if moment.common[0] is not None]
+    first = min(signs, key=lambda moment: moment.common[0] or 0, default=Moment(at=None))
+    return _Fall(failed=True, since=first, until=first)
+
+
+def _same_place(one: Candidate, other: Candidate) -> bool:
+    mine, theirs = one.subject, other.subject
+    if mine.node is not None and theirs.node is not None:
+        return mine.node == theirs.node
+    return mine.slot_number is not None and mine.slot_number == theirs.slot_number
+
+
+def _node(candidate: Candidate) -> str:
+    return f"node {candidate.subject.node}" if candidate.subject.node else "that node"
+
+
+def _who(candidate: Candidate) -> str:
+    subject = candidate.subject
+    return f"rank {subject.rank_number}" if subject.rank_number is not None else f"slot {subject.slot_number}"

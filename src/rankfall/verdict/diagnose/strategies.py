@@ -1,0 +1,143 @@
+"""Strategies that choose the root: ``causal`` weighs kinds of evidence, others follow a plain rule.
+
+A strategy is any callable from a case to a diagnosis. One that fails or gives no answer is replaced by
+``causal``, and the verdict says so. Plug-ins are loaded outside of this pure room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from rankfall.model import Case, Diagnosis, Evidence
+from rankfall.verdict.diagnose.candidates import EXPLICIT, Candidate, Root
+from rankfall.verdict.diagnose.document import MAX_MISSING, assemble
+from rankfall.verdict.diagnose.no_failure import state_of
+from rankfall.verdict.diagnose.root_search import find_root
+from rankfall.verdict.diagnose.subjects import Subject, Subjects
+
+_MAX_WORDS: Final = 200
+
+# From the case of an attempt that fell to its diagnosis; None = nothing there to choose from.
+Pick = Callable[[Case], Diagnosis | None]
+
+
+class Strategy(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule under its name.
+
+    Attributes:
+        name: as ``strategy`` in a job spec says it.
+        pick: called for attempts that fell only, never for cancelled or successful ones; must not change the case.
+    """
+
+    name: str
+    pick: Pick
+
+
+def causal(case: Case) -> Diagnosis:
+    """Cause before time: the kinds of evidence are weighed first (errors.md section 5), clocks only break ties."""
+    subjects = Subjects(case)
+    return assemble(case, subjects, find_root(case, subjects))
+
+
+def earliest(case: Case) -> Diagnosis | None:
+    """The record whose exception was raised first, whatever it says; one without a time is never first.
+
+    At most ``likely``, and ``suspected`` where another one's clock leaves room for having been earlier: a victim may raise first.
+    """
+    subjects = Subjects(case)
+    spoken = _first_record_of_each(subjects, lambda e: (e.at is None, e.at or 0, e.where, e.id))
+    timed = [c for c in spoken if c.at is not None]
+    if not timed:
+        return None
+    chosen = min(timed, key=lambda c: (c.moment.common[0], c.order))
+    root = Root(chosen=chosen, tied=any(c is not chosen and not chosen.before(c) for c in timed))
+    root.rejected = [
+        (c, "its record has no time" if c.at is None else "raised later, by the clocks of the records")
+        for c in spoken
+        if c is not chosen
+    ]
+    return assemble(case, subjects, root)
+
+
+def first_listed(case: Case) -> Diagnosis | None:
+    """The first record by name: what a reader does that takes one file and asks no more. ``suspected`` where there are several."""
+    subjects = Subjects(case)
+    spoken = _first_record_of_each(subjects, _place)
+    chosen = min(spoken, key=lambda c: (_place(c.best) if c.best else ("", ""), c.order), default=None)
+    if chosen is None:
+        return None
+    chosen.unordered = True
+    root = Root(chosen=chosen, tied=len(spoken) > 1)
+    root.rejected = [(c, "its record's name comes later") for c in spoken if c is not chosen]
+    return assemble(case, subjects, root)
+
+
+CAUSAL: Final = Strategy(name="causal", pick=causal)
+EARLIEST: Final = Strategy(name="earliest", pick=earliest)
+FIRST_LISTED: Final = Strategy(name="first-listed", pick=first_listed)
+BUILT_IN: Final = MappingProxyType({s.name: s for s in (CAUSAL, EARLIEST, FIRST_LISTED)})
+
+
+def ask(strategy: Strategy, case: Case) -> Diagnosis:
+    """The answer of a strategy about an attempt that fell; that of ``causal`` where it has none. Says which one it was."""
+    if strategy is CAUSAL:
+        return causal(case)
+    try:
+        found: object = strategy.pick(case)
+    except Exception as error:  # noqa: BLE001 - code of others; whatever it does, a run needs its verdict
+        words = f"{type(error).__name__}: {_text(error)}"[:_MAX_WORDS]
+        return _noted(causal(case), f"the answer of strategy {strategy.name}: it failed with {words}; causal answered")
+    if found is None:
+        return _noted(causal(case), f"a record that strategy {strategy.name} could choose; causal answered")
+    if not isinstance(found, Diagnosis):
+        words = f"a {type(found).__name__} and no Diagnosis"[:_MAX_WORDS]
+        return _noted(causal(case), f"the answer of strategy {strategy.name}: it gave {words}; causal answered")
+    # Whose attempt it is and how that ended is no matter of opinion.
+    verdict = msgspec.structs.replace(found.verdict, run=case.run, attempt=case.attempt, state=state_of(case))
+    found = msgspec.structs.replace(found, verdict=verdict)
+    return _noted(found, f"causal's weighing of all evidence: strategy {strategy.name} chose this cause")
+
+
+def _first_record_of_each(subjects: Subjects, order: Callable[[Evidence], tuple[object, ...]]) -> list[Candidate]:
+    """For each subject with error records the one that comes first in ``order``."""
+    found = []
+    for subject in subjects.all.values():
+        best = min((e for e in subject.evidence if e.source == "record"), key=order, default=None)
+        if best is not None:
+            found.append(_candidate(subject, best))
+    return found
+
+
+def _candidate(subject: Subject, best: Evidence) -> Candidate:
+    return Candidate(
+        subject=subject,
+        slug=best.slug,
+        tier=EXPLICIT,
+        confidence="likely",
+        best=best,
+        at=best.at,
+        uncertainty=best.uncertainty or 0.0,
+        stamped=best.stamped,
+        fingerprint=best.fingerprint or f"{best.slug}:{best.signature or best.source}",
+        gpu=best.gpu,
+    )
+
+
+def _place(piece: Evidence) -> tuple[str, str]:
+    return (piece.where, piece.id)
+
+
+def _noted(found: Diagnosis, note: str) -> Diagnosis:
+    missing = (note, *found.verdict.missing)[:MAX_MISSING]
+    return msgspec.structs.replace(found, verdict=msgspec.structs.replace(found.verdict, missing=missing))
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception of others may fail once more when it is shown
+        return "(no text)"

@@ -1,0 +1,364 @@
+"""Groups evidence by rank, by slot where the rank is unknown, by stream where even the slot is unknown.
+
+A rank is never guessed. It comes from the evidence, from a process id or local rank that the facts map to one
+rank, or by elimination when exactly one rank of a slot can have written it; that is marked, because it costs
+certainty.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from rankfall.model import Case, Evidence, RankFacts, SlotFacts, cause_info
+from rankfall.model.evidence import StampedBy
+from rankfall.model.patterns import bounded
+from rankfall.model.timestamps import EXACT, Bound, Moment
+from rankfall.verdict.diagnose.cause_tables import (
+    ECHO_TYPES,
+    LOST_PEER_SLUGS,
+    SAME_FAULT,
+    TRUSTED,
+    WORK_DONE,
+    YIELDS_TO,
+)
+
+# torch's own prefix of a rank's traceback.
+_PREFIX: Final = bounded(r"^\[rank\d+\]:\s*", limit=1 << 16)
+
+_NS: Final = 1_000_000_000
+# How long after a line, or after a whole traceback, a step must have been done to show that the rank went on, seconds.
+_STEP_AFTER_S: Final = 0.1
+_STEP_AFTER_TRACEBACK_S: Final = 1.0
+
+SubjectKey = tuple[Literal["rank", "slot", "stream", "job"], int | str]
+
+
+class Subject(msgspec.Struct, kw_only=True):
+    """One rank, slot or stream with all that speaks of it.
+
+    Attributes:
+        by_elimination: ids of evidence whose rank was found by elimination.
+        ranks_seen: of a slot: whether any of its ranks was seen to start.
+        ranks_alive: of a slot: whether ranks of it were seen to start, and none of them to end.
+        seen_in: of a rank of which only lines tell: the pod that they came from.
+        ahead, server_ahead: how far the clock of its node, and the API server's, is ahead.
+        neighbours_complain: of a rank: victims' words stand in its slot's own stream, and which rank spoke them is not known.
+    """
+
+    key: SubjectKey
+    rank: RankFacts | None = None
+    slot: SlotFacts | None = None
+    evidence: list[Evidence] = msgspec.field(default_factory=list)
+    by_elimination: set[str] = msgspec.field(default_factory=set)
+    ranks_seen: bool = False
+    ranks_alive: bool = False
+    neighbours_complain: bool = False
+    seen_in: str | None = None
+    ahead: Bound = EXACT
+    server_ahead: Bound = EXACT
+
+    def moment(self, at: int | None, uncertainty: float | None, stamped: StampedBy = "node") -> Moment:
+        """A stamp of this subject, with the clock that made it."""
+        if stamped == "node":
+            name = self.node or f"slot {self.slot_number}"
+            return Moment(at=at, uncertainty=uncertainty or 0.0, clock=f"node {name}", bound=self.ahead)
+        bound = self.server_ahead if stamped == "server" else EXACT
+        return Moment(at=at, uncertainty=uncertainty or 0.0, clock=stamped, bound=bound)
+
+    def when(self, piece: Evidence) -> Moment:
+        """When a piece of this subject was."""
+        return self.moment(piece.at, piece.uncertainty, piece.stamped)
+
+    @property
+    def ended(self) -> Moment:
+        """When its process ended."""
+        if self.rank is not None:
+            return self.moment(self.rank.ended_at, self.rank.ended_uncertainty)
+        if self.slot is None:
+            return self.moment(None, None)
+        return self.moment(self.slot.ended_at, self.slot.ended_uncertainty)
+
+    @property
+    def complaints(self) -> tuple[Evidence, ...]:
+        """Its own words that are those of somebody's victim."""
+        return tuple(e for e in self.evidence if e.role == "secondary" and e.source != "exit")
+
+    @property
+    def work_done(self) -> bool:
+        """Whether it is a rank that had done its work before it ended, as it reported itself."""
+        return self.rank is not None and self.rank.phase in WORK_DONE
+
+    @property
+    def rank_number(self) -> int | None:
+        """Global rank, when known."""
+        return self.rank.rank if self.rank else None
+
+    @property
+    def slot_number(self) -> int | None:
+        """Slot, from the rank's facts, the slot's own, or the evidence."""
+        if self.rank and self.rank.slot is not None:
+            return self.rank.slot
+        if self.slot:
+            return self.slot.slot
+        return next((e.slot for e in self.evidence if e.slot is not None), None)
+
+    @property
+    def node(self) -> str | None:
+        """Node name, from facts first."""
+        for facts in (self.rank, self.slot):
+            if facts and facts.node:
+                return facts.node
+        return next((e.node for e in self.evidence if e.node), None)
+
+    @property
+    def pod(self) -> str | None:
+        """Name of its pod, from the rank's facts first; at last what its own words say."""
+        for facts in (self.rank, self.slot):
+            if facts and facts.pod:
+                return facts.pod
+        return next((e.pod for e in self.evidence if e.pod), self.seen_in)
+
+
+def own_failure(facts: RankFacts) -> bool:
+    """Whether this rank ended badly and nobody of ours or of its agent ended it."""
+    if facts.state != "ended" or facts.killed_by in {"wrapper", "agent"}:
+        return False
+    return facts.signal is not None or facts.exit_code not in {0, None}
+
+
+def work_over(case: Case, subjects: Subjects, failed: Subject) -> bool:
+    """Whether every rank had done its work before this one failed: it said so, or ended well."""
+    if failed.rank is not None and not (failed.rank.finished or failed.work_done):
+        return False
+    others = [r for r in subjects.ranks.values() if failed.rank is None or r.rank != failed.rank.rank]
+    complete = len(others) + (failed.rank is not None) >= max(1, case.world_size or 0)
+    return complete and all(
+        (r.state == "ended" and r.exit_code == 0) or r.finished or r.phase in WORK_DONE for r in others
+    )
+
+
+class Subjects:
+    """All subjects of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self.stopper = case.stopper
+        self._ahead = {one.slot: one.ahead for one in case.clocks}
+        self._newest_round: dict[int | None, int] = {}
+        for facts in case.ranks:
+            if facts.round is not None:
+                self._newest_round[facts.slot] = max(facts.round, self._newest_round.get(facts.slot, 0))
+        self.ranks = {r.rank: r for r in _latest_facts(case.ranks)}
+        self.slots = {s.slot: s for s in case.slots}
+        self._by_pid = {(_speaker(r), r.pid): r.rank for r in case.ranks if r.pid is not None}
+        self._by_local = {(_speaker(r), r.local_rank): r.rank for r in self.ranks.values() if r.local_rank is not None}
+        self._failed_at: dict[int | str | None, list[int]] = defaultdict(list)
+        for facts in self.ranks.values():
+            if own_failure(facts):
+                self._failed_at[_speaker(facts)].append(facts.rank)
+        self.all: dict[SubjectKey, Subject] = {}
+        for number in self.ranks:
+            self._subject(("rank", number))
+        with_ranks = {r.slot for r in case.ranks}
+        with_ends = {r.slot for r in case.ranks if r.state == "ended"}
+        for number in self.slots:
+            subject = self._subject(("slot", number))
+            subject.ranks_seen = number in with_ranks
+            subject.ranks_alive = number in with_ranks and number not in with_ends
+        seen: set[str] = set()
+        for piece in sorted(case.evidence, key=lambda e: e.id):
+            if piece.id not in seen and _in_scope(piece, case) and not self._of_earlier_round(piece):
+                seen.add(piece.id)
+                self._place(piece)
+        self._mark_neighbours()
+
+    def _mark_neighbours(self) -> None:
+        # A launcher repeats what its ranks said: words whose rank is known once are not a stranger's the second time.
+        known = {
+            _words(e) for subject in self.all.values() if subject.rank is not None for e in subject.evidence if e.line
+        }
+        complaining = {
+            subject.slot_number
+            for subject in self.all.values()
+            if subject.rank is None
+            and any(
+                e.source == "log" and e.slug in LOST_PEER_SLUGS and _words(e) not in known for e in subject.evidence
+            )
+        } - {None}
+        for subject in self.all.values():
+            subject.neighbours_complain = subject.rank is not None and subject.slot_number in complaining
+
+    def anything_wrong(self) -> bool:
+        """Whether any rank or slot failed or any piece speaks of a failure."""
+        facts: list[RankFacts | SlotFacts] = [*self.ranks.values(), *self.slots.values()]
+        return any(f.state == "lost" or f.signal is not None or f.exit_code for f in facts) or any(
+            e.role != "context" for s in self.all.values() for e in s.evidence
+        )
+
+    def _of_earlier_round(self, piece: Evidence) -> bool:
+        """Evidence of a round that a restart inside the attempt has left behind is history, never the verdict."""
+        return piece.round is not None and piece.round < self._newest_round.get(piece.slot, 0)
+
+    def _subject(self, key: SubjectKey) -> Subject:
+        subject = self.all.get(key)
+        if subject is None:
+            kind, number = key
+            rank = self.ranks.get(number) if kind == "rank" and isinstance(number, int) else None
+            if kind == "rank" and rank is None and isinstance(number, int):
+                rank = RankFacts(rank=number)
+            slot_number = rank.slot if rank else number if kind == "slot" else None
+            slot = self.slots.get(slot_number) if isinstance(slot_number, int) else None
+            if kind == "slot" and slot is None and isinstance(number, int):
+                slot = SlotFacts(slot=number)
+            subject = self.all[key] = Subject(key=key, rank=rank, slot=slot)
+            subject.server_ahead = self._ahead.get(None, EXACT)
+            if slot_number is not None:
+                subject.ahead = self._ahead.get(slot_number, EXACT)  # type: ignore[arg-type]
+        return subject
+
+    def _place(self, piece: Evidence) -> None:
+        rank, eliminated = self._rank_of(piece)
+        if rank is not None:
+            key: SubjectKey = ("rank", rank)
+        elif piece.slot is not None:
+            key = ("slot", piece.slot)
+        elif piece.stream is not None:
+            key = ("stream", piece.stream)
+        else:
+            key = ("job", "")
+        subject = self._subject(key)
+        if piece.slot is not None and subject.slot_number is None:
+            # A rank of which only words tell stands where they were written.
+            subject.ahead = self._ahead.get(piece.slot, EXACT)
+        subject.evidence.append(_weighed(subject, piece))
+        place = self.slots.get(piece.slot) if piece.slot is not None else None
+        subject.seen_in = subject.seen_in or (place.pod if place is not None else None)
+        if eliminated:
+            subject.by_elimination.add(piece.id)
+
+    def _rank_of(self, piece: Evidence) -> tuple[int | None, bool]:
+        if piece.rank is not None:
+            return piece.rank, False
+        speaker = _speaker(piece)
+        if speaker is None:
+            return None, False
+        if piece.pid is not None and (speaker, piece.pid) in self._by_pid:
+            return self._by_pid[speaker, piece.pid], False
+        if piece.local_rank is not None and (speaker, piece.local_rank) in self._by_local:
+            return self._by_local[speaker, piece.local_rank], False
+        # A rank with the hook has streams of its own: what stands in the slot's stream is the launcher's, never that rank's.
+        failed = [rank for rank in self._failed_at.get(speaker, []) if self.ranks[rank].hook != "loaded"]
+        if len(failed) == 1 and piece.source == "log" and piece.trust == "job" and piece.role == "primary":
+            return failed[0], True
+        return None, False
+
+
+def _words(piece: Evidence) -> str:
+    """What was said, without who said it."""
+    return _PREFIX.sub("", piece.line.strip(), count=1)
+
+
+def _speaker(about: RankFacts | Evidence) -> int | str | None:
+    """Whose launcher it was: the slot, or the stream of a launcher whose slot is not known."""
+    return about.slot if about.slot is not None else about.stream
+
+
+def _latest_facts(ranks: Iterable[RankFacts]) -> Iterable[RankFacts]:
+    """One fact sheet a rank: of the newest round that rank took part in."""
+    newest: dict[int, RankFacts] = {}
+    for facts in ranks:
+        held = newest.get(facts.rank)
+        if held is None or (facts.round or 0, facts.ended_at or 0, facts.pid or 0) > (
+            held.round or 0,
+            held.ended_at or 0,
+            held.pid or 0,
+        ):
+            newest[facts.rank] = facts
+    return newest.values()
+
+
+def _in_scope(piece: Evidence, case: Case) -> bool:
+    """Only this attempt's evidence counts; pieces that know no attempt are taken as of this one."""
+    return piece.attempt is None or case.attempt is None or piece.attempt == case.attempt
+
+
+def _weighed(subject: Subject, piece: Evidence) -> Evidence:
+    """A piece of text by the steps that its rank reported: done after it, it is context; the work being done before, it is of the teardown."""
+    facts = subject.rank
+    if piece.source != "log" or piece.at is None or facts is None or facts.step_at is None:
+        return piece
+    if facts.phase in WORK_DONE:
+        return msgspec.structs.replace(piece, teardown=True) if piece.at >= facts.step_at else piece
+    patience = _STEP_AFTER_TRACEBACK_S if piece.whole else _STEP_AFTER_S
+    outlived = facts.step_at > piece.at + round(patience * _NS)
+    return msgspec.structs.replace(piece, role="context", outlived=True) if outlived else piece
+
+
+OWN_CODE: Final = "user_code_exception"
+
+# How much of an exception's message a line must hold to repeat it, and how long that must be to say something, characters.
+_MESSAGE: Final = 200
+_LEAST_MESSAGE: Final = 12
+
+
+def without_outlived(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+    """Without text before the exception that nobody caught, unless it tells the same fault; and without that of a rank that ended well."""
+    facts = subject.rank
+    if facts is not None and facts.state == "ended" and facts.exit_code == 0:
+        pieces = [e for e in pieces if e.source != "log"]
+    finals = [e for e in pieces if e.source == "record" and e.slug != "user_exit"]
+    whole = [e for e in pieces if e.source == "log" and e.whole]
+    if not finals and whole:
+        finals = [max(whole, key=lambda e: (e.at or 0, e.stream or "", e.order or 0, e.id))]
+    if not finals:
+        return pieces
+    kept = [e for e in pieces if _stands_beside(e, finals)]
+    return kept or pieces
+
+
+def _stands_beside(piece: Evidence, finals: list[Evidence]) -> bool:
+    if piece.source != "log" or piece.trust in TRUSTED or any(piece is one for one in finals):
+        return True
+    if piece.whole and not any(one.source != "log" and surely_after(one, piece) for one in finals):
+        # The recorded exception as its process printed it, or the inner one that it brought along.
+        return True
+    return any(_same_fault(piece, one) for one in finals) or all(surely_after(piece, one) for one in finals)
+
+
+def _same_fault(piece: Evidence, final: Evidence) -> bool:
+    """Whether a line may be a detail that a library printed before the exception: of the same cause, or of one that is more exact."""
+    if piece.slug == final.slug or piece.slug in YIELDS_TO.get(final.slug, frozenset()) or repeats(piece, final):
+        return True
+    family = cause_info(piece.slug).family
+    return final.slug != OWN_CODE and family in SAME_FAULT and family == cause_info(final.slug).family
+
+
+def repeats(piece: Evidence, final: Evidence) -> bool:
+    """Whether a line holds the exception's own message, as a program prints it that reports the exception itself."""
+    message = final.line.partition("\n")[0].partition(": ")[2].strip()[:_MESSAGE]
+    return len(message) >= _LEAST_MESSAGE and message in piece.line
+
+
+def surely_after(piece: Evidence, other: Evidence) -> bool:
+    """Whether a piece was written after the other: by its place in the same stream, else by the clock of the same slot."""
+    if (
+        piece.stream is not None
+        and piece.stream == other.stream
+        and piece.order is not None
+        and other.order is not None
+    ):
+        return piece.order > other.order
+    if piece.at is None or other.at is None or piece.slot != other.slot:
+        return False
+    return piece.at - other.at > round(((piece.uncertainty or 0.0) + (other.uncertainty or 0.0)) * _NS)
+
+
+def of_own_code(piece: Evidence | None) -> bool:
+    """Whether it is an exception that nobody caught, of the job's own code, and of a type that no lost partner raises."""
+    if piece is None or piece.slug != OWN_CODE or not (piece.whole or piece.source == "record"):
+        return False
+    kind = piece.line.partition(":")[0].strip().rpartition("]: ")[2]
+    return not kind.startswith(ECHO_TYPES)

@@ -1,0 +1,180 @@
+"""Candidates that are another fall's victims: told to stop, taken away after it, stopped by torchrun, or ended without a word beside a death.
+
+And those that did not fail at all: lines of ranks that went on, where another rank failed by itself.
+"""
+
+from __future__ import annotations
+
+from rankfall.model import cause_info
+from rankfall.model.timestamps import Moment, order
+from rankfall.verdict.diagnose.candidates import EXPLICIT, SILENT, Candidate, Root
+from rankfall.verdict.diagnose.cause_tables import TAKEN_AWAY
+from rankfall.verdict.diagnose.subjects import Subjects, of_own_code, own_failure, repeats, surely_after
+
+# An exception whose text no signature knows may be a bystander's own way to say that its partner went away.
+_GENERIC_SPECIFICITY = 30
+_SIGTERM, _SIGKILL = 15, 9
+
+
+def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
+    """Who ended without a word after its slot had been told to stop from outside, or only complains of it, is that signal's victim."""
+    told: dict[int, Moment] = {}
+    for subject in subjects.all.values():
+        for piece in subject.evidence:
+            slot = subject.slot_number
+            if piece.slug == "external_signal" and subject.rank is None and slot is not None:
+                told[slot] = subject.when(piece)
+    if not told:
+        return candidates
+
+    def victim(candidate: Candidate) -> bool:
+        moment = candidate.moment
+        if candidate.weak:
+            # What bystanders say as well: an agent that was told to stop takes the rendezvous away from the others.
+            return any(order(moment, at) != "before" for at in told.values())
+        slot = candidate.subject.slot_number
+        if candidate.tier != SILENT or slot is None or slot not in told or candidate.subject.rank is None:
+            return False
+        return order(moment, told[slot]) != "before"
+
+    return [c for c in candidates if not victim(c)]
+
+
+def drop_generic_after_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """A nameless exception that surely came after another rank's death is that death's echo."""
+    deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
+    kept = []
+    for candidate in candidates:
+        echo = (
+            candidate.tier == EXPLICIT
+            and candidate.slug == "user_code_exception"
+            and candidate.specificity <= _GENERIC_SPECIFICITY
+            and any(d.before(candidate) for d in deaths)
+        )
+        if echo:
+            root.rejected.append((candidate, "raised after another rank had died; nothing in it says more"))
+        else:
+            kept.append(candidate)
+    return kept or candidates
+
+
+def drop_deleted_after_failure(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """A pod that was surely taken away after a rank had recorded its own failure caused nothing: the job had fallen."""
+    own = [c for c in candidates if c.tier == EXPLICIT and c.confidence == "proven" and not c.weak]
+    kept = []
+    for candidate in candidates:
+        platform = candidate.best is not None and candidate.best.source in {"pod", "event"}
+        if platform and candidate.slug in TAKEN_AWAY and any(c.before(candidate) for c in own):
+            root.rejected.append((candidate, "it came after a rank had failed by itself"))
+        else:
+            kept.append(candidate)
+    return kept
+
+
+def is_without_message(candidate: Candidate) -> bool:
+    """Whether nothing is known but Python's own code after any exception, a victim's too.
+
+    Where several ended so none is named: the first of them may have lost a partner that hangs, or that left with 0.
+    """
+    facts = candidate.subject.rank
+    return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
+
+
+def _perhaps_stopped_by_torchrun(candidate: Candidate, mute: list[Candidate]) -> bool:
+    """Whether this death may be torchrun's stop of a rank beside one that had ended: its own lines say so, and they may be missing."""
+    facts, place = candidate.subject.rank, candidate.subject.slot
+    if candidate.tier != SILENT or facts is None or place is None or place.launcher != "torchrun":
+        return False
+    # Those that ended alike are one candidate by now, wherever they ran.
+    beside = [s for c in mute for s in (c.subject, *c.same) if s.slot_number == place.slot]
+    came = [order(s.ended, candidate.moment) for s in beside]
+    if facts.signal == _SIGTERM:
+        return any(one != "after" for one in came)
+    return facts.signal == _SIGKILL and "before" in came
+
+
+def drop_without_message_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
+    """A rank that ended with Python's own code and left no word is a victim of a death that it did not surely come before."""
+    mute = [c for c in candidates if is_without_message(c)]
+    stopped = [c for c in candidates if _perhaps_stopped_by_torchrun(c, mute)]
+    root.rejected += [(c, "torchrun ends a rank so when another one of its node has ended") for c in stopped]
+    candidates = [c for c in candidates if c not in stopped]
+    deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
+    echoes = [c for c in candidates if is_without_message(c) and any(not c.before(d) for d in deaths)]
+    root.rejected += [(c, "ended with code 1 and without a word, as whoever loses its partner does") for c in echoes]
+    return [c for c in candidates if c not in echoes]
+
+
+def drop_outlived(candidates: list[Candidate], subjects: Subjects, root: Root, *, hung: bool) -> list[Candidate]:
+    """Without lines of ranks that did not fail, where another one did, or where nothing moved any more (``hung``)."""
+    caught = [c for c in candidates if _was_caught(c)]
+    if hung or len(caught) < len(candidates):
+        root.rejected += [(c, "the rank caught it: something else ended that rank") for c in caught]
+        candidates = [c for c in candidates if all(c is not one for one in caught)]
+    own_code = [c for c in candidates if of_own_code(c.best)]
+    others = [c for c in candidates if not c.bare and not (c.best and c.best.passed)]
+    decided = any(c.best is None or c.best.source == "exit" or of_own_code(c.best) for c in others)
+    failed = not all(is_without_message(c) for c in others)
+
+    def reason(c: Candidate) -> str | None:
+        facts, best = c.subject.rank, c.best
+        if best is None or not (c.bare or best.passed):
+            return None
+        if best.passed and (decided or (c.bare and others)):
+            return "the job went on with its work after it"
+        if not c.bare:
+            return None
+        if facts is not None and facts.killed_by in {"wrapper", "agent"} and failed:
+            stopper = subjects.stopper if facts.killed_by == "wrapper" else "its agent"
+            return f"{stopper} stopped this rank, which had not failed"
+        if facts is not None and own_failure(facts):
+            return None
+        if any(not surely_after(best, o.best) and not _of_others(c, o) for o in own_code if o is not c and o.best):
+            return "a line of text only, and an exception of the job's own code that nobody caught ended another rank"
+        return None
+
+    kept = []
+    for candidate in candidates:
+        why = reason(candidate)
+        if why is None:
+            kept.append(candidate)
+        else:
+            root.rejected.append((candidate, why))
+    return kept
+
+
+def _was_caught(candidate: Candidate) -> bool:
+    """Whether the recorder in this rank shows that a printed traceback did not end it: each exception that ends a rank leaves a record.
+
+    Either it was stopped and left none, or its record tells of a lost partner; had that come of the printed one, the record would hold both.
+    """
+    facts, best = candidate.subject.rank, candidate.best
+    if best is None or facts is None or best.source != "log" or not best.whole or facts.hook != "loaded":
+        return False
+    records = [piece for piece in candidate.subject.evidence if piece.source == "record"]
+    if not records:
+        return facts.state == "running" or facts.killed_by in {"wrapper", "agent"}
+    return all(
+        record.role == "secondary" and not repeats(best, record) and not surely_after(best, record)
+        for record in records
+    )
+
+
+def _of_others(candidate: Candidate, own_code: Candidate) -> bool:
+    """Whether a line is of the node or the platform: in a file of its own, which belongs to no rank."""
+    best, other = candidate.best, own_code.best
+    kind, _ = candidate.subject.key
+    if best is None or other is None or kind != "stream" or best.stream == other.stream:
+        return False
+    return cause_info(best.slug).family in {"gpu", "memory", "platform", "control"}
+
+
+def only_text(chosen: Candidate, subjects: Subjects) -> bool:
+    """Whether a line of text alone speaks for a candidate, and the job's output shows that something else may have ended it."""
+    best = chosen.best
+    if best is None or not (chosen.bare or best.outlived):
+        return False
+    if best.passed or best.outlived:
+        return True
+    raised = (e for s in subjects.all.values() for e in s.evidence if e.role == "primary" and of_own_code(e))
+    return any(not surely_after(best, piece) for piece in raised)

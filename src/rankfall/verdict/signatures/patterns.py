@@ -1,0 +1,243 @@
+"""Compiles patterns with google-re2, and finds the literal words that a match must contain.
+
+Patterns run over hostile bytes, so they are RE2 (linear time, no back-references); ``never_nl`` keeps every
+match on its line. Only lines with a required word are tried with exact patterns, because nearly all of a log
+is not about a failure. Syntax that the word finder does not know gives None, and the pattern itself is used.
+No other module knows re2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+import re2
+
+from rankfall.model import numbers
+
+#: Memory of the automaton that looks through whole chunks. It is a cache: a full one is dropped and filled again.
+SCAN_MEMORY = 96 << 20
+#: Memory of the automaton that names the words of one line.
+SET_MEMORY = 32 << 20
+#: Longest pattern that a file may hold.
+MAX_PATTERN = 2_000
+
+
+class PatternError(ValueError):
+    """RE2 refuses a pattern; the text says why."""
+
+
+@cache
+def _options(*, memory: int, capture: bool) -> Any:
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.never_nl = True
+    options.log_errors = False
+    options.never_capture = not capture
+    options.max_mem = memory
+    return options
+
+
+def whole_line(pattern: str) -> bytes:
+    r"""The pattern as RE2 bytes, with ``^`` and ``$`` meaning the ends of the line."""
+    return b"(?m:" + pattern.encode("utf-8") + b")"
+
+
+def compile_one(pattern: str) -> Any:
+    """Compile one pattern with its groups.
+
+    Raises:
+        PatternError: RE2 refuses it.
+    """
+    return _compile(whole_line(pattern), memory=8 << 20, capture=True)
+
+
+def compile_candidates(words: Sequence[str], patterns: Sequence[str]) -> Any:
+    """Compile one automaton that matches where any of the words stands or any of the patterns matches."""
+    parts = [re2.escape(each.encode("utf-8")) for each in words] + [whole_line(each) for each in patterns]
+    return _compile(b"|".join(parts), memory=SCAN_MEMORY, capture=False)
+
+
+def compile_words(words: Sequence[str]) -> Any:
+    """Compile a set whose ``Match(line)`` gives the indices of all words that stand in the line."""
+    compiled = re2.Set.SearchSet(_options(memory=SET_MEMORY, capture=False))
+    for word in words:
+        compiled.Add(re2.escape(word.encode("utf-8")))
+    compiled.Compile()
+    return compiled
+
+
+def find(compiled: Any, data: bytes, start: int) -> tuple[int, int] | None:
+    """Begin and end of the first match at or after ``start``; None = there is none."""
+    match = compiled.search(data, start)
+    return None if match is None else match.span()
+
+
+def _compile(pattern: bytes, *, memory: int, capture: bool) -> Any:
+    try:
+        return re2.compile(pattern, _options(memory=memory, capture=capture))
+    except re2.error as error:
+        reason = error.args[0] if error.args else "not RE2 syntax"
+        raise PatternError(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)) from None
+
+
+#: A word shorter than this stops at too many ordinary lines.
+MIN_WORD: Final = 3
+_MAX_EXACT: Final = 24
+
+_NO_WIDTH: Final = frozenset("bBAz")
+_CLASSES: Final = frozenset("dDwWsS")
+_PLAIN: Final = {"t": "\t", "n": "\n", "r": "\r"}
+
+
+class _Info(NamedTuple):
+    """``exact``: all strings it can be, when few. ``words``: any match holds one of these; empty = nothing is known."""
+
+    exact: frozenset[str] | None
+    words: frozenset[str]
+
+
+_EMPTY: Final = _Info(frozenset({""}), frozenset())
+_ANYTHING: Final = _Info(None, frozenset())
+
+
+class _UnknownSyntaxError(Exception):
+    pass
+
+
+def required_words(pattern: str) -> frozenset[str] | None:
+    """Words of which every match of ``pattern`` holds at least one; None when there are none to be found."""
+    reader = _Reader(pattern)
+    try:
+        info = reader.alternation()
+        if reader.at < len(pattern):
+            return None
+    except (_UnknownSyntaxError, IndexError, ValueError):
+        return None
+    return _words(info) or None
+
+
+def _words(info: _Info) -> frozenset[str]:
+    """The better of the two answers, empty when a word would be too short."""
+    exact = info.exact or frozenset()
+    best = exact if _worth(exact) >= _worth(info.words) else info.words
+    return best if _worth(best) >= MIN_WORD else frozenset()
+
+
+def _worth(words: frozenset[str]) -> int:
+    return min(map(len, words), default=0)
+
+
+class _Reader:
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.at = 0
+
+    def alternation(self) -> _Info:
+        branches = [self.concatenation()]
+        while self.peek() == "|":
+            self.at += 1
+            branches.append(self.concatenation())
+        if len(branches) == 1:
+            return branches[0]
+        if all(each.exact is not None for each in branches):
+            exact = frozenset[str]().union(*(each.exact or () for each in branches))
+            if len(exact) <= _MAX_EXACT:
+                return _Info(exact, frozenset())
+        sets = [_words(each) for each in branches]
+        return _Info(None, frozenset().union(*sets) if all(sets) else frozenset())
+
+    def concatenation(self) -> _Info:
+        run, best, broken = frozenset({""}), frozenset[str](), False
+        while self.peek() not in ("|", ")", ""):
+            item = self.repeated()
+            if item.exact is not None and len(item.exact) * len(run) <= _MAX_EXACT:
+                run = frozenset(a + b for a, b in product(run, item.exact))
+                continue
+            best = max(best, run, _words(item), key=_worth)
+            run, broken = item.exact if item.exact is not None else frozenset({""}), True
+        return _Info(None, max(best, run, key=_worth)) if broken else _Info(run, frozenset())
+
+    def repeated(self) -> _Info:
+        item = self.single()
+        mark = self.peek()
+        if mark == "{":
+            end = self.pattern.index("}", self.at)
+            low, comma, high = self.pattern[self.at + 1 : end].partition(",")
+            least = numbers.matched(low)
+            most = numbers.whole(high) if high else None if comma else least
+            self.at = end + 1
+        elif mark and mark in "*+?":
+            least, most = (1 if mark == "+" else 0), (1 if mark == "?" else None)
+            self.at += 1
+        else:
+            return item
+        if self.peek() == "?":
+            self.at += 1
+        if least == 0:
+            few = most == 1 and item.exact is not None
+            return _Info((item.exact or frozenset()) | {""}, frozenset()) if few else _ANYTHING
+        return _Info(None, _words(item)) if (least, most) != (1, 1) else item
+
+    def single(self) -> _Info:
+        char = self.take()
+        if char == "(":
+            return self.group()
+        if char == "[":
+            return self.bracket()
+        if char == ".":
+            return _ANYTHING
+        if char in "^$":
+            return _EMPTY
+        if char == "\\":
+            escaped = self.take()
+            if escaped in _NO_WIDTH:
+                return _EMPTY
+            if escaped in _CLASSES:
+                return _ANYTHING
+            if escaped.isalnum() and escaped not in _PLAIN:
+                raise _UnknownSyntaxError
+            return _Info(frozenset({_PLAIN.get(escaped, escaped)}), frozenset())
+        if char in "*+?{":
+            raise _UnknownSyntaxError
+        return _Info(frozenset({char}), frozenset())
+
+    def group(self) -> _Info:
+        if self.peek() == "?":
+            if self.pattern.startswith("?P<", self.at):
+                self.at = self.pattern.index(">", self.at) + 1
+            elif self.pattern.startswith("?:", self.at):
+                self.at += 2
+            else:
+                raise _UnknownSyntaxError
+        inner = self.alternation()
+        if self.take() != ")":
+            raise _UnknownSyntaxError
+        return inner
+
+    def bracket(self) -> _Info:
+        """A class; a small one without ranges is the set of its characters."""
+        negated = self.peek() == "^"
+        self.at += negated
+        members: list[str] = []
+        plain = not negated
+        while (char := self.take()) != "]" or not members:
+            if char == "\\":
+                char = self.take()
+                plain = plain and not char.isalnum()
+            if not char.isascii():
+                raise _UnknownSyntaxError
+            if char == "[" or (char == "-" and members and self.peek() != "]"):
+                plain = False
+            members.append(char)
+        return _Info(frozenset(members), frozenset()) if plain and len(members) <= _MAX_EXACT else _ANYTHING
+
+    def peek(self) -> str:
+        return self.pattern[self.at : self.at + 1]
+
+    def take(self) -> str:
+        char = self.pattern[self.at]
+        self.at += 1
+        return char

@@ -1,0 +1,325 @@
+"""The two kinds of log store: files in a shared folder, or parts in a bucket.
+
+Folder: ``<ordinal>.<out|err>-<first byte>.log`` and ``.idx`` as in ``stream_files``, a new pair after each
+``SEGMENT`` bytes, synced every ``SYNC_S`` seconds and at the end.
+Bucket: an object cannot be appended to, so bytes of all streams go into parts: a JSON line (``pieces``:
+stream, offset, bytes, stamp in nanoseconds), then the bytes. A part's name is the number of bytes before it
+(``000000000000000.part``), so a reader knows the next name and never lists; one is put after ``PART`` bytes
+or ``EVERY_S`` seconds and retried until it is stored. Both end with ``end.json``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from rankfall_inside import records
+from rankfall_inside.delivery import stream_files
+from rankfall_inside.delivery.bucket import Bucket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping
+
+# Bytes of one file.
+SEGMENT = 256 << 20
+SYNC_S = 5.0
+
+
+class Files:
+    """One stream's files; of the thread alone."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+        self._start = 0
+        self._gaps: list[stream_files.Gap] = []
+        self._sink = stream_files.Sink(f"{base}-{0:015d}")
+        self._synced = time.monotonic()
+        # Whether the last byte ended a line.
+        self._whole = True
+
+    @property
+    def size(self) -> int:
+        """Bytes that are here."""
+        return self._start + self._sink.offset
+
+    def write(self, data: bytes, stamp: int) -> None:
+        """Append one chunk that came at ``stamp``, nanoseconds."""
+        if self._sink.offset >= SEGMENT:
+            self._end_file()
+        self._sink.write(data, stamp)
+        self._whole = data.endswith(b"\n")
+        if time.monotonic() - self._synced >= SYNC_S:
+            self._sync()
+
+    def lose(self, count: int, stamp: int) -> None:
+        """So many bytes never came here; the next ones begin a line."""
+        if not self._whole:
+            self.write(b"\n", stamp)
+        self._gaps.append(stream_files.Gap(self.size, count, "the store was too slow"))
+
+    def close(self) -> None:
+        """No more comes."""
+        self._end_file()
+
+    def losses(self) -> list[stream_files.Gap]:
+        """What is missing."""
+        found = [
+            stream_files.Gap(
+                self._start + one.offset, one.lost, one.reason, lines=one.lines, since=one.since, until=one.until
+            )
+            for one in self._sink.gaps
+        ]
+        return self._gaps + found
+
+    def _end_file(self) -> None:
+        self._sync()
+        self._gaps = self.losses()
+        self._start += self._sink.offset
+        self._sink.close()
+        self._sink = stream_files.Sink(f"{self._base}-{self._start:015d}")
+
+    def _sync(self) -> None:
+        self._synced = time.monotonic()
+        self._sink.sync()
+
+
+class Folder:
+    """A folder of one start of one container.
+
+    Args:
+        path: of the folder; made when something is written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        # What keeps it from being written, for people; a folder has its losses instead.
+        self.trouble = ""
+        self._files: dict[str, Files] = {}
+
+    def refusal(self) -> str:
+        """Why nothing can ever be stored here; "" = it may be."""
+        return ""
+
+    def due(self) -> float | None:
+        """Nothing waits here."""
+        return None
+
+    def flush(self) -> bool:
+        """Whether all is stored that was given."""
+        return True
+
+    def waiting(self) -> dict[str, int]:
+        """Bytes of each stream that wait: none do."""
+        return {}
+
+    def stop(self) -> None:
+        """Nothing is tried twice."""
+
+    def write(self, stream: str, data: bytes, stamp: int, lost: int) -> None:
+        """Store bytes of a stream; ``lost`` before them never came."""
+        files = self._files.get(stream)
+        if files is None:
+            try:
+                os.makedirs(self.path, exist_ok=True)
+            except OSError:
+                pass  # each write says what is wrong
+            files = self._files[stream] = Files(os.path.join(self.path, stream))
+        if lost:
+            files.lose(lost, stamp)
+        if data:
+            files.write(data, stamp)
+
+    def losses(self) -> dict[str, list[stream_files.Gap]]:
+        """What is missing of each stream."""
+        return {stream: files.losses() for stream, files in self._files.items()}
+
+    def size(self, stream: str) -> int:
+        """How long a stream is here."""
+        files = self._files.get(stream)
+        return 0 if files is None else files.size
+
+    def end(self) -> bool:
+        """Write how long each stream is: whoever reads knows from it that it has all."""
+        for files in self._files.values():
+            files.close()
+        text = end_text({stream: files.size for stream, files in self._files.items()}, self.losses())
+        path = os.path.join(self.path, "end.json")
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(fd, text)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(path + ".tmp", path)
+        except OSError:
+            pass  # without it the reader says that lines may be missing
+        return True
+
+
+def end_text(sizes: dict[str, int], losses: dict[str, list[stream_files.Gap]]) -> bytes:
+    """The last word of a store."""
+    said: dict[str, Any] = {
+        "sizes": sizes,
+        "lost": {stream: sum(gap.lost for gap in gaps) for stream, gaps in losses.items()},
+    }
+    return records.dumps(said).encode("ascii") + b"\n"
+
+
+SCHEMA = "rankfall.log-part/1"
+HEAD = "s3://"
+PART = 4 << 20
+EVERY_S = 2.0
+# Pieces of one part; rankfall.collect.stores.log_bucket reads no more.
+MAX_PIECES = 16_000
+# Chunks of a stream that came within this are one piece, nanoseconds.
+_TOGETHER_NS = 1_000_000
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
+
+
+class _Stream:
+    """How much of a stream there is, what waits, and what is missing."""
+
+    __slots__ = ("gaps", "size", "waiting", "whole")
+
+    def __init__(self) -> None:
+        # With what waits.
+        self.size = 0
+        self.waiting = 0
+        self.whole = True
+        self.gaps: list[stream_files.Gap] = []
+
+
+class Parts:
+    """The objects of one start of one container.
+
+    Args:
+        url: ``s3://BUCKET/PREFIX``.
+        name: what all of their names begin with.
+        environ: holds the keys.
+    """
+
+    def __init__(self, url: str, name: str, environ: Mapping[str, str]) -> None:
+        bucket, _, prefix = url[len(HEAD) :].strip("/").partition("/")
+        self.path = f"{url.rstrip('/')}/{name}"
+        self.trouble = ""
+        self._bucket_name = bucket
+        self._environ = {key: value for key, value in environ.items() if key.startswith("AWS_")}
+        self._folder = "/".join([part for part in prefix.split("/") if part] + [name])
+        self._bucket: Bucket | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._pieces: list[tuple[str, int, int]] = []
+        self._data: list[list[bytes]] = []
+        self._size = 0
+        # Bytes in all parts that were put.
+        self._put = 0
+        self._due = 0.0
+        self._stopped = threading.Event()
+
+    def refusal(self) -> str:
+        """Why nothing can ever be stored here; "" = it may be. Puts ``begin.json``; a bucket that only does not answer may do so later."""
+        try:
+            self._opened().put(f"{self._folder}/begin.json", b'{"schema": "%s"}\n' % SCHEMA.encode())
+        except OSError as error:
+            self.trouble = _words(error)
+        except Exception as error:  # keys that are missing, a bucket that is not there, an address that is none
+            return _words(error)
+        return ""
+
+    def _opened(self) -> Bucket:
+        if self._bucket is None:
+            self._bucket = Bucket(self._bucket_name, self._environ)
+        return self._bucket
+
+    def due(self) -> float | None:
+        """In how many seconds what waits is to be put; None = nothing waits."""
+        if self._size >= PART or len(self._pieces) >= MAX_PIECES - 1:
+            return 0.0
+        return max(0.0, self._due - time.monotonic()) if self._pieces else None
+
+    def waiting(self) -> dict[str, int]:
+        """Bytes of each stream that the bucket has not."""
+        return {name: one.waiting for name, one in list(self._streams.items()) if one.waiting}
+
+    def size(self, stream: str) -> int:
+        """How much of a stream the bucket has."""
+        one = self._streams.get(stream)
+        return 0 if one is None else one.size - one.waiting
+
+    def losses(self) -> dict[str, list[stream_files.Gap]]:
+        """What is missing of each stream before bytes that are there."""
+        return {name: one.gaps for name, one in list(self._streams.items())}
+
+    def stop(self) -> None:
+        """Try no more: what waits is lost."""
+        self._stopped.set()
+
+    def write(self, stream: str, data: bytes, stamp: int, lost: int) -> None:
+        """Take bytes of a stream; ``lost`` before them never came."""
+        one = self._streams.setdefault(stream, _Stream())
+        if lost:
+            if not one.whole:
+                self._add(stream, one, b"\n", stamp)
+            one.gaps.append(stream_files.Gap(one.size, lost, "the store was too slow"))
+        if data:
+            self._add(stream, one, data, stamp)
+
+    def _add(self, stream: str, one: _Stream, data: bytes, stamp: int) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last[0] == stream and stamp - last[2] < _TOGETHER_NS:
+            self._data[-1].append(data)
+        else:
+            if last is None:
+                self._due = time.monotonic() + EVERY_S
+            self._pieces.append((stream, one.size, stamp))
+            self._data.append([data])
+        one.whole = data.endswith(b"\n")
+        one.size += len(data)
+        one.waiting += len(data)
+        self._size += len(data)
+
+    def flush(self) -> bool:
+        """Put what waits, however often that takes; False = it was stopped."""
+        if not self._pieces:
+            return True
+        data = [b"".join(parts) for parts in self._data]
+        pieces = [[name, start, len(part), stamp] for (name, start, stamp), part in zip(self._pieces, data)]
+        head = records.dumps({"schema": SCHEMA, "pieces": pieces}).encode("ascii")
+        if not self._try(f"{self._put:015d}.part", b"\n".join([head, b"".join(data)])):
+            return False
+        self._put += self._size
+        self._pieces, self._data, self._size = [], [], 0
+        for one in self._streams.values():
+            one.waiting = 0
+        return True
+
+    def end(self) -> bool:
+        """Put what waits, then how long each stream is; False = it was stopped."""
+        if not self.flush():
+            return False
+        sizes = {name: one.size for name, one in self._streams.items()}
+        return self._try("end.json", end_text(sizes, self.losses()))
+
+    def _try(self, name: str, body: bytes) -> bool:
+        import random
+
+        pause = _FIRST_PAUSE_S
+        while not self._stopped.is_set():
+            try:
+                self._opened().put(f"{self._folder}/{name}", body)
+            except Exception as error:
+                # Also what was refused: rights and clocks change while a job runs, and its bytes are nowhere else.
+                self.trouble = _words(error)
+                self._stopped.wait(pause * (0.5 + random.random()))  # noqa: S311 - so that not all ask at once
+                pause = min(2 * pause, _LAST_PAUSE_S)
+            else:
+                self.trouble = ""
+                return True
+        return False
+
+
+def _words(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:300]

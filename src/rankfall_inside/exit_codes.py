@@ -1,0 +1,114 @@
+"""Exit codes 200-219, which tell causes to platform rules that see nothing but the exit code.
+
+torchrun's own code is always 1. Only a certain cause has a code; otherwise the command's code stays. A
+victim's error (a lost peer, a time-out, a failed collective) is never certain: the cause may be in another
+pod.
+"""
+
+from __future__ import annotations
+
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping, Sequence
+
+# The same table as rankfall.model.exit_codes.CAUSE_CODES; a test holds them together.
+CODES = {
+    "user": 200,
+    "import_error": 201,
+    "user_retryable": 202,
+    "data": 203,
+    "memory": 204,
+    "gpu_oom": 205,
+    "gpu": 206,
+    "network": 207,
+    "peer": 208,
+    "storage": 209,
+    "disk_full": 210,
+    "platform": 211,
+    "preempted": 212,
+    "control": 213,
+    "cancelled": 214,
+    "hang": 215,
+    "native_crash": 216,
+    "killed": 217,
+    "startup": 218,
+    "unknown": 219,
+}
+# The seed's code of a program that asks for a retry.
+_USER_RETRYABLE = 138
+_IMPORT = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+# What Python raises for mistakes of the program; none of them comes from another machine.
+_USER = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "FloatingPointError",
+        "IndexError",
+        "KeyError",
+        "LookupError",
+        "NameError",
+        "NotImplementedError",
+        "OverflowError",
+        "RecursionError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+_GPU_OOM_TEXTS = ("CUDA out of memory", "HIP out of memory")
+# errno ENOSPC and EDQUOT, as Python prints them.
+_DISK_FULL_TEXTS = ("[Errno 28]", "[Errno 122]")
+# SIGABRT is missing: NCCL's watchdog aborts the victims of a time-out with it.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+
+
+def of_error(error: Mapping[str, Any]) -> str | None:
+    """The group of a recorded error (fields of ``ErrorInfo``), or None when it is not sure."""
+    types = texts(error.get("types"))
+    said = [*texts(error.get("chain")), *texts([error.get("message")])]
+    mark = error.get("mark")
+    if mark in ("retryable", "final"):
+        return "user_retryable" if mark == "retryable" else "user"
+    last = [name.rpartition(".")[2] for name in types]
+    if "OutOfMemoryError" in last or any(word in text for word in _GPU_OOM_TEXTS for text in said):
+        return "gpu_oom"
+    if "OSError" in types and any(word in text for word in _DISK_FULL_TEXTS for text in said):
+        return "disk_full"
+    if any("DataLoader worker" in text and "Bus error" in text for text in said):
+        # The worker's /dev/shm is full: that is memory, and not the loader's fault.
+        return "memory"
+    if last[:1] in (["MemoryError"], ["_ArrayMemoryError"]):
+        return "memory"
+    if types[:1] and types[0] in _IMPORT:
+        return "import_error"
+    # Whatever else stands in the chain may have come from outside: a lost peer, a file, a service.
+    if types and types[0] in _USER and all(name in _USER or name.startswith("__main__.") for name in types):
+        return "user"
+    return None
+
+
+def of_exit(*, code: int | None, signum: int | None, oom_kills: int | None) -> str | None:
+    """The group of a process's end that nobody of ours made, or None when it is not sure.
+
+    Args:
+        code: exit code, when it left by itself.
+        signum: the signal that ended it.
+        oom_kills: growth of the cgroup's OOM counter since the slot started.
+    """
+    if oom_kills and (code or signum is not None):
+        return "memory"
+    if signum == signal.SIGKILL:
+        return "killed"
+    if signum in _CRASHES:
+        return "native_crash"
+    return "user_retryable" if code == _USER_RETRYABLE else None
+
+
+def texts(values: Any) -> list[str]:
+    """The texts of a list that a job may have written."""
+    items: Sequence[Any] = values if isinstance(values, (list, tuple)) else ()
+    return [item for item in items if isinstance(item, str)]

@@ -1,0 +1,213 @@
+"""Turns an exception into the ``error`` of a record: types, texts, frames, the user's mark, its time.
+
+The exception is the user's object: its ``__str__`` may fail, its chain may be a ring, its text may be
+gigabytes or no Unicode. None of that may hide its type. Loaded when the first exception is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from rankfall_inside import records
+from rankfall_inside import records as tinyjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+_MAX_CHAIN = 32
+_MAX_FRAMES = 100
+_MAX_TYPE = 256
+# Texts are cut to this before they are searched for secrets, so that hostile ones cost bounded time.
+_MAX_SEARCHED = 512 * 1024
+_YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
+_LIBRARY_PARTS = ("/site-packages/", "/dist-packages/")
+
+
+def describe(
+    error: BaseException, *, thread: str | None, exit_code: int | None, handled: bool
+) -> tuple[dict[str, Any], dict[str, bool]]:
+    """Fields of ``ErrorInfo`` for ``error``, and the record's flags ``truncated`` and ``redacted``.
+
+    Args:
+        error: what ended the rank.
+        thread: name of the thread it ended, None for the main one.
+        exit_code: the code that a SystemExit asks for.
+        handled: the program had caught it and left with ``exit_code`` by itself.
+    """
+    scrub = _Scrub()
+    chain = walk(error)
+    mark, marked_by = find_retry_mark(chain)
+    info: dict[str, Any] = {
+        "types": [type_name(type(one)) for one in chain],
+        "message": scrub.text(text_of(error), records.MAX_MESSAGE),
+        "chain": [scrub.text(text_of(one), records.MAX_MESSAGE) for one in chain],
+        "frames": frames_of(error.__traceback__),
+        "traceback": scrub.text(traceback_of(error), records.MAX_TRACEBACK),
+        "raised_ns": raised_ns(chain) or time.time_ns(),
+        "handled": handled,
+    }
+    optional = {"mark": mark, "marked_by": marked_by, "exit_code": exit_code}
+    info.update({name: value for name, value in optional.items() if value is not None})
+    if thread is not None and thread != "MainThread":
+        info["thread"] = thread[:128]
+    flags = {name: True for name, value in (("truncated", scrub.truncated), ("redacted", scrub.redacted)) if value}
+    return info, flags
+
+
+class _Scrub:
+    """Cleans, redacts and cuts texts, and remembers whether it had to."""
+
+    def __init__(self) -> None:
+        self.truncated = False
+        self.redacted = False
+        self._secrets: list[str] | None = None
+
+    def text(self, text: str, limit: int) -> str:
+        text, first = records.cut(tinyjson.clean(text), _MAX_SEARCHED)
+        try:
+            from rankfall_inside import redact
+
+            if self._secrets is None:
+                self._secrets = redact.secrets_of(os.environ)
+            safe = redact.redact(text, self._secrets)
+        except Exception:
+            # What cannot be searched for secrets is not stored.
+            safe = "(text withheld: it could not be searched for secrets)"
+        self.redacted = self.redacted or safe != text
+        safe, second = records.cut(safe, limit)
+        self.truncated = self.truncated or first or second
+        return safe
+
+
+def type_name(kind: type) -> str:
+    """Qualified name of a type, as tracebacks print it: without the module for builtins."""
+    module = str(getattr(kind, "__module__", "") or "")
+    name = str(getattr(kind, "__qualname__", "") or getattr(kind, "__name__", "?"))
+    return tinyjson.clean(name if module in ("builtins", "") else f"{module}.{name}")[:_MAX_TYPE]
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``; when that fails, words that say so."""
+    try:
+        return str(error)
+    except BaseException as second:
+        return f"<{type_name(type(error))} whose text cannot be had: {type_name(type(second))}>"
+
+
+def walk(error: BaseException) -> list[BaseException]:
+    """The exception, then its causes and contexts, then the members of groups; each once, at most 32."""
+    found: list[BaseException] = []
+    queue = [error]
+    while queue and len(found) < _MAX_CHAIN:
+        one = queue.pop(0)
+        if any(one is other for other in found):
+            continue
+        found.append(one)
+        following = one.__cause__
+        if following is None and not one.__suppress_context__:
+            following = one.__context__
+        members = getattr(one, "exceptions", None)
+        if following is not None:
+            queue.insert(0, following)
+        if isinstance(members, (tuple, list)):
+            queue.extend(member for member in members if isinstance(member, BaseException))
+    return found
+
+
+def find_retry_mark(chain: list[BaseException]) -> tuple[str | None, str | None]:
+    """The first mark of the chain, and who set it: the type's own (Retryable, Final) or a list of names from the job spec."""
+    named = {
+        mark: {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
+        for mark, variable in (("retryable", "RANKFALL_RETRYABLE"), ("final", "RANKFALL_FINAL"))
+    }
+    for one in chain:
+        mark = getattr(type(one), "rankfall_mark", None)
+        if mark in ("retryable", "final"):
+            return str(mark), type_name(type(one))
+        for kind in type(one).__mro__:
+            full = f"{kind.__module__}.{kind.__qualname__}"
+            for wanted, names in named.items():
+                if full in names or (kind.__module__ == "builtins" and kind.__qualname__ in names):
+                    return wanted, type_name(kind)
+    return None, None
+
+
+def raised_ns(chain: list[BaseException]) -> int | None:
+    """The time that the exception, or one of its chain, carries itself: ``at_ns``, ``raised_at`` or ``timestamp``; None without one."""
+    for one in chain:
+        for name in ("at_ns", "raised_at", "timestamp"):
+            try:
+                found = _nanoseconds(getattr(one, name, None))
+            except Exception:
+                found = None
+            if found is not None:
+                return found
+    return None
+
+
+def _nanoseconds(value: Any) -> int | None:
+    """Nanoseconds since the epoch from a datetime, or a number of seconds, milli-, micro- or nanoseconds; None for what is no time."""
+    if hasattr(value, "timestamp") and callable(value.timestamp):
+        value = value.timestamp()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    for scale in (1, 1_000, 1_000_000, 1_000_000_000):
+        if _YEAR_2000 <= value / scale < _YEAR_2100:
+            # Exact for integers; a float of seconds has microseconds at best.
+            return value * (1_000_000_000 // scale) if isinstance(value, int) else int(value * (1_000_000_000 // scale))
+    return None
+
+
+def frames_of(trace: TracebackType | None) -> list[dict[str, Any]]:
+    """Frames of a traceback, innermost last; of more than 100 the first and last 50."""
+    found: list[dict[str, Any]] = []
+    library = _library_roots()
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        found.append(
+            {
+                "file": tinyjson.clean(code.co_filename)[:1024],
+                "line": trace.tb_lineno or 0,
+                "func": tinyjson.clean(getattr(code, "co_qualname", code.co_name))[:256],
+                "user": is_user(code.co_filename, library),
+            }
+        )
+        trace = trace.tb_next
+        if len(found) > _MAX_FRAMES:
+            del found[_MAX_FRAMES // 2]
+    return found
+
+
+def _library_roots() -> tuple[str, ...]:
+    here = os.path.dirname(os.path.abspath(__file__))
+    return os.path.dirname(os.__file__) + "/", here + "/", "<frozen ", "<rankfall>"
+
+
+def is_user(file: str, library: tuple[str, ...]) -> bool:
+    """Whether a frame's file is the user's own: neither installed packages, nor the standard library, nor this package."""
+    return not file.startswith(library) and not any(part in file for part in _LIBRARY_PARTS)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The text Python would print for ``error``; as much of it as can be had."""
+    import traceback
+
+    try:
+        depth = sys.getrecursionlimit()
+        # A recursion error is hundreds of frames deep and may strike again right here.
+        sys.setrecursionlimit(depth + 500)
+        try:
+            return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        finally:
+            sys.setrecursionlimit(depth)
+    except BaseException:
+        frames = [
+            '  File "{file}", line {line}, in {func}\n'.format(**frame) for frame in frames_of(error.__traceback__)
+        ]
+        return (
+            "Traceback (most recent call last):\n" + "".join(frames) + f"{type_name(type(error))}: {text_of(error)}\n"
+        )

@@ -1,0 +1,197 @@
+"""Records why a rank ends: exceptions of all threads, SystemExit with a code, stacks on request.
+
+The user's own hooks are chained, and hooks set later are looked behind at exit (``sys.last_exc``). What ends
+a process without Python (a signal, ``os._exit``) is seen by the wrapper.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rankfall_inside import private_files
+from rankfall_inside.hook.rank_process import is_spawn_child, state, try_claim, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_STACK_SIGNAL_OFFSET = 7
+_SEEN = "__rankfall_seen__"
+
+
+def install() -> None:
+    """Chain the exception hooks of this process and get ready for stacks."""
+    _chain_excepthook()
+    _chain_thread_hook()
+    _wrap_exit()
+    import atexit
+
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=_silence)
+    _faulthandler()
+    if "multiprocessing.util" in sys.modules or is_spawn_child():
+        from rankfall_inside.hook import children
+
+        children.watch(saw)
+
+
+def _silence() -> None:
+    state.silent = True
+
+
+def _faulthandler() -> None:
+    import faulthandler
+    import signal
+
+    try:
+        path = os.path.join(state.slot_dir, "stacks", f"{state.ordinal}.txt")
+        fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL_OFFSET, file=fd, all_threads=True, chain=False)
+        # The Python stack of a crash (SIGSEGV, SIGBUS, SIGABRT) is the best evidence there is; the user's own choice stands.
+        if not faulthandler.is_enabled() and "PYTHONFAULTHANDLER" not in os.environ:
+            faulthandler.enable(2)
+    except (OSError, ValueError, AttributeError, RuntimeError):
+        state.notes.append("no stacks on request")
+
+
+def _chain_excepthook() -> None:
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        saw(error)
+        _keep_interrupt(error)
+        before(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+def _keep_interrupt(error: BaseException) -> None:
+    """Keep the exit by SIGINT of an unhandled KeyboardInterrupt.
+
+    CPython remembers it in a flag that any later ``eval`` of a text clears, and the imports of a record evaluate texts; another
+    KeyboardInterrupt out of such a text sets it again (``run_eval_code_obj`` in CPython's pythonrun.c).
+    """
+    if isinstance(error, KeyboardInterrupt):
+        try:
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant  # foreign-text: a constant of ours
+        except KeyboardInterrupt:
+            return
+
+
+def _chain_thread_hook() -> None:
+    import threading
+
+    before = threading.excepthook
+
+    def excepthook(args: Any) -> None:
+        # SystemExit ends a thread silently, on purpose.
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            saw(args.exc_value, thread=getattr(args.thread, "name", None))
+        before(args)
+
+    threading.excepthook = excepthook
+
+
+def _wrap_exit() -> None:
+    """``sys.exit`` remembers what was being handled: SystemExit reaches no excepthook."""
+    before = sys.exit
+
+    def leave(status: Any = None, /) -> NoReturn:
+        _remember_exit(status)
+        before(status)
+
+    leave.__name__ = leave.__qualname__ = "exit"
+    leave.__doc__ = before.__doc__
+    sys.exit = leave
+
+
+_pending: list[tuple[Any, BaseException | None]] = []
+
+
+def _remember_exit(status: Any) -> None:
+    import _thread
+
+    if state.silent or _thread.get_ident() != _main_ident():
+        return
+    code = exit_code(status)
+    context = sys.exc_info()[1]
+    if context is None and _pending and _pending[-1][0] == code:
+        # multiprocessing passes the code of an exit on with an exit of its own; the first one knows why.
+        return
+    del _pending[:]
+    if code:
+        _pending.append((code, context))
+
+
+def _main_ident() -> int:
+    import threading
+
+    return threading.main_thread().ident or 0
+
+
+def exit_code(status: Any) -> int:
+    """The exit code that ``SystemExit(status)`` gives a process."""
+    if status is None:
+        return 0
+    if isinstance(status, int):
+        return status & 0xFF
+    return 1
+
+
+def saw(error: BaseException, *, thread: str | None = None) -> None:
+    """Record ``error`` as this rank's, once. Never raises."""
+    try:
+        if not try_claim() or os.getpid() != state.pid or getattr(error, _SEEN, False):
+            return
+        code = None
+        shown = error
+        if isinstance(error, SystemExit):
+            code = exit_code(error.code)
+            if not code:
+                return
+            shown = error.__context__ or error
+            if getattr(shown, _SEEN, False):
+                return
+        for one in (error, shown):
+            try:
+                setattr(one, _SEEN, True)
+            except Exception:
+                continue
+        put(shown, thread=thread, code=code, handled=shown is not error)
+    except BaseException:
+        return
+
+
+def put(error: BaseException, *, thread: str | None, code: int | None, handled: bool) -> None:
+    """Write the error record of ``error``."""
+    from rankfall_inside.hook import error_record, rank_process
+
+    rank_process.flush()
+    state.told = state.told or thread is None
+    info, flags = error_record.describe(error, thread=thread, exit_code=code, handled=handled)
+    fields = dict(state.fields, step=state.step, step_ns=state.step_ns, phase=state.phase, error=info, **flags)
+    write("error", fields, sync=True)
+
+
+def _at_exit() -> None:
+    from rankfall_inside.hook import rank_process
+
+    if state.silent or os.getpid() != state.pid:
+        return
+    rank_process.flush()
+    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(last, BaseException):
+        # A hook that the user set later did not call ours.
+        saw(last)
+        _keep_interrupt(last)
+        return
+    if _pending:
+        code, context = _pending[-1]
+        if context is None or isinstance(context, SystemExit):
+            if state.told:
+                # multiprocessing's own exit after an exception that is recorded already
+                return
+            context = SystemExit(code)
+        if not getattr(context, _SEEN, False):
+            put(context, thread=None, code=code, handled=not isinstance(context, SystemExit))

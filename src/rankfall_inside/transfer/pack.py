@@ -1,0 +1,63 @@
+"""Packs a tree into one compressed piece, small enough for a config map, and unpacks it.
+
+A tree is unpacked beside and renamed, so a command starts only when all of it is there. A piece with another
+checksum is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import zlib
+
+from rankfall_inside.transfer.frames import Channel, TransferError
+from rankfall_inside.transfer.receive import Receiver
+from rankfall_inside.transfer.send import send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rankfall_inside.transfer.tree import Tree
+
+# Beside the bundle.
+NAME = "code.pack"
+
+
+def pack(tree: Tree) -> bytes:
+    """The same bytes for the same tree.
+
+    Raises:
+        CarryError: a file cannot be read, or changed meanwhile.
+    """
+    parts: list[bytes] = []
+    send(tree, Channel(lambda _: b"", parts.append), ask=False)
+    return zlib.compress(b"".join(parts), 9)
+
+
+def digest_of(packed: bytes) -> str:
+    """What names a pack."""
+    return hashlib.sha256(packed).hexdigest()
+
+
+def unpack(path: str, *, digest: str, to: str) -> None:
+    """Make the folder ``to`` out of a pack; an older one of that name is replaced.
+
+    Raises:
+        CarryError: the file is missing, damaged or another one; nothing bears the name ``to`` then.
+    """
+    fresh = f"{to}.new-{os.getpid()}"
+    try:
+        with open(path, "rb") as file:
+            packed = file.read()
+        if digest_of(packed) != digest:
+            msg = f"{path}: its checksum is wrong"
+            raise TransferError(msg)
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        read = io.BytesIO(zlib.decompress(packed)).read
+        Receiver(Channel(read, lambda _: None), os.fsencode(fresh), owner="0", answer=False).run()
+        os.rename(fresh, to)
+    except (OSError, zlib.error) as error:
+        msg = f"{path}: {error}"
+        raise TransferError(msg) from None

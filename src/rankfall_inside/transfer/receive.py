@@ -1,0 +1,296 @@
+"""The receiving side of a transfer: writes beside, compares checksums, renames whole files.
+
+Half a file lies beside its name as ``.rankfall-<owner>-<path's hash>.part``; only a transfer of the same
+owner resumes it, and two at once never share one. Refuses whatever would lead out of the destination: names,
+links in the list, and links in the way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+
+from rankfall_inside import private_files
+from rankfall_inside.transfer import frames
+from rankfall_inside.transfer import tree as trees
+from rankfall_inside.transfer.frames import Channel, TransferError, shown
+from rankfall_inside.transfer.send import COUNTS, HAVE, SAME, START, Counts, hash_of, path_of
+from rankfall_inside.transfer.tree import FILE, FOLDER, LINK, Entry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rankfall_inside.transfer.send import Digest
+
+_MAX_ENTRIES = 5_000_000
+
+
+class Part:
+    """A file that is being written."""
+
+    def __init__(self, fd: int, path: bytes) -> None:
+        self.fd = fd
+        self.path = path
+        self.size = os.fstat(fd).st_size
+        self.digest: Digest = hashlib.sha256()
+
+
+class Receiver:
+    """Takes one tree.
+
+    Args:
+        channel: to the sender.
+        dest: where the root goes; a file's root goes into it where it is a folder.
+        owner: of letters and digits: whose halves of files may be gone on with.
+        answer: whether the sender hears answers.
+        alone: what is new is for this user alone, whatever the umask is.
+    """
+
+    def __init__(self, channel: Channel, dest: bytes, *, owner: str, answer: bool = True, alone: bool = False) -> None:
+        self._channel = channel
+        self._dest = os.path.abspath(dest)
+        self._owner = owner.encode("ascii")
+        self._answer = answer
+        self._file_mode, self._folder_mode = (private_files.FILE, private_files.FOLDER) if alone else (0o666, 0o777)
+        self._entries: list[Entry] = []
+        self._parts: dict[int, Part] = {}
+        self._whole_ones: set[int] = set()
+        self._done: set[int] = set()
+        self._sent = self._same = 0
+
+    def run(self) -> Counts:
+        """Take everything.
+
+        Raises:
+            CarryError: it cannot be taken, or is not what was announced.
+            CutError: the sender is gone; what came is kept for the next try.
+        """
+        try:
+            self._manifest()
+            self._folders()
+            if self._answer:
+                self._tell()
+            self._files()
+            self._links()
+        except OSError as error:
+            if isinstance(error, ConnectionError):
+                raise
+            where = error.filename if isinstance(error.filename, bytes) else self._dest
+            msg = f"{shown(where)}: {error.strerror}"
+            raise TransferError(msg) from None
+        finally:
+            for part in self._parts.values():
+                os.close(part.fd)
+        files = sum(entry.kind == FILE for entry in self._entries)
+        if self._answer:
+            self._channel.put(frames.DONE, COUNTS.pack(files, self._sent, self._same))
+        return Counts(files, self._sent, self._same)
+
+    def _manifest(self) -> None:
+        while True:
+            kind, body = self._channel.get()
+            if kind == frames.MANIFEST:
+                break
+            if kind != frames.ENTRY or len(self._entries) >= _MAX_ENTRIES:
+                raise TransferError("the sender does not speak the language of a transfer")
+            self._entries.append(Entry.decode(body))
+        trees.check(self._entries)
+        if self._entries[0].kind == FILE and os.path.isdir(self._dest):
+            if body in (b"", b".", b"..") or b"/" in body or b"\0" in body:
+                msg = f"{shown(body)}: no name of a file"
+                raise TransferError(msg)
+            self._dest = os.path.join(self._dest, body)
+
+    def _folders(self) -> None:
+        if self._entries[0].kind == FOLDER:
+            if os.path.lexists(self._dest) and not os.path.isdir(self._dest):
+                msg = f"{shown(self._dest)}: a folder cannot replace a file"
+                raise TransferError(msg)
+            os.makedirs(self._dest, self._folder_mode, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(self._dest), self._folder_mode, exist_ok=True)
+        for entry in self._entries[1:]:
+            place = path_of(self._dest, entry.path)
+            mode = _mode(place)
+            if entry.kind == FOLDER:
+                if mode is None:
+                    os.mkdir(place, self._folder_mode)
+                elif not stat.S_ISDIR(mode):
+                    msg = f"{shown(place)}: is in the way of a folder and no folder itself"
+                    raise TransferError(msg)
+            elif mode is not None and stat.S_ISDIR(mode):
+                msg = f"{shown(place)}: a folder is in the way of a file"
+                raise TransferError(msg)
+
+    def _tell(self) -> None:
+        """Say what is there already, whole or half."""
+        for index, entry in enumerate(self._entries):
+            if entry.kind == FILE:
+                if (whole := self._whole(entry)) is not None:
+                    self._whole_ones.add(index)
+                    self._channel.put(frames.HAVE, HAVE.pack(index, entry.size, False, whole))
+                if (half := self._half(index, entry)) is not None:
+                    self._channel.put(frames.HAVE, HAVE.pack(index, half.size, True, half.digest.digest()))
+            self._channel.tick()
+        self._channel.put(frames.READY)
+
+    def _whole(self, entry: Entry) -> bytes | None:
+        place = path_of(self._dest, entry.path)
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+                return None
+            return hash_of(file, entry.size, self._channel).digest()
+
+    def _half(self, index: int, entry: Entry) -> Part | None:
+        path = self._part_path(entry)
+        if _mode(path) is None:
+            return None
+        part = self._open(path)
+        if part is None:
+            return None
+        if not 0 < part.size <= entry.size:
+            os.ftruncate(part.fd, 0)
+            part.size = 0
+        self._parts[index] = part
+        with open(os.dup(part.fd), "rb") as file:
+            file.seek(0)
+            part.digest = hash_of(file, part.size, self._channel)
+        return part
+
+    def _part_path(self, entry: Entry) -> bytes:
+        folder = os.path.dirname(path_of(self._dest, entry.path))
+        mark = hashlib.sha256(entry.path).hexdigest()[:16].encode("ascii")
+        return os.path.join(folder, trees.PART_PREFIX + self._owner + b"-" + mark + trees.PART_SUFFIX)
+
+    def _open(self, path: bytes) -> Part | None:
+        """A part of our own alone; None where another transfer holds it."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, self._file_mode)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError:
+            pass  # a file system without locks: the owner's name alone keeps transfers apart
+        return Part(fd, path)
+
+    def _files(self) -> None:
+        while True:
+            kind, body = self._channel.get()
+            if kind == frames.ALL:
+                break
+            if kind == frames.FILE:
+                index, offset = START.unpack(body)
+                self._take(self._expected(index), offset)
+            elif kind == frames.SAME:
+                index, half = SAME.unpack(body)
+                self._keep(self._expected(index), half=half)
+            else:
+                raise TransferError("the sender does not speak the language of a transfer")
+        if len(self._done) != sum(entry.kind == FILE for entry in self._entries):
+            raise TransferError("the sender has not sent all that it announced")
+
+    def _expected(self, index: int) -> int:
+        """The same number, when it is of a file that has not come yet."""
+        if index >= len(self._entries) or self._entries[index].kind != FILE or index in self._done:
+            raise TransferError("the sender sends what it has not announced")
+        self._done.add(index)
+        return index
+
+    def _take(self, index: int, offset: int) -> None:
+        entry = self._entries[index]
+        part = self._parts.pop(index, None)
+        if part is None:
+            path = self._part_path(entry)
+            part = self._open(path) or self._open(_other(path))
+            if part is None:
+                msg = f"{shown(path)}: another transfer writes it"
+                raise TransferError(msg)
+        try:
+            if offset not in (0, part.size):
+                raise TransferError("the sender goes on where nothing ends")
+            if offset == 0:
+                part.digest = hashlib.sha256()
+            os.ftruncate(part.fd, offset)
+            os.lseek(part.fd, offset, os.SEEK_SET)
+            self._sent += self._fill(part, entry, offset)
+            os.fsync(part.fd)
+            os.fchmod(part.fd, _with_exec_bit(os.fstat(part.fd).st_mode, executable=entry.executable))
+            os.replace(part.path, path_of(self._dest, entry.path))
+        finally:
+            os.close(part.fd)
+
+    def _fill(self, part: Part, entry: Entry, offset: int) -> int:
+        at = offset
+        while True:
+            kind, body = self._channel.get()
+            if kind == frames.SUM:
+                break
+            if kind != frames.DATA or at + len(body) > entry.size:
+                raise TransferError("the sender sends more than it has announced")
+            part.digest.update(body)
+            at += len(body)
+            view = memoryview(body)
+            while view:
+                view = view[os.write(part.fd, view) :]
+        if at != entry.size or part.digest.digest() != body:
+            os.unlink(part.path)
+            msg = f"{shown(entry.path)}: its checksum is wrong after the copy; copy it again"
+            raise TransferError(msg)
+        return at - offset
+
+    def _keep(self, index: int, *, half: bool) -> None:
+        """The sender says that what was told of this file is all of it."""
+        entry = self._entries[index]
+        place = path_of(self._dest, entry.path)
+        part = self._parts.pop(index, None)
+        if part is None if half else index not in self._whole_ones:
+            raise TransferError("the sender leaves out what is not here")
+        if part is not None:
+            if half:
+                os.fsync(part.fd)
+                os.replace(part.path, place)
+            else:
+                os.unlink(part.path)
+            os.close(part.fd)
+        now = os.lstat(place).st_mode
+        if bool(now & stat.S_IXUSR) != entry.executable:
+            os.chmod(place, _with_exec_bit(now, executable=entry.executable))
+        self._same += 1
+
+    def _links(self) -> None:
+        """Last of all, when what they point to is there."""
+        for entry in self._entries:
+            if entry.kind != LINK:
+                continue
+            place = path_of(self._dest, entry.path)
+            fresh = self._part_path(entry)
+            if _mode(fresh) is not None:
+                os.unlink(fresh)
+            os.symlink(entry.target, fresh)
+            os.replace(fresh, place)
+
+
+def _other(path: bytes) -> bytes:
+    """A name beside that of a part which somebody else holds."""
+    return path[: -len(trees.PART_SUFFIX)] + b"-" + os.urandom(6).hex().encode("ascii") + trees.PART_SUFFIX
+
+
+def _mode(path: bytes) -> int | None:
+    """Of what bears this name itself; None: nothing does."""
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _with_exec_bit(mode: int, *, executable: bool) -> int:
+    """A mode that whoever may read may execute as well, or nobody."""
+    plain = stat.S_IMODE(mode) & ~0o111
+    return plain | ((plain & 0o444) >> 2) if executable else plain

@@ -1,0 +1,164 @@
+"""The sending side of a transfer: sends what the receiver lacks, each file with its checksum.
+
+A file that the receiver has whole is not sent; of a half one the rest is sent after both compared what is
+there. A file that changes while it is read is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+
+from rankfall_inside.transfer import frames
+from rankfall_inside.transfer.frames import Channel, TransferError, shown
+from rankfall_inside.transfer.tree import FILE, Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO, Protocol
+
+if TYPE_CHECKING:
+
+    class Digest(Protocol):
+        """What computes a checksum."""
+
+        def update(self, data: bytes, /) -> None:
+            """Take more."""
+
+        def digest(self) -> bytes:
+            """Of what was taken so far."""
+
+
+# index, size, whether it is the half of a file, checksum of what is there.
+HAVE = struct.Struct(">IQ?32s")
+SAME = struct.Struct(">I?")
+START = struct.Struct(">IQ")
+COUNTS = struct.Struct(">QQQ")
+
+
+class Counts:
+    """What a transfer did: files in all, bytes that travelled, files that were there already."""
+
+    def __init__(self, files: int, sent: int, same: int) -> None:
+        self.files = files
+        self.sent = sent
+        self.same = same
+
+
+def send(tree: Tree, channel: Channel, *, ask: bool = True) -> Counts:
+    """Send a tree.
+
+    Args:
+        tree: that was scanned.
+        channel: to the receiver.
+        ask: whether there is a receiver that answers; False = everything is written, to be read later.
+
+    Raises:
+        TransferError: a file cannot be read or changed meanwhile; or the receiver says why it cannot go on.
+        TransferInterruptedError: the receiver is gone.
+    """
+    for entry in tree.entries:
+        channel.put(frames.ENTRY, entry.encode())
+        channel.tick()
+    channel.put(frames.MANIFEST, tree.name)
+    held = _held(channel) if ask else {}
+    files = sent = same = 0
+    for index, entry in enumerate(tree.entries):
+        if entry.kind != FILE:
+            continue
+        files += 1
+        moved = _send_file(index, tree, channel, held.get(index, []))
+        if moved is None:
+            same += 1
+        else:
+            sent += moved
+    channel.put(frames.ALL)
+    if ask:
+        kind, body = channel.get()
+        if kind != frames.DONE or COUNTS.unpack(body)[0] != files:
+            raise TransferError("the receiver has not got all of it")
+    return Counts(files, sent, same)
+
+
+class Held:
+    """What the receiver has of a file: so many bytes with this checksum, under the file's name or as a half."""
+
+    def __init__(self, size: int, half: bool, digest: bytes) -> None:  # noqa: FBT001 - fields of a frame
+        self.size = size
+        self.half = half
+        self.digest = digest
+
+
+def _held(channel: Channel) -> dict[int, list[Held]]:
+    found: dict[int, list[Held]] = {}
+    while True:
+        kind, body = channel.get()
+        if kind == frames.READY:
+            return found
+        if kind != frames.HAVE:
+            raise TransferError("the receiver does not speak the language of a transfer")
+        index, size, half, digest = HAVE.unpack(body)
+        found.setdefault(index, []).append(Held(size, half, digest))
+
+
+def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> int | None:
+    """The bytes that were sent; None: the receiver has it."""
+    entry, place = tree.entries[index], tree.places[index]
+    try:
+        with open(place, "rb") as file:
+            agreed, digest = _agreed(file, held, channel)
+            if agreed is not None and agreed.size == entry.size:
+                channel.put(frames.SAME, SAME.pack(index, agreed.half))
+                return None
+            offset = agreed.size if agreed is not None else 0
+            channel.put(frames.FILE, START.pack(index, offset))
+            sent = 0
+            # One byte more than there was: a file that grew is noticed.
+            while data := file.read(min(frames.DATA_BYTES, entry.size - offset - sent + 1)):
+                sent += len(data)
+                if offset + sent > entry.size:
+                    break
+                digest.update(data)
+                channel.put(frames.DATA, data)
+                channel.tick()
+    except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise
+        raise TransferError(f"{shown(place)}: {error.strerror}") from None
+    if offset + sent != entry.size:
+        raise TransferError(f"{shown(place)}: changed while it was copied; copy it when nobody writes it")
+    channel.put(frames.SUM, digest.digest())
+    return sent
+
+
+def _agreed(file: BinaryIO, held: list[Held], channel: Channel) -> tuple[Held | None, Digest]:
+    """What of the receiver's is the beginning of our file, and its checksum; the file stands behind it."""
+    for one in held:
+        file.seek(0)
+        digest = hash_of(file, one.size, channel)
+        if digest.digest() == one.digest:
+            return one, digest
+    file.seek(0)
+    return None, hashlib.sha256()
+
+
+def hash_of(file: BinaryIO, size: int, channel: Channel) -> Digest:
+    """SHA-256 of the next ``size`` bytes; says now and then that it is still at work."""
+    digest = hashlib.sha256()
+    left = size
+    since = 0
+    while left > 0 and (data := file.read(min(1 << 20, left))):
+        digest.update(data)
+        left -= len(data)
+        since += len(data)
+        if since >= 64 << 20:
+            since = 0
+            channel.put(frames.PING)
+            channel.tick()
+    return digest
+
+
+def path_of(root: bytes, below: bytes) -> bytes:
+    """A path of the tree under a root."""
+    return os.path.join(root, below) if below else root

@@ -1,0 +1,98 @@
+"""The side of a transfer that runs in a pod: sends or receives one tree over stdin and stdout.
+
+It never leaves its volume. It ends when its stdin does, so a client that is gone is noticed. The pod's first
+process sees by the age of one file that data still moves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from rankfall_inside.transfer import frames
+from rankfall_inside.transfer.frames import Channel, TransferError, TransferInterruptedError, shown
+from rankfall_inside.transfer.receive import Receiver
+from rankfall_inside.transfer.send import send
+from rankfall_inside.transfer.tree import scan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Sequence
+
+_BEAT_S = 1.0
+_FAILED = 1
+_USAGE = 2
+_WORDS = 5
+
+
+class Beat:
+    """A file that is made whenever something moved; who watches over us takes it away."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        """Something moved."""
+        now = time.monotonic()
+        if now >= self._due and self._path:
+            self._due = now + _BEAT_S
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do one transfer.
+
+    Args:
+        argv: ``send`` or ``receive``, the owner, the volume's folder and the path below it as hex digits, the beat's file, and for
+            ``send`` patterns to leave out as hex digits.
+
+    Returns:
+        0 done, 1 not done (the other side was told why), 2 wrong usage.
+    """
+    if len(argv) < _WORDS or argv[0] not in ("send", "receive"):
+        sys.stderr.write("rankfall: carry: send|receive OWNER BASE PATH BEAT [EXCLUDE...]\n")
+        return _USAGE
+    verb, owner, base, below, beat = argv[:_WORDS]
+    channel = Channel(sys.stdin.buffer.read, _write, tick=Beat(beat), answers=True)
+    try:
+        place = inside(bytes.fromhex(base), bytes.fromhex(below))
+        if verb == "receive":
+            Receiver(channel, place, owner=owner).run()
+        else:
+            exclude = [os.fsdecode(bytes.fromhex(word)) for word in argv[_WORDS:]]
+            send(scan(place, exclude=exclude), channel)
+    except (TransferInterruptedError, ConnectionError):
+        return _FAILED
+    except TransferError as error:
+        try:
+            channel.put(frames.ERROR, str(error).encode("utf-8", "backslashreplace")[:4000])
+        except OSError:
+            pass  # nobody is there any more
+        return _FAILED
+    return 0
+
+
+def inside(base: bytes, below: bytes) -> bytes:
+    """A path below a folder.
+
+    Raises:
+        CarryError: it leads out of it, by its words or by links on the way.
+    """
+    if b"\0" in below or below.startswith(b"/") or b".." in below.split(b"/"):
+        msg = f"{shown(below)}: no path below {shown(base)}"
+        raise TransferError(msg)
+    place = os.path.normpath(os.path.join(base, below))
+    root = os.path.realpath(base)
+    real = os.path.realpath(place)
+    if real != root and not real.startswith(root.rstrip(b"/") + b"/"):
+        msg = f"{shown(below)}: leads out of {shown(base)}"
+        raise TransferError(msg)
+    return place
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

@@ -1,0 +1,263 @@
+"""The tree of a transfer: files with their exec bit, folders and symbolic links, by paths in bytes.
+
+Refuses by name, before anything is sent: links that point out of the tree, devices, sockets, pipes. A
+received list is checked by the same rules, so that none of its names leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+import struct
+
+from rankfall_inside.transfer.frames import TransferError, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Sequence
+
+FILE, FOLDER, LINK = b"f", b"d", b"l"
+# kind, executable, size, length of the path; then the path and a link's target.
+_HEAD = struct.Struct(">c?QI")
+_MAX_PATH = 4096
+_MAX_SIZE = 1 << 62
+_MAX_ENTRIES = 5_000_000
+# As many links as the kernel follows in one path.
+_MAX_HOPS = 40
+PART_PREFIX, PART_SUFFIX = b".rankfall-", b".part"
+
+
+class Entry:
+    """One thing of a tree.
+
+    Attributes:
+        path: below the tree's root; empty = the root itself.
+        kind: ``FILE``, ``FOLDER`` or ``LINK``.
+        size: of a file, in bytes.
+        executable: of a file.
+        target: of a link.
+    """
+
+    __slots__ = ("executable", "kind", "path", "size", "target")
+
+    def __init__(
+        self, path: bytes, kind: bytes, *, size: int = 0, executable: bool = False, target: bytes = b""
+    ) -> None:
+        self.path = path
+        self.kind = kind
+        self.size = size
+        self.executable = executable
+        self.target = target
+
+    def encode(self) -> bytes:
+        """As the body of a frame."""
+        return _HEAD.pack(self.kind, self.executable, self.size, len(self.path)) + self.path + self.target
+
+    @classmethod
+    def decode(cls, body: bytes) -> Entry:
+        """From the body of a frame.
+
+        Raises:
+            CarryError: it is none.
+        """
+        try:
+            kind, executable, size, length = _HEAD.unpack_from(body)
+        except struct.error:
+            raise TransferError("the list of files is damaged") from None
+        path, target = body[_HEAD.size : _HEAD.size + length], body[_HEAD.size + length :]
+        if len(path) < length:
+            raise TransferError("the list of files is damaged")
+        return cls(path, kind, size=size, executable=executable, target=target)
+
+
+class Tree:
+    """Things to carry and where each lies.
+
+    Attributes:
+        name: of the root, for a receiver that puts it into a folder.
+        entries: the root first, each folder before what is in it.
+        places: absolute path of each entry.
+    """
+
+    def __init__(self, name: bytes, entries: Sequence[Entry], places: Sequence[bytes]) -> None:
+        self.name = name
+        self.entries = list(entries)
+        self.places = list(places)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+
+def scan(root: bytes, *, exclude: Iterable[str] = (), skip: bytes = b"") -> Tree:
+    """What is at ``root``; the root itself may be a link, which is followed, because it was named on purpose.
+
+    Args:
+        root: a file or folder.
+        exclude: patterns of the shell: one without a slash is for any name, one with a slash for the path below the root.
+        skip: a folder that is left out wherever it is.
+
+    Raises:
+        TransferError: it does not exist, cannot be read, or holds what cannot be carried.
+    """
+    place = os.path.abspath(root)
+    patterns = [os.fsencode(pattern.rstrip("/")) for pattern in exclude]
+    try:
+        found = os.stat(place)
+        left_out = _identity(os.stat(skip)) if skip and os.path.isdir(skip) else None
+    except OSError as error:
+        msg = f"{shown(root)}: {error.strerror}"
+        raise TransferError(msg) from None
+    name = os.path.basename(place)
+    if stat.S_ISREG(found.st_mode):
+        return Tree(name, [_file(b"", found)], [place])
+    if not stat.S_ISDIR(found.st_mode):
+        msg = f"{shown(root)}: neither a file nor a folder"
+        raise TransferError(msg)
+    tree = Tree(name, [Entry(b"", FOLDER)], [place])
+    waiting = [(b"", place)]
+    while waiting:
+        path, folder = waiting.pop()
+        for child in _listed(folder, root=root):
+            below = path + b"/" + child.name if path else child.name
+            if _excluded(below, child.name, patterns):
+                continue
+            entry = _entry(below, child)
+            if entry.kind == FOLDER and left_out is not None and _identity(child.stat()) == left_out:
+                continue
+            tree.entries.append(entry)
+            tree.places.append(child.path)
+            if entry.kind == FOLDER:
+                waiting.append((below, child.path))
+    check(tree.entries)
+    return tree
+
+
+def merged(trees: Sequence[Tree]) -> Tree:
+    """Several folders laid over each other, the later ones on top.
+
+    Raises:
+        CarryError: a file of one is a folder of another; or a link now points out of the tree.
+    """
+    found: dict[bytes, tuple[Entry, bytes]] = {}
+    for tree in trees:
+        for entry, place in zip(tree.entries, tree.places):
+            old = found.get(entry.path)
+            if old is not None and (old[0].kind == FOLDER) != (entry.kind == FOLDER):
+                msg = f"{shown(old[1])} and {shown(place)}: one is a folder and the other is none"
+                raise TransferError(msg)
+            found[entry.path] = (entry, place)
+    # A folder's path is the beginning of what is in it, so it sorts before that.
+    ordered = sorted(found.values(), key=lambda one: one[0].path.split(b"/") if one[0].path else [])
+    whole = Tree(trees[0].name, [entry for entry, _ in ordered], [place for _, place in ordered])
+    check(whole.entries)
+    return whole
+
+
+def check(entries: Sequence[Entry]) -> None:
+    """Refuse a tree in which any name leads out of it.
+
+    Raises:
+        CarryError: names the first such thing.
+    """
+    if not entries or entries[0].path or entries[0].kind == LINK:
+        raise TransferError("the list of files has no root")
+    if len(entries) > _MAX_ENTRIES:
+        msg = f"more than {_MAX_ENTRIES} files in one transfer"
+        raise TransferError(msg)
+    kinds: dict[bytes, bytes] = {}
+    links: dict[bytes, bytes] = {}
+    for entry in entries:
+        path = entry.path
+        if entry.kind not in (FILE, FOLDER, LINK) or entry.size > _MAX_SIZE or path in kinds:
+            msg = f"{shown(path)}: the list of files is damaged"
+            raise TransferError(msg)
+        if path and not _plain(path):
+            msg = f"{shown(path)}: no path below a folder"
+            raise TransferError(msg)
+        if path and kinds.get(path.rpartition(b"/")[0]) != FOLDER:
+            msg = f"{shown(path)}: does not lie in a folder of this transfer"
+            raise TransferError(msg)
+        kinds[path] = entry.kind
+        if entry.kind == LINK:
+            links[path] = entry.target
+    for path, target in links.items():
+        if not _inside(path, target, links):
+            msg = f"{shown(path)} -> {shown(target)}: the link points out of what is copied; make it relative and inside, or exclude it"
+            raise TransferError(msg)
+
+
+def _plain(path: bytes) -> bool:
+    parts = path.split(b"/")
+    return len(path) <= _MAX_PATH and b"\0" not in path and not any(part in (b"", b".", b"..") for part in parts)
+
+
+def _inside(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
+    """Whether a link stays below the root, other links of the tree followed as the kernel would follow them."""
+    if not target or len(target) > _MAX_PATH or b"\0" in target:
+        return False
+    at = path.split(b"/")[:-1]
+    todo = target.split(b"/")[::-1]
+    hops = 0
+    if target.startswith(b"/"):
+        return False
+    while todo:
+        part = todo.pop()
+        if part in (b"", b"."):
+            continue
+        if part == b"..":
+            if not at:
+                return False
+            at.pop()
+            continue
+        at.append(part)
+        further = links.get(b"/".join(at))
+        if further is not None:
+            hops += 1
+            if further.startswith(b"/") or hops > _MAX_HOPS:
+                return False
+            at.pop()
+            todo += further.split(b"/")[::-1]
+    return True
+
+
+def _excluded(path: bytes, name: bytes, patterns: Sequence[bytes]) -> bool:
+    if name.startswith(PART_PREFIX) and name.endswith(PART_SUFFIX):
+        # Half of a file that another transfer has not finished.
+        return True
+    return any(fnmatch.fnmatchcase(path if b"/" in one else name, one) for one in patterns)
+
+
+def _listed(folder: bytes, *, root: bytes) -> list[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda one: one.name)
+    except OSError as error:
+        msg = f"{shown(folder or root)}: {error.strerror}"
+        raise TransferError(msg) from None
+
+
+def _entry(path: bytes, child: os.DirEntry[bytes]) -> Entry:
+    try:
+        found = child.stat(follow_symlinks=False)
+        if stat.S_ISLNK(found.st_mode):
+            return Entry(path, LINK, target=os.readlink(child.path))
+    except OSError as error:
+        msg = f"{shown(child.path)}: {error.strerror}"
+        raise TransferError(msg) from None
+    if stat.S_ISDIR(found.st_mode):
+        return Entry(path, FOLDER)
+    if stat.S_ISREG(found.st_mode):
+        return _file(path, found)
+    msg = f"{shown(child.path)}: a device, socket or pipe cannot be copied; exclude it"
+    raise TransferError(msg)
+
+
+def _file(path: bytes, found: os.stat_result) -> Entry:
+    return Entry(path, FILE, size=found.st_size, executable=bool(found.st_mode & stat.S_IXUSR))
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

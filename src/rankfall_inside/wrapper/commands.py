@@ -1,0 +1,241 @@
+"""The slot's command (one process, or N ranks of the plain launcher) and the signals sent to it.
+
+Each signal is marked as the wrapper's own before it is sent. The plain launcher sets torchrun's worker
+variables and runs one round: when a rank fails, its siblings get a second to report their own errors, then
+they are ended, and the slot ends with the first failing rank's code. Restarting the gang is the supervisor's
+decision.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from rankfall_inside import records, untrusted
+from rankfall_inside.wrapper import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterator, Mapping, Sequence
+
+    from rankfall_inside.wrapper.options import Options
+    from rankfall_inside.wrapper.slot_files import SlotFiles
+
+# How long the siblings of a failed rank may go on before they get SIGTERM.
+SETTLE_S = 1.0
+REASON = "a rank of this slot failed"
+
+
+def worker_environ(base: Mapping[str, str], *, local: int, nproc: int) -> dict[str, str]:
+    """Environment of local rank ``local``: what torchrun would set, from ``RANKFALL_PLAIN_NNODES`` and ``RANKFALL_PLAIN_NODE_RANK``.
+
+    In a job of several roles (``RANKFALL_FIRST_RANK``) slots may have different numbers of ranks, so the sums are given.
+    """
+    nodes = records.whole(base, "RANKFALL_PLAIN_NNODES") or 1
+    node = untrusted.whole(base.get("RANKFALL_PLAIN_NODE_RANK") or base.get("RANKFALL_SLOT")) or 0
+    several = "RANKFALL_FIRST_RANK" in base
+    role_rank = ((records.whole(base, "RANKFALL_INDEX") or 0) if several else node) * nproc + local
+    rank = role_rank + (records.whole(base, "RANKFALL_FIRST_RANK") or 0)
+    world = (records.whole(base, "RANKFALL_WORLD_SIZE") or 0) if several else nodes * nproc
+    role_world = (records.whole(base, "RANKFALL_ROLE_SIZE") or 0) if several else world
+    environ = dict(base)
+    environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local),
+        GROUP_RANK=str(node),
+        ROLE_RANK=str(role_rank),
+        ROLE_NAME=base.get("RANKFALL_ROLE") or "default",
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(nproc),
+        GROUP_WORLD_SIZE=str(nodes),
+        ROLE_WORLD_SIZE=str(role_world),
+        MASTER_ADDR=base.get("MASTER_ADDR") or "127.0.0.1",
+        MASTER_PORT=base.get("MASTER_PORT") or "29500",
+        TORCHELASTIC_RUN_ID=base.get("TORCHELASTIC_RUN_ID") or base.get("RANKFALL_RUN") or "none",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        RANKFALL_ORDINAL=str(local),
+    )
+    # torchrun says so too: without it every rank takes all cores.
+    environ.setdefault("OMP_NUM_THREADS", "1")
+    return environ
+
+
+class Plain:
+    """The ranks of one slot.
+
+    Args:
+        command: started once for each rank.
+        nproc: number of ranks of this slot.
+        slot_dir: error files go to ``errors/<local rank>.json`` there.
+        grace: seconds between SIGTERM and SIGKILL for the siblings of a failed rank.
+        signal_rank: called as ``signal_rank(pid, signum, reason)``; marks and sends.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        nproc: int,
+        slot_dir: str,
+        grace: float,
+        signal_rank: Callable[[int, int, str], None],
+    ) -> None:
+        self._command = list(command)
+        self._nproc = nproc
+        self._errors = os.path.join(slot_dir, "errors")
+        self._grace = grace
+        self._signal_rank = signal_rank
+        self._live: set[int] = set()
+        self._next_signal = signal.SIGTERM
+        self.status: int | None = None
+        self.deadline: float | None = None
+
+    def start(self, environ: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any], int, int]]:
+        """Start all ranks; yields (pid, identity, read side of stdout, read side of stderr) for each."""
+        for local in range(self._nproc):
+            own = worker_environ(environ, local=local, nproc=self._nproc)
+            own["TORCHELASTIC_ERROR_FILE"] = os.path.join(self._errors, f"{local}.json")
+            out, out_write = os.pipe()
+            err, err_write = os.pipe()
+            own["RANKFALL_PIPES"] = f"{os.fstat(out_write).st_ino}:{os.fstat(err_write).st_ino}"
+            pid = processes.start(self._command, own, out=out_write, err=err_write)
+            os.close(out_write)
+            os.close(err_write)
+            self._live.add(pid)
+            named = {
+                "rank": untrusted.whole(own["RANK"]),
+                "local_rank": local,
+                "group_rank": untrusted.whole(own["GROUP_RANK"]),
+                "world_size": untrusted.whole(own["WORLD_SIZE"]),
+                "local_world_size": self._nproc,
+                "restart_count": 0,
+                "rank_source": "launcher",
+            }
+            yield pid, named, out, err
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have ended."""
+        return not self._live
+
+    def is_live(self, pid: int) -> bool:
+        """Whether ``pid`` is a rank that has not ended."""
+        return pid in self._live
+
+    def ended(self, pid: int, status: int) -> None:
+        """Take in that a rank was reaped with ``status`` (of wait(2))."""
+        if pid not in self._live:
+            return
+        self._live.discard(pid)
+        if status and not self.status:
+            self.status = status
+            self.deadline = time.monotonic() + SETTLE_S
+        elif self.status is None:
+            self.status = 0
+
+    def step(self) -> None:
+        """End the siblings of a failed rank when their time is over."""
+        if self.deadline is None or time.monotonic() < self.deadline:
+            return
+        for pid in sorted(self._live):
+            self._signal_rank(pid, self._next_signal, REASON)
+        self.deadline = time.monotonic() + self._grace if self._next_signal == signal.SIGTERM else None
+        self._next_signal = signal.SIGKILL
+
+
+class Commands:
+    """The command of one slot: one process (``exec``), or one for each rank (``plain``).
+
+    Args:
+        options: of the wrapper.
+        files: of the slot.
+        fields: called with a pid, gives what a record about a signal to it says of its rank.
+    """
+
+    def __init__(self, options: Options, files: SlotFiles, *, fields: Callable[[int], dict[str, Any]]) -> None:
+        self._options = options
+        self._files = files
+        self._fields = fields
+        self._pids: list[int] = []
+        # The last signal of ours to each process, and why.
+        self._own: dict[int, tuple[int, str]] = {}
+        self.plain: Plain | None = None
+        # Of wait(2), when all have ended.
+        self.status: int | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether there is, or was, any process."""
+        return bool(self._pids)
+
+    def start(self, command: list[str], environ: dict[str, str]) -> tuple[int, int]:
+        """Start ``command`` once; read sides of its stdout and stderr."""
+        out, out_write = os.pipe()
+        err, err_write = os.pipe()
+        # By the inode a hook knows whether its fd 1 is still this pipe or the user's own redirect.
+        environ["RANKFALL_PIPES"] = f"{os.fstat(out_write).st_ino}:{os.fstat(err_write).st_ino}"
+        self._pids.append(processes.start(command, environ, out=out_write, err=err_write))
+        os.close(out_write)
+        os.close(err_write)
+        return out, err
+
+    def start_plain(self, command: list[str], environ: Mapping[str, str]) -> list[tuple[int, dict[str, Any], int, int]]:
+        """Start ``command`` for each rank; (pid, identity, read side of stdout, of stderr) of each."""
+        self.plain = Plain(
+            command,
+            nproc=self._options.nproc,
+            slot_dir=self._files.path,
+            grace=self._options.grace,
+            signal_rank=self.send,
+        )
+        started = list(self.plain.start(environ))
+        self._pids.extend(pid for pid, _, _, _ in started)
+        return started
+
+    def reaped(self, pid: int, status: int) -> bool:
+        """Take in that ``pid`` was reaped; whether that was the slot's one command."""
+        if self.plain is not None:
+            self.plain.ended(pid, status)
+            if self.plain.done and self.status is None:
+                self.status = self.plain.status
+        elif self._pids[:1] == [pid]:
+            self.status = status
+            return True
+        return False
+
+    def living(self) -> list[int]:
+        """Pids of those that have not ended."""
+        if self.plain is not None:
+            return [pid for pid in self._pids if self.plain.is_live(pid)]
+        return self._pids if self.status is None else []
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal of somebody else to the process groups of all."""
+        for pid in self.living():
+            try:
+                os.killpg(pid, number)
+            except OSError:
+                continue
+
+    def send(self, pid: int, number: int, reason: str) -> None:
+        """Mark a signal as our own, then send it to the process group of one of the commands."""
+        self.mark(pid, number, reason)
+        try:
+            os.killpg(pid, number)
+            if number == signal.SIGTERM:
+                # A stopped process takes SIGTERM only when it runs again.
+                os.killpg(pid, signal.SIGCONT)
+        except OSError:
+            return
+
+    def mark(self, pid: int, number: int, reason: str) -> None:
+        """Say that we send this signal next."""
+        self._own[pid] = (number, reason)
+        self._files.mark_kill(pid, number, reason, self._fields(pid))
+
+    def own_reason(self, pid: int, number: int) -> str | None:
+        """Why we sent this signal to ``pid``; None when we did not."""
+        sent = self._own.get(pid)
+        return sent[1] if sent is not None and sent[0] == number else None

@@ -1,0 +1,149 @@
+"""What ranks are doing: heartbeats (step, phase, CPU time) on the log channel, and stacks on request.
+
+Heartbeats serve a supervisor that sees neither /proc nor progress files. Container logs are small and rotate,
+so a rank sends one in ten seconds at most, one a minute while nothing changes, and no file is written. Stacks
+come from faulthandler and /proc; a rank is signalled only when it has a handler, because the signal would
+kill it otherwise, and a rank that cannot answer still gets a record.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from rankfall_inside import procfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping
+
+    from rankfall_inside.procfs import Stat
+    from rankfall_inside.wrapper.ranks import Rank, Ranks
+
+EVERY_S, QUIET_S = 10.0, 60.0
+# A reader joins the slot's other facts from its start records.
+_PLACE = ("run", "attempt", "role", "slot", "instance")
+
+
+class Heartbeat:
+    """Tells of all living ranks of one wrapper.
+
+    Args:
+        ranks: of the slot.
+        place: of the slot, as fields of a record.
+        tell: called as ``tell("progress", fields)``.
+    """
+
+    def __init__(
+        self, ranks: Ranks, *, place: Mapping[str, Any], tell: Callable[[str, Mapping[str, Any]], None]
+    ) -> None:
+        self._ranks = ranks
+        self._place = {name: place[name] for name in _PLACE if name in place}
+        self._tell = tell
+        # By ordinal: when it was told of last, and what.
+        self._told: dict[int, tuple[float, tuple[Any, ...]]] = {}
+
+    def beat(self, processes: Mapping[int, Stat]) -> None:
+        """Tell of each rank whose turn it is; ``processes`` is what /proc says now."""
+        now = time.monotonic()
+        living = self._ranks.live()
+        for rank in living:
+            at, before = self._told.get(rank.ordinal, (0.0, ()))
+            if before and now - at < EVERY_S:
+                continue
+            seen = processes.get(rank.pid)
+            cpu_s = round(seen.cpu_s, 2) if seen is not None and seen.start == rank.start else None
+            last = self._ranks.last_progress(rank.ordinal)
+            state = (cpu_s, *last.values())
+            if state == before and now - at < QUIET_S:
+                continue
+            self._told[rank.ordinal] = (now, state)
+            self._tell(
+                "progress",
+                dict(
+                    self._place,
+                    ordinal=rank.ordinal,
+                    rank=rank.identity.get("rank"),
+                    pid=rank.pid,
+                    cpu_s=cpu_s,
+                    **last,
+                ),
+            )
+        if len(self._told) > len(living):
+            self._told = {rank.ordinal: self._told[rank.ordinal] for rank in living if rank.ordinal in self._told}
+
+
+# SIGRTMIN+7: far from the ones that libraries take (glibc's first two, profilers' next ones).
+STACK_SIGNAL = signal.SIGRTMIN + 7
+# A dump is whole when its file has not grown for QUIET_S; none is waited for longer than LIMIT_S.
+STACKS_QUIET_S, LIMIT_S = 0.2, 2.0
+_MAX_TEXT = 128 * 1024
+
+
+class Collector:
+    """One request: asks at once, gathers in :meth:`step`."""
+
+    def __init__(self, slot_dir: str, ranks: list[Rank], *, write: Callable[[str, dict[str, Any], bool], None]) -> None:
+        self._folder = os.path.join(slot_dir, "stacks")
+        self._write = write
+        now = time.monotonic()
+        self._limit = now + LIMIT_S
+        # rank -> (offset of the dump in its file, size at the last look, time of the last growth)
+        self._waiting: dict[Rank, tuple[int, int, float]] = {}
+        for rank in ranks:
+            size = self._size(rank)
+            if (
+                procfs.catches(rank.pid, STACK_SIGNAL)
+                and procfs.start_ticks(rank.pid) == rank.start
+                and self._ask(rank)
+            ):
+                self._waiting[rank] = (size, size, now)
+            else:
+                self._finish(rank, None)
+
+    @staticmethod
+    def _ask(rank: Rank) -> bool:
+        try:
+            os.kill(rank.pid, STACK_SIGNAL)
+        except OSError:
+            return False
+        return True
+
+    def _path(self, rank: Rank) -> str:
+        return os.path.join(self._folder, f"{rank.ordinal}.txt")
+
+    def _size(self, rank: Rank) -> int:
+        try:
+            return os.stat(self._path(rank)).st_size
+        except OSError:
+            return 0
+
+    def step(self) -> bool:
+        """Look whether dumps are whole; True when all are written."""
+        now = time.monotonic()
+        for rank, (offset, size, grown) in list(self._waiting.items()):
+            seen = self._size(rank)
+            if seen != size:
+                self._waiting[rank] = (offset, seen, now)
+            elif (seen > offset and now - grown >= STACKS_QUIET_S) or now >= self._limit:
+                del self._waiting[rank]
+                self._finish(rank, offset if seen > offset else None)
+        return not self._waiting
+
+    def _finish(self, rank: Rank, offset: int | None) -> None:
+        text = ""
+        notes = []
+        if offset is None:
+            notes.append("no Python stacks: the process has no handler for the signal, or did not answer")
+        else:
+            try:
+                with open(self._path(rank), "rb", opener=procfs.at_once) as file:
+                    file.seek(offset)
+                    text = file.read(_MAX_TEXT).decode("utf-8", "replace")
+            except OSError:
+                notes.append("the file of Python stacks cannot be read")
+        shape = "  thread {tid} ({comm}) state={state} cpu_s={cpu_s} wchan={wchan} syscall={syscall}\n"
+        kernel = "".join([shape.format(**thread) for thread in procfs.threads(rank.pid)])
+        text += ("\n" if text else "") + "Kernel view:\n" + kernel
+        self._write("stacks", dict(rank.fields(), stacks=text, notes=notes), False)

@@ -1,0 +1,154 @@
+"""The wrapper's command line: its options, what is refused before anything starts, and messages on stderr."""
+
+from __future__ import annotations
+
+import os
+
+from rankfall_inside import untrusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Sequence
+
+
+def say(text: str) -> None:
+    """Write one line."""
+    try:
+        os.write(2, f"rankfall: {text}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
+
+
+USAGE = """\
+usage: python INSIDE wrap (--stream-dir DIR | --console) [options] -- COMMAND ARGS...
+       python INSIDE tell "stop GRACE REASON" | "signal NUMBER" | stacks
+
+  --stream-dir DIR   where the streams of this slot are stored; without it they go to stdout only
+  --console          write whole lines to stdout, those of a rank with the prefix [rank N]
+  --launcher NAME    exec: start COMMAND once (default); plain: start it as N ranks;
+                     torchrun: start the words in RANKFALL_TORCHRUN (a JSON list) once; auto: torchrun where its Python has torch, else plain
+  --nproc N          ranks of this slot (default 1)
+  --grace SECONDS    between SIGTERM and SIGKILL for what the command leaves behind (default 5)
+  --wait-for HOST    start the command when this name resolves; may be repeated
+  --code SHA256      unpack the code of this name beside INSIDE into the slot directory; the command never starts without it
+  --chdir DIR        the command's folder
+  --log-store DIR    store the streams of ranks below DIR, a volume that others see, or in s3://BUCKET/PREFIX, and not on stdout
+  --exit-code NAME   command: the command's own code (default); cause: 200-219 where the cause of a failure is sure
+
+tell writes to the wrapper of RANKFALL_SLOT_DIR: 0 told, 3 nobody listens, 2 wrong usage.
+"""
+LAUNCHERS = ("exec", "plain", "torchrun", "auto")
+EXIT_CODES = ("command", "cause")
+_MAX_NPROC = 4096
+_SWITCHES = ("--console",)
+_VALUES = (
+    "--stream-dir",
+    "--launcher",
+    "--nproc",
+    "--grace",
+    "--wait-for",
+    "--exit-code",
+    "--code",
+    "--chdir",
+    "--log-store",
+)
+
+
+class Options:
+    """What the command line says; ``home`` is the directory that the hook is loaded from."""
+
+    def __init__(self) -> None:
+        self.stream_dir = ""
+        self.launcher = "exec"
+        self.nproc = 1
+        self.console = False
+        self.grace = 5.0
+        self.wait_for: list[str] = []
+        self.exit_code = "command"
+        self.code = ""
+        self.chdir = ""
+        self.log_store = ""
+        self.command: list[str] = []
+        self.home = ""
+
+    @property
+    def instance(self) -> str:
+        """Name of this start of the slot: the last part of the stream directory, else what the environment says, else 0."""
+        if self.stream_dir:
+            return os.path.basename(self.stream_dir.rstrip("/"))
+        return os.environ.get("RANKFALL_INSTANCE") or "0"
+
+    @property
+    def alone(self) -> bool:
+        """Whether the wrapper shares no files with a supervisor: in a pod, where stdout is all that leaves it."""
+        return not self.stream_dir
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options from ``argv`` (without the program).
+
+    Raises:
+        ValueError: with a text for the user.
+    """
+    words = list(argv)
+    if words[:1] != ["wrap"]:
+        raise ValueError("the first argument must be: wrap, or tell")
+    options = Options()
+    position = 1
+    while position < len(words):
+        name, equals, value = words[position].partition("=")
+        position += 1
+        if name == "--":
+            options.command = words[position:]
+            break
+        if name in _SWITCHES and not equals:
+            options.console = True
+            continue
+        if name not in _VALUES:
+            raise ValueError(f"unknown option {name}")
+        if not equals:
+            if position >= len(words):
+                raise ValueError(f"{name} needs a value")
+            value = words[position]
+            position += 1
+        _set(options, name, value)
+    if not options.command:
+        raise ValueError("no command after --")
+    if not options.stream_dir and not options.console:
+        raise ValueError("--stream-dir and --console are both missing: the output would be lost")
+    if options.log_store and options.stream_dir:
+        raise ValueError("--log-store is for a slot without --stream-dir")
+    return options
+
+
+def _set(options: Options, name: str, value: str) -> None:
+    if name == "--stream-dir":
+        options.stream_dir = os.path.abspath(value)
+    elif name == "--launcher":
+        options.launcher = _one_of(name, value, LAUNCHERS)
+    elif name == "--exit-code":
+        options.exit_code = _one_of(name, value, EXIT_CODES)
+    elif name == "--code":
+        options.code = value
+    elif name == "--log-store":
+        options.log_store = value if value.startswith("s3://") else os.path.abspath(value)
+    elif name == "--chdir":
+        options.chdir = value
+    elif name == "--wait-for":
+        if not value:
+            raise ValueError("--wait-for needs a host name")
+        options.wait_for.append(value)
+    elif name == "--nproc":
+        number = untrusted.whole(value)
+        if number is None or not 0 < number <= _MAX_NPROC:
+            raise ValueError(f"--nproc is a number from 1 to {_MAX_NPROC}, not {value[:60]}")
+        options.nproc = number
+    else:
+        # foreign-text: the command line of the wrapper, which the supervisor writes
+        options.grace = max(0.0, float(value))
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ValueError(f"{name} is one of {', '.join(allowed)}, not {value}")
+    return value

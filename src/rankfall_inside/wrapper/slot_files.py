@@ -1,0 +1,171 @@
+"""The files of one slot: directory, lock, records, marks of the wrapper's own kills, and the end.
+
+The contract is docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from rankfall_inside import private_files, procfs, records
+from rankfall_inside import records as tinyjson
+from rankfall_inside.wrapper import cgroup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping
+
+    from rankfall_inside.delivery.console import Channel
+
+# Records that room is made for beforehand.
+_MOST_RESERVED = 64
+FOLDERS = ("claims", "pipes", "progress", "stacks", "errors")
+
+
+class SlotBusyError(Exception):
+    """Another wrapper holds this slot directory."""
+
+
+class SlotFiles:
+    """Opens the slot directory for one wrapper.
+
+    Raises:
+        OSError: it cannot be made or written.
+        SlotBusyError: another wrapper holds it.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, instance: str) -> None:
+        self.path = os.path.abspath(environ["RANKFALL_SLOT_DIR"])
+        self.pid = os.getpid()
+        # Set when there is one; until then records are files only.
+        self.channel: Channel | None = None
+        for name in FOLDERS:
+            private_files.make_folders(os.path.join(self.path, name))
+        self._lock = self._take_lock()
+        self._clear()
+        self.records = environ.get("RANKFALL_RECORD_DIR") or os.path.join(self.path, "records")
+        try:
+            private_files.make_folders(self.records)
+        except OSError:
+            self.records = os.path.join(self.path, "records")
+            private_files.make_folders(self.records)
+        self.place: dict[str, Any] = dict(records.place(environ), instance=instance, boot_id=procfs.boot_id())
+        self._oom_path = cgroup.oom_counter_path()
+        self._oom_start = cgroup.read(self._oom_path)
+        self._kills = private_files.open_file(
+            os.path.join(self.path, "kills.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )
+        self.unwritten = 0
+        self._reserve = records.Reserve(self.path, 0)
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many records now, for the day on which the disk is full."""
+        self._reserve = records.Reserve(self.path, min(count, _MOST_RESERVED))
+
+    def _take_lock(self) -> int:
+        fd = private_files.open_file(os.path.join(self.path, "lock"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise SlotBusyError(self.path) from error
+        os.ftruncate(fd, 0)
+        pid = os.getpid()
+        os.write(fd, f"{pid} {procfs.start_ticks(pid) or 0} {procfs.boot_id() or '-'}\n".encode("ascii"))
+        return fd
+
+    def _clear(self) -> None:
+        """An emptyDir outlives its container: claims and pipes of an earlier one would be taken for this one's."""
+        for name in FOLDERS:
+            folder = os.path.join(self.path, name)
+            for entry in os.listdir(folder):
+                os.unlink(os.path.join(folder, entry))
+        try:
+            os.unlink(os.path.join(self.path, "end.json"))
+        except OSError:
+            pass
+
+    def control(self) -> int:
+        """The read side of ``ctl``; also a writer, so that it never reports its end."""
+        path = os.path.join(self.path, "ctl")
+        try:
+            os.mkfifo(path, 0o600)
+        except FileExistsError:
+            pass
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def notices(self) -> int:
+        """The read side of ``notify``, through which hooks say that they have claimed."""
+        path = os.path.join(self.path, "notify")
+        try:
+            os.mkfifo(path, 0o600)
+        except FileExistsError:
+            pass
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def oom_kills(self) -> int | None:
+        """Growth of the cgroup's OOM counter since the start; None when it cannot be read."""
+        now = cgroup.read(self._oom_path)
+        return None if now is None or self._oom_start is None else now - self._oom_start
+
+    def write(self, kind: str, fields: Mapping[str, Any], sync: bool, first: bool = False) -> None:  # noqa: FBT001, FBT002 - passed on as a callback
+        """Write one record: on the log channel, where there is one, then as a file; what is in neither is counted in ``unwritten``."""
+        record = self._new(kind, fields)
+        told = self._tell(record, first=first)
+        stored = self._store(record, sync=sync)
+        if not told and not stored:
+            self.unwritten += 1
+
+    def _store(self, record: dict[str, Any], *, sync: bool) -> bool:
+        return records.write(record, self.records, sync=sync) or self._reserve.store(record, self.records)
+
+    def _new(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return records.new(kind, writer="wrapper", fields=dict(self.place, **fields))
+
+    def _tell(self, record: dict[str, Any], *, first: bool = False) -> bool:
+        return self.channel is not None and self.channel.send(record, first=first)
+
+    def tell(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """A record for the log channel only: one that says what is now and is worth nothing later."""
+        if self.channel is not None and self.channel.active:
+            self._tell(records.new(kind, writer="wrapper", fields=fields))
+
+    def pass_on(self, record: dict[str, Any], *, stored: bool) -> None:
+        """A hook's record: to the log channel, and to the folder when the hook could not do that."""
+        told = self._tell(record)
+        if not stored and not self._store(record, sync=False) and not told:
+            self.unwritten += 1
+
+    def mark_kill(self, pid: int, signum: int, reason: str, fields: Mapping[str, Any]) -> None:
+        """Say, before it is sent, that the wrapper itself sends ``signum`` to ``pid``."""
+        mark = {"pid": pid, "signal": int(signum), "reason": reason, "at_ns": time.time_ns()}
+        try:
+            os.write(self._kills, tinyjson.dumps(mark).encode("ascii") + b"\n")
+        except OSError:
+            pass  # the record says the same
+        named = dict(fields, pid=pid, exit={"signal": int(signum), "how": "sent", "ours": True, "reason": reason})
+        self.write("kill", named, False)
+
+    def finish(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all; the record."""
+        record = self._new("slot_end", fields)
+        told = self._tell(record)
+        if not self._store(record, sync=True) and not told:
+            self.unwritten += 1
+        path = os.path.join(self.path, "end.json")
+        try:
+            fd = private_files.open_file(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                data = records.encode(record) + b"\n"
+                whole = os.write(fd, data) == len(data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if whole:
+                os.rename(path + ".tmp", path)
+        except OSError:
+            pass  # the record says the same
+        self._reserve.close()
+        return record
