@@ -25,7 +25,7 @@ from gate import stages, trial
 from gate.stages import PLANS, REPORTS, ROOT, Commands, Stage
 from gate.trial import MAX_UNSTEADY, Result, Trial
 
-import patience
+from support import patience
 
 STEADY_TIMES = 3
 # What make steady allows: tests that wait for other machines' parts may meet one of them in a bad moment.

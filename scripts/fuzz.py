@@ -1,6 +1,6 @@
 """``make fuzz``: ten million mutated kernel lines through the reader of node health; writes ``docs/results/fuzz-kernel-lines.md``.
 
-Each line is read by the product and by a second reader that shares nothing with it (``tests/health/fuzz_lines.py``). Lines of a seed are always the
+Each line is read by the product and by a second reader that shares nothing with it (``tests/nodes/fuzz_lines.py``). Lines of a seed are always the
 same, whatever number of processes reads them.
 """
 
@@ -21,7 +21,7 @@ PART = 100_000
 
 def part(seed: int) -> Any:
     """One part, in a process of its own."""
-    from health.fuzz_lines import run  # noqa: PLC0415 - of the tests
+    from nodes.fuzz_lines import run  # noqa: PLC0415 - of the tests
 
     return run(seed, PART)
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=ROOT / "docs/results/fuzz-kernel-lines.md")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
-    from health.fuzz_lines import examples  # noqa: PLC0415 - as above
+    from nodes.fuzz_lines import examples  # noqa: PLC0415 - as above
 
     parts = -(-given.lines // PART)
     lines, kinds, wrong = 0, dict[str, int](), list[str]()
@@ -54,7 +54,7 @@ def main() -> int:
     page = (
         f"# Fuzzed kernel lines\n\nWritten by `make fuzz` on {dt.datetime.now(tz=dt.UTC).date()}: seed {given.seed}, {lines:,} lines mutated from "
         f"{len(examples())} examples, {len(wrong)} wrong codes, no crash.\n\nCodes by kind: {told}.\n\n"
-        "Each line was read by the product and by a second reader that shares nothing with it (`tests/health/fuzz_lines.py`): the drivers' grammar walked "
+        "Each line was read by the product and by a second reader that shares nothing with it (`tests/nodes/fuzz_lines.py`): the drivers' grammar walked "
         "byte by byte, and the signatures tried one by one with another engine. Wrong is any other code than that reader's: a number that the line does not hold "
         "at its place, a word that it does not say, a signature that does not match from its first byte, or one that was missed.\n"
     )

@@ -1,6 +1,6 @@
 """``make fuzz-readers``: what each reader of foreign bytes costs, over the table of hostile inputs and texts that hypothesis makes.
 
-Each pair of reader and input is measured in child processes at sizes N and 4N, and 2N where that takes time (``tests/reader_costs.py``). Prints a table of the dearest
+Each pair of reader and input is measured in child processes at sizes N and 4N, and 2N where that takes time (``tests/support/reader_costs.py``). Prints a table of the dearest
 inputs of each reader; 1 when a reader crashed, grew faster than its input, or took more than 2 s a MiB or 300 MiB.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reader_costs import Result
+    from support.reader_costs import Result
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--shown", type=int, default=3, help="inputs that are shown of each reader")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
-    import reader_costs  # noqa: PLC0415 - of the tests
+    from support import reader_costs  # noqa: PLC0415 - of the tests
 
     unknown = sorted(set(given.readers) - set(reader_costs.READERS))
     if unknown:
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _inputs(reader: str, *, texts: int, seed: int) -> Iterator[tuple[str, Callable[[int], bytes]]]:
-    import reader_costs  # noqa: PLC0415 - as above
+    from support import reader_costs  # noqa: PLC0415 - as above
 
     for one in reader_costs.inputs_of(reader):
         yield one.name, one.data

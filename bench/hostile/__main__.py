@@ -28,7 +28,7 @@ SHAPES: Final = (
 JOB: Final = """
 import os, re, signal, sys
 sys.path.insert(0, os.environ["TESTS"])
-from hostile_inputs import INPUTS
+from support.hostile_inputs import INPUTS
 size, plain = int(os.environ["SIZE"]), os.environ.get("PLAIN")
 unit = INPUTS[os.environ["SHAPE"]].data(min(size, 8 << 20))
 if plain:

@@ -84,7 +84,9 @@ LINT = Commands(
 WORKERS = ("-n", "3")
 PLAIN = "not faults and not torch and not cluster and not root"
 # Folders whose tests start real processes: the command, supervisors, wrappers and ranks, builders. All others are unit tests, which come first.
-PROCESS_FOLDERS = tuple(f"tests/{name}" for name in ("cli", "conformance", "inside", "scripts", "supervise", "testbed"))
+PROCESS_FOLDERS = tuple(
+    f"tests/{name}" for name in ("cli", "conformance", "inside", "scripts", "supervisor", "testbed")
+)
 NOT_PROCESSES = tuple(f"--ignore={folder}" for folder in PROCESS_FOLDERS)
 UNIT = Trial("unit", ("-m", f"{PLAIN} and not full", *NOT_PROCESSES, "tests"), WORKERS)
 PROCESSES = Trial("processes", ("-m", f"{PLAIN} and not full", *PROCESS_FOLDERS), WORKERS)
@@ -106,7 +108,7 @@ FAULTS_ALL = Trial(
 ROOT_TESTS = Trial("root", ("-m", "root and not cluster and not full", *files_with("mark.root")), skips_fail=True)
 # Two workers with a bed each: most of a test there is waiting. Only the folders of these tests are read.
 BEDS = 2
-BED_TESTS = ("tests/cluster", "tests/backends/cluster")
+BED_TESTS = ("tests/cluster", "tests/backends/kubernetes")
 BED_WORKERS = ("-n", str(BEDS), "--dist", "loadgroup")
 # Tests start parts of a bed anew; they end with their bed.
 BED_PARTS = os.environ.get("TESTBED_CACHE", "/rankfall/testbed/")

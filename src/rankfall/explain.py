@@ -16,6 +16,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple, cast, get_args
 import msgspec
 
 from rankfall.collect.pods.lazy_collector import look_around
+from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.case import present_case
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.evidence.files.log_files import case_of_files, case_of_stream
@@ -109,7 +110,13 @@ def _explained(
     number, plan = row.attempt, row.plan
     spec = sized(run_dir.spec, planned_sizes(plan, run_dir.spec))
     observer = AttemptObserver(
-        run_dir, spec=spec, attempt=number, launcher=_launcher(plan), starts=starts, around=late.around
+        run_dir,
+        spec=spec,
+        attempt=number,
+        launcher=_launcher(plan),
+        starts=starts,
+        around=late.around,
+        record_store=record_store_of(run_dir, spec, attempt=number),
     )
     observer.take_time()
     # A look takes a bounded part of each stream; a job that still prints is followed up to where it stood about now.

@@ -53,15 +53,16 @@ def _compile(here: str) -> None:
 
     names = [os.path.join(here, "sitecustomize.py")]
     package = os.path.join(here, _PACKAGE)
-    names += [os.path.join(package, name) for name in os.listdir(package) if name.endswith(".py")]
+    for folder, _, files in os.walk(package):
+        names += [os.path.join(folder, name) for name in files if name.endswith(".py")]
     missing = [name for name in names if os.path.exists(name) and not os.path.exists(cache_from_source(name))]
     if missing and sys.implementation.cache_tag:
         import py_compile
 
         from rankfall_inside import private_files
 
-        for folder in {os.path.dirname(cache_from_source(name)) for name in missing}:
-            private_files.make_folders(folder)
+        for cache in {os.path.dirname(cache_from_source(name)) for name in missing}:
+            private_files.make_folders(cache)
         for name in missing:
             py_compile.compile(name, doraise=False, quiet=2)
 

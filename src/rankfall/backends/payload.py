@@ -15,7 +15,9 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +36,18 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 def contents() -> dict[str, bytes]:
     """All files of the bundle by their path in it, sorted."""
     files = {"__main__.py": _MAIN.encode()}
-    for entry in resources.files(_PACKAGE).iterdir():
-        if entry.name.endswith(".py"):
-            # site imports it by its bare name, so it lies beside the package.
-            name = entry.name if entry.name == "sitecustomize.py" else f"{_PACKAGE}/{entry.name}"
-            files[name] = entry.read_bytes()
+    for name, entry in _sources(resources.files(_PACKAGE), _PACKAGE):
+        # site imports it by its bare name, so it lies beside the package.
+        files["sitecustomize.py" if entry.name == "sitecustomize.py" else name] = entry.read_bytes()
     return dict(sorted(files.items()))
+
+
+def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{path}/{entry.name}", entry
 
 
 def build_zip() -> bytes:
@@ -88,7 +96,11 @@ def unpack(home: Path) -> Path:
         for name, data in files.items():
             path = temporary / name
             # Python would make the folder of compiled files by the umask; the files in it get the modes of their sources.
-            make_folder(path.parent / "__pycache__")
+            for folder in (
+                *reversed(path.relative_to(temporary).parents[:-1]),
+                path.parent.relative_to(temporary) / "__pycache__",
+            ):
+                make_folder(temporary / folder)
             write_file(path, data)
         # Atomic: whoever is second finds a complete directory, ours or the other's.
         os.rename(temporary, target)  # noqa: PTH104 - Path.rename says the same with one more object

@@ -29,13 +29,13 @@ VERBS: Final = {
     "ps": ("runs", "List the runs of this machine."),
     "status": ("runs", "Show a run's slots and ranks."),
     "logs": ("logs", "Show what the ranks printed, by rank, time, stream or pattern."),
-    "attach": ("watch", "Go on watching a run; take it over when nobody supervises it."),
-    "wait": ("watch", "Wait for a run's end and leave with its exit code."),
+    "attach": ("attach", "Go on watching a run; take it over when nobody supervises it."),
+    "wait": ("attach", "Wait for a run's end and leave with its exit code."),
     "why": ("why", "Say which rank fell first, why, and where."),
-    "cancel": ("watch", "Stop a run and everything it started."),
-    "suspend": ("hold", "Stop a run without ending it; no budget is used."),
-    "resume": ("hold", "Let a suspended run go on, or give a run its supervisor back."),
-    "resize": ("resize", "Give a run another number of nodes; no budget is used."),
+    "cancel": ("attach", "Stop a run and everything it started."),
+    "suspend": ("modify", "Stop a run without ending it; no budget is used."),
+    "resume": ("modify", "Let a suspended run go on, or give a run its supervisor back."),
+    "resize": ("modify", "Give a run another number of nodes; no budget is used."),
     "cp": ("cp", "Copy files to a run's folder and back."),
     "agent": ("agent", "Read a node's kernel log and show on its Node what concerns its health."),
     "controller": ("controller", "Watch all nodes for faults and keep the scheduler away from bad ones."),
@@ -97,7 +97,7 @@ class LazyGroup(click.Group):
 
 def load(verb: str) -> click.Command:
     """The command behind a verb: the object of that name in its module."""
-    command: click.Command = getattr(importlib.import_module(f"rankfall.cli.{VERBS[verb][0]}"), verb)
+    command: click.Command = getattr(importlib.import_module(f"rankfall.cli.commands.{VERBS[verb][0]}"), verb)
     return command
 
 

@@ -8,8 +8,8 @@ from rankfall.evidence.readers.classify import exception_meaning
 from rankfall.evidence.readers.kernel_log import KernelLine
 from rankfall.evidence.readers.scan import Finding
 from rankfall.evidence.readers.stream_reader import When
-from rankfall.evidence.readers.text import digest
 from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
+from rankfall.model.evidence import digest
 from rankfall.verdict.signatures.catalogue import Catalogue
 
 _SIGKILL: Final = 9

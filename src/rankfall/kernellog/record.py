@@ -3,6 +3,8 @@
 Pure; the format is the kernel's dev-kmsg ABI. Text stays escaped as the kernel wrote it, so it is one line
 and a newline in a name cannot start another. Facility 0 is the kernel; a process that writes to the device
 cannot choose it. Anything else is returned as unreadable, never half read.
+
+Cost: time linear in the bytes of a record, at most ``MAX_RECORD``; nothing is kept.
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ class RankfallError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  next: {self.hint}" if self.hint else self.message
 
+    @property
+    def in_one_line(self) -> str:
+        """What happened, and the next step where one is known."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
 
 class UsageError(RankfallError):
     """Wrong flags or arguments."""

@@ -5,6 +5,7 @@ Times are integer nanoseconds since the epoch; an unknown time is None and is ne
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -208,3 +209,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def clock_of(self, slot: int | None) -> Bound:
         """How far the clock of a slot's node (None: of the API server) is ahead."""
         return next((one.ahead for one in self.clocks if one.slot == slot), EXACT)
+
+
+def digest(*parts: object) -> str:
+    """A short, stable identity of some content."""
+    joined = "\0".join("" if part is None else str(part) for part in parts)
+    return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

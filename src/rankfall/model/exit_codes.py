@@ -188,9 +188,9 @@ these instead; no signal maps to them (128+64 is 192).
 def page() -> str:
     """The whole page as Markdown."""
     causes = "".join(f"| `{name}` | {code} |\n" for name, code in CAUSE_CODES.items())
-    return f"{_HEAD}{''.join(map(_exit_codes_page_row, CODE_TABLE))}{_TAIL}{causes}"
+    return f"{_HEAD}{''.join(map(_page_row, CODE_TABLE))}{_TAIL}{causes}"
 
 
-def _exit_codes_page_row(row: CodeRow) -> str:
+def _page_row(row: CodeRow) -> str:
     budget = f"`{row.budget}`" if row.budget else ""
     return f"| {row.codes} | {row.kind} | {row.action} | {budget} | {row.meaning} |\n"

@@ -43,8 +43,6 @@ def nanoseconds(text: str) -> int | None:
 
 Order = Literal["before", "after", "unknown"]
 
-_CLOCKS_NS: Final = 1_000_000_000
-
 
 class Bound(msgspec.Struct, frozen=True, array_like=True):
     """How far a clock is ahead of the common one (negative: behind): between two numbers of nanoseconds.
@@ -104,14 +102,14 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         """The earliest that it can have been by the common clock; None = any time."""
         if self.at is None or self.bound.hi is None:
             return None
-        return self.at - self.bound.hi - round(self.uncertainty * _CLOCKS_NS)
+        return self.at - self.bound.hi - round(self.uncertainty * _NS)
 
     @property
     def latest(self) -> int | None:
         """The latest that it can have been by the common clock; None = any time."""
         if self.at is None or self.bound.lo is None:
             return None
-        return self.at - self.bound.lo + round(self.uncertainty * _CLOCKS_NS)
+        return self.at - self.bound.lo + round(self.uncertainty * _NS)
 
     @property
     def common(self) -> tuple[int | None, float]:
@@ -120,8 +118,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
             return None, self.uncertainty
         lo, hi = self.bound.lo, self.bound.hi
         if lo is None or hi is None:
-            return self.at, self.uncertainty + abs(self.bound.middle or 0) / _CLOCKS_NS
-        return self.at - (lo + hi) // 2, self.uncertainty + (hi - lo) / 2 / _CLOCKS_NS
+            return self.at, self.uncertainty + abs(self.bound.middle or 0) / _NS
+        return self.at - (lo + hi) // 2, self.uncertainty + (hi - lo) / 2 / _NS
 
 
 def order(one: Moment, other: Moment) -> Order:
@@ -129,7 +127,7 @@ def order(one: Moment, other: Moment) -> Order:
     if one.at is None or other.at is None:
         return "unknown"
     if one.clock and one.clock == other.clock:
-        slack = round((one.uncertainty + other.uncertainty) * _CLOCKS_NS)
+        slack = round((one.uncertainty + other.uncertainty) * _NS)
         return "before" if one.at + slack < other.at else "after" if other.at + slack < one.at else "unknown"
     if one.latest is not None and other.earliest is not None and one.latest < other.earliest:
         return "before"
@@ -179,7 +177,7 @@ def first_of(moments: Sequence[Moment]) -> int | None:
 
 def _ends(moment: Moment) -> int:
     """The end of a moment by its own clock."""
-    return (moment.at or 0) + round(moment.uncertainty * _CLOCKS_NS)
+    return (moment.at or 0) + round(moment.uncertainty * _NS)
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -7,10 +7,9 @@ read as well without colours.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import IO, Any, Final
-
-from rankfall.model import numbers
 
 
 class Paint:
@@ -59,7 +58,13 @@ _HOUR: Final = 3600
 _DAY: Final = 86_400
 
 #: Numbers of ranks as people write them.
-ranks = numbers.ranges
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: ``0, 2-5, 9``; long lists end with a count (``model.numbers.ranges``)."""
+    from rankfall.model.numbers import ranges  # noqa: PLC0415 - every command loads this module; most show no ranks
+
+    return ranges(numbers)
 
 
 def count(number: int, noun: str) -> str:

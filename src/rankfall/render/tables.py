@@ -1,14 +1,17 @@
-"""Renders ``ps``, ``status``, ``nodes list`` and ``nodes describe`` as tables.
+"""Renders ``ps``, ``status``, ``nodes list`` and ``nodes describe`` as tables, and ``docs/causes.md``.
 
-Aligned columns, no frames, nothing wrapped. What the kernel or a person wrote is escaped.
+Aligned columns, no frames, nothing wrapped. What the kernel or a person wrote is escaped. The page of causes is
+printed by ``rankfall config causes``; a test compares it with the page in ``docs``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Final, get_args
 
 from rankfall.model import FINAL_STATES, RankStatus, RunState, RunSummary, SlotStatus, StatusDocument
+from rankfall.model.causes import CauseInfo, Family, catalogue
 from rankfall.model.node_health.nodes_document import NodeCause, NodesDocument, NodeStatus
 from rankfall.render import formatting
 from rankfall.render.escape import one_line
@@ -122,17 +125,17 @@ def _alone(run: RunSummary) -> str:
 def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
     """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
     if status.foreign is not None:
-        formatting = (
+        recorded = (
             "somebody records it"
             if status.recorded
             else f"nobody records it now; rankfall logs -f {status.foreign} does"
         )
-        return [f"  {status.foreign}: Rankfall did not start it, and only looks; {formatting}"]
+        return [f"  {status.foreign}: Rankfall did not start it, and only looks; {recorded}"]
     if status.unattended:
-        formatting = (
+        recorded = (
             "somebody records it" if status.recorded else f"nobody records it now; rankfall attach {status.run} does"
         )
-        return [f"  unattended: Kubernetes alone decides; {formatting}"]
+        return [f"  unattended: Kubernetes alone decides; {recorded}"]
     if status.supervised:
         return []
     return [paint.warn(f"  unsupervised: nobody takes care of it here now; rankfall attach {status.run} takes it over")]
@@ -276,3 +279,46 @@ def _cause(node: NodeStatus) -> str:
 
 def _date(text: str | None) -> str:
     return text[:19] + "Z" if text else "-"
+
+
+_HEAD: Final = """# Causes
+
+Made by `rankfall config causes`; do not edit. Every cause that a verdict may name, as `cause.slug` in `why -o json`. A slug is a public contract, like an
+error code: it is never renamed and never used for something else; new ones may come.
+
+- **Role.** `primary` can be the cause of a fall. `secondary` is usually the echo of another rank's fall, and is named only where nothing else speaks, `suspected` at most. `context` supports or weakens a verdict and is never one.
+- **Again.** What is done without a rule of the job: `no`; `yes`, after a pause; `once`, and the same fault again ends the run; `elsewhere`, not on that node. Budgets and rules: [exit-codes.md](exit-codes.md).
+- **Node.** The most that is done to the node: `suspect` is counted and watched, `taint` keeps new pods away. Words that a job printed never taint, one fault on all ranks touches no node, and neither does a cause that is only suspected.
+- **Evidence.** What usually shows it. How lines of text are recognised: [signatures.md](signatures.md).
+"""
+_TITLES: Final[dict[Family, str]] = {
+    "user": "The job's own code",
+    "data": "Data",
+    "memory": "Memory",
+    "gpu": "GPUs",
+    "network": "Network",
+    "storage": "Storage",
+    "platform": "The platform: nodes, pods, the scheduler",
+    "control": "Stopped or ended by somebody, or as a consequence",
+    "unknown": "Not known",
+}
+
+
+def causes_page() -> str:
+    """The whole page as Markdown."""
+    from rankfall.render.verdict import advice  # noqa: PLC0415 - tables of runs and nodes show no verdict
+
+    return _HEAD + "".join(_family(family, advice()) for family in get_args(Family))
+
+
+def _family(family: Family, advice: Mapping[str, str]) -> str:
+    rows = [_row(cause, advice[cause.slug]) for cause in catalogue().values() if cause.family == family]
+    head = (
+        "| cause | meaning | role | again | node | evidence | advice |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    return f"\n## {_TITLES[family]}\n\n{head}{''.join(rows)}"
+
+
+def _row(cause: CauseInfo, advice: str) -> str:
+    texts = (cause.title, cause.role, cause.retry, cause.node_action, cause.evidence, advice)
+    return f"| `{cause.slug}` | {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |\n"

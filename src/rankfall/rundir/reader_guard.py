@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rankfall.evidence.readers.text import digest
 from rankfall.model import RankfallError
+from rankfall.model.evidence import digest
 
 T = TypeVar("T")
 

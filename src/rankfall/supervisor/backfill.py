@@ -226,7 +226,7 @@ class LokiFollow:
             self._started.set()
 
     async def _follow(self, rows: list[AttemptRow]) -> None:
-        from rankfall.collect.loki.attempt_lines import (
+        from rankfall.collect.loki.attempt_lines import (  # noqa: PLC0415 - as above
             LokiLive,
             keys_of,
         )

@@ -183,7 +183,7 @@ def frames_of(trace: TracebackType | None) -> list[dict[str, Any]]:
 
 
 def _library_roots() -> tuple[str, ...]:
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(os.__file__) + "/", here + "/", "<frozen ", "<rankfall>"
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 
 from rankfall_inside import procfs, records, untrusted
-from rankfall_inside.delivery import error_file, stream_files, termination_message
+from rankfall_inside.delivery import exit_reports, stream_files
 from rankfall_inside.delivery.console import UNKNOWN, Channel, Console
 from rankfall_inside.delivery.record_store import Delivery
 from rankfall_inside.event_loop import Loop, read_available
@@ -90,10 +90,10 @@ class Wrapper:
         self._pool = stream_files.Pool(os.path.join(files.path, "pipes"), spare=options.nproc + _SPARE)
         self._falls = RankFailures()
         # Several slots of one machine would overwrite each other's.
-        self._last_words = environ.get(termination_message.VARIABLE) or (
-            termination_message.DEFAULT_PATH if options.alone else ""
+        self._last_words = environ.get(exit_reports.TERMINATION_VARIABLE) or (
+            exit_reports.TERMINATION_PATH if options.alone else ""
         )
-        self._error_file = environ.get(error_file.VARIABLE, "")
+        self._error_file = environ.get(exit_reports.ERROR_FILE_VARIABLE, "")
         needed = (
             bool(self._error_file)
             or self._channel.active
@@ -338,8 +338,8 @@ class Wrapper:
                 **self._printed(),
             }
         )
-        termination_message.write(self._last_words, self._falls.first_error(), end)
-        error_file.write(self._error_file, self._falls.first_error(), folder=self._files.records)
+        exit_reports.write_termination_message(self._last_words, self._falls.first_error(), end)
+        exit_reports.write_error_file(self._error_file, self._falls.first_error(), folder=self._files.records)
         self._delivery.settle(self._orders.time_left(_STORE_S), last=True)
 
     def _printed(self) -> dict[str, Any]:

@@ -53,9 +53,9 @@ def exit_codes() -> None:
 @config.command("causes")
 def causes() -> None:
     """Print the catalogue of causes with what shows each and what to do about it, as Markdown."""
-    from rankfall.render.causes_page import page  # noqa: PLC0415 - as above
+    from rankfall.render.tables import causes_page  # noqa: PLC0415 - as above
 
-    console.out(page().rstrip("\n"))
+    console.out(causes_page().rstrip("\n"))
 
 
 @config.command("rights")

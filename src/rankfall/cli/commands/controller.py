@@ -164,7 +164,7 @@ def controller(
     from rankfall.model.addresses import address_of  # noqa: PLC0415 - as below
     from rankfall.nodes.config import ENVIRONMENT  # noqa: PLC0415 - loads the HTTP client with its package
     from rankfall.nodes.controller import settings as given  # noqa: PLC0415 - as above
-    from rankfall.nodes.controller.main import (
+    from rankfall.nodes.controller.main import (  # noqa: PLC0415 - as above
         Controller,
         find_access,
     )

@@ -218,7 +218,7 @@ def _show(
     selector: str | None,
     whole: bool = False,
 ) -> None:
-    from rankfall.nodes import commands
+    from rankfall.nodes import commands  # noqa: PLC0415 - as above
     from rankfall.nodes.rules import node_objects  # noqa: PLC0415 - loads the client of Kubernetes
     from rankfall.render.tables import render_node, render_nodes  # noqa: PLC0415 - as above
 

@@ -116,7 +116,7 @@ class ContextCollector:
 
     Args:
         kube: an open client.
-        path: as :func:`rankfall.rundir.layout.around_path` has it.
+        path: as :func:`rankfall.rundir.layout.context_path` has it.
         source: whose pods.
         pods: the pods that are known, at any moment.
         full: told when something could not be written.

@@ -3,6 +3,8 @@
 Maps each container instance of a slot to its folder, so that the next collector finds it again. Records
 that come as log lines are written to the records folder as if their writer shared our disk; the token
 proves the attempt. Damaged, oversized or foreign records stay ordinary lines.
+
+Cost: time linear in the bytes of a record line, at most ``MAX_LINE``; memory one record, and the newest progress of each process.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ MAX_LINE: Final = 16 << 10
 # Records of one container instance; a job that found the token must not fill the disk with them.
 MAX_RECORDS: Final = 20_000
 _ID: Final = anchored(r"[0-9a-zA-Z-]{8,64}", limit=64)
-# What rankfall_inside.delivery.termination_message writes.
+# What the termination message holds (rankfall_inside.delivery.exit_reports).
 _LAST_WORDS: Final = frozenset({"error", "slot_end"})
 
 

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from rankfall.collect.pods.line_splitter import StampParser
 from rankfall.model import numbers
+from rankfall.rundir.cluster.cursor_rows import Chunk
 from rankfall.rundir.lease import private
 
 # Lines remembered at most: a container that prints more in one second repeats the excess when its log is resumed inside that second.
@@ -63,23 +62,6 @@ class Run:
         self.seconds += other.seconds
         self.sums += other.sums
         self.high = max(self.high, other.high)
-
-
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk of whole lines in one of the files.
-
-    Attributes:
-        segment, offset, size: where.
-        lines: how many.
-        high, low: newest and oldest whole second among their stamps.
-    """
-
-    segment: int
-    offset: int
-    size: int
-    lines: int
-    high: int
-    low: int = 0
 
 
 class Overlap:

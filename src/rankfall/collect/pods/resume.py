@@ -21,19 +21,16 @@ from typing import Final
 import msgspec
 
 from rankfall.collect.pods.line_splitter import StampParser
-from rankfall.collect.pods.recent_lines import Chunk, Overlap, Run
+from rankfall.collect.pods.recent_lines import Overlap, Run
 from rankfall.model import decoding
 from rankfall.model.patterns import anchored
+from rankfall.rundir.cluster.cursor_rows import CURSOR_NAME, Chunk, CursorRow
 from rankfall.rundir.lease import make_folder, private, write_file
-from rankfall.rundir.streams.content import open_regular
 
-NAME: Final = "cursor.jsonl"
 # Streams that are taken out of a container's log.
 _OURS: Final = anchored(r"(?:slot|r[0-9]+)\.out\.(?:log|idx)", limit=256)
 # A row is small; the file is written anew when it has grown to this, bytes.
 _COMPACT: Final = 4 << 20
-# Its last row lies within this, bytes: the rows of some hundred thousand lines would not.
-_ROW_END: Final = 1 << 20
 # How far a node's clock may be set back, seconds; while the log is open that may be more. Less where that many seconds hold more lines or bytes
 # than are remembered, which takes 2 MB a second.
 MARGIN_S: Final = 30
@@ -41,38 +38,6 @@ MARGIN_S: Final = 30
 # chance stay far below.
 PATIENCE: Final = 6
 _NS: Final = 1_000_000_000
-
-
-class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One commit.
-
-    Attributes:
-        second: whole second of the newest line.
-        forgotten: newest second of which not all lines are remembered.
-        seconds: of the lines taken, as (second, how many in a row).
-        sums: their checksums, 4 bytes each, base64.
-        chunks: taken as they came, in place of lines; a row has lines or chunks.
-        sizes: length of each stream that this row changed.
-        last: stamp of the newest line, nanoseconds.
-        closed: why nothing more will come.
-        lines, repeated, gaps: totals so far.
-        printed: (lines, bytes) of each stream by the wrapper's last word.
-        settled: what is stored was compared with that.
-    """
-
-    second: int | None = None
-    forgotten: int | None = None
-    seconds: tuple[tuple[int, int], ...] = ()
-    sums: str = ""
-    chunks: tuple[Chunk, ...] = ()
-    sizes: dict[str, int] = {}
-    last: int | None = None
-    closed: str | None = None
-    lines: int = 0
-    repeated: int = 0
-    gaps: int = 0
-    printed: dict[str, tuple[int, int]] | None = None
-    settled: bool = False
 
 
 class Cursor:
@@ -96,7 +61,7 @@ class Cursor:
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
-        self._path = folder / NAME
+        self._path = folder / CURSOR_NAME
         self.sizes: dict[str, int] = {}
         self.last: int | None = None
         self.closed: str | None = None
@@ -264,8 +229,8 @@ class Cursor:
         rows = (self._row(run, chunks, sizes) for run, chunks in groups or [(None, ())])
         return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
 
-    def _row(self, run: Run | None, chunks: tuple[Chunk, ...], sizes: Mapping[str, int]) -> _Row:
-        return _Row(
+    def _row(self, run: Run | None, chunks: tuple[Chunk, ...], sizes: Mapping[str, int]) -> CursorRow:
+        return CursorRow(
             second=self._second,
             forgotten=self._overlap.forgotten,
             seconds=_counted(run.seconds) if run is not None else (),
@@ -308,7 +273,7 @@ class Cursor:
         good = 0
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
-                row = decoding.decode(line, kind=_Row)
+                row = decoding.decode(line, kind=CursorRow)
                 sums = array("I", base64.b64decode(row.sums, validate=True))
                 run = Run(chain.from_iterable(repeat(second, count) for second, count in row.seconds), sums)
             except ValueError:
@@ -325,20 +290,6 @@ class Cursor:
             self._forget(self._second or 0)
         self._overlap.check()
         return good
-
-
-def newest_of_log(folder: Path) -> int | None:
-    """Stamp of the newest line that is stored of the instance in this folder, nanoseconds; None where that is not known."""
-    try:
-        fd = open_regular(folder / NAME)
-        try:
-            data = os.pread(fd, _ROW_END, max(0, os.fstat(fd).st_size - _ROW_END))
-        finally:
-            os.close(fd)
-        end = data.rfind(b"\n")
-        return decoding.decode(data[data.rfind(b"\n", 0, max(0, end)) + 1 : end + 1], kind=_Row).last
-    except (OSError, ValueError):
-        return None
 
 
 def _counted(seconds: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -20,8 +20,9 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from rankfall.model import Record, SpecError, decoding, numbers
+from rankfall.model import JobSpec, Record, SpecError, decoding, numbers
 from rankfall.model.patterns import anchored, bounded
+from rankfall.rundir import RunDir
 from rankfall.rundir.lease import make_folder, write_file
 from rankfall.rundir.records import MAX_RECORD, read_untrusted_file
 from rankfall_inside.delivery.bucket import Bucket
@@ -316,3 +317,10 @@ def has_reader() -> bool:
     except ImportError:
         return False
     return True
+
+
+def record_store_of(run_dir: RunDir, spec: JobSpec, *, attempt: int) -> RecordStore | None:
+    """The store to which the ranks of an attempt write records; None where the job names none."""
+    if spec.record_store is None:
+        return None
+    return RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)

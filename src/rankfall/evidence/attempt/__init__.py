@@ -2,5 +2,4 @@
 
 Face: observer.AttemptObserver; case.present_case for gangs of MIN:MAX nodes.
 Imports evidence.facts, builders and readers, rundir, verdict and model; evidence.cluster late.
-One import of collect: record_sources fetches from collect.stores.record_store.
 """

@@ -2,6 +2,8 @@
 
 Steps come from files of the hook or of the pod collector, CPU time from /proc. CPU use of all ranks counts
 for BUSY_LIMIT_S after the last output: a spin inside a collective looks like work.
+
+Cost: at most ``_MAX_FILE`` bytes of each step file a poll; nothing is kept but the newest steps.
 """
 
 from __future__ import annotations

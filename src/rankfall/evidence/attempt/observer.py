@@ -17,7 +17,7 @@ import msgspec
 from rankfall.evidence.attempt.activity import Life
 from rankfall.evidence.attempt.case import explained, make_case
 from rankfall.evidence.attempt.evidence_set import EvidenceSet, LateEvidence
-from rankfall.evidence.attempt.record_sources import RecordSource, stands_alone
+from rankfall.evidence.attempt.record_sources import RecordSource, RecordStore, stands_alone
 from rankfall.evidence.attempt.slot_starts import Starts
 from rankfall.evidence.attempt.slot_streams import SlotStreams
 from rankfall.evidence.facts import Facts
@@ -100,6 +100,7 @@ class AttemptObserver:
         spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
         starts: which start of slots that are started again alone is looked at; the first of those that are not named.
         around: file of what is known around the pods, where it is not the attempt's own.
+        record_store: of the job, where it has one.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class AttemptObserver:
         spare_listing: bool = False,
         starts: Mapping[int, int] | None = None,
         around: Path | None = None,
+        record_store: RecordStore | None = None,
     ) -> None:
         self._guard = ReaderGuard(run_dir.path)
         self._interrupted: Callable[[], bool] = lambda: False
@@ -140,6 +142,7 @@ class AttemptObserver:
             facts=self._facts,
             starts=self._starts,
             lone=launcher if alone else None,
+            store=record_store,
             guard=self._guard,
         )
         # A command of the user's own that is the whole job may have ranks all the same; one beside a world of ranks has none of them.

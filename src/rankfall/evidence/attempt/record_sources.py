@@ -10,9 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
-from rankfall.collect.stores.record_store import RecordStore
 from rankfall.evidence.attempt.slot_starts import Starts
 from rankfall.evidence.facts import Facts
 from rankfall.model import JobSpec, Record, decoding, numbers
@@ -181,6 +180,17 @@ def _lives(pid: int, ticks: int) -> bool:
 _MAX_NOTES: Final = 64
 
 
+class RecordStore(Protocol):
+    """A place outside of the run directory to which ranks write records."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read, in words."""
+
+    def fetch(self) -> None:
+        """Bring what has come since into the folder of records."""
+
+
 class RecordSource:
     """Where the records of one attempt come from; each is given once.
 
@@ -191,6 +201,7 @@ class RecordSource:
         facts: of the attempt: slots that joined count too.
         starts: which start of a slot is looked at; records of later ones wait.
         lone: what started the one rank of a job whose records are not listed while nothing is wrong; None = they are read as they come.
+        store: brings records of ranks that reach no folder of ours; None = the job has none.
         guard: takes what a reader fails on.
     """
 
@@ -203,6 +214,7 @@ class RecordSource:
         facts: Facts,
         starts: Starts,
         lone: SlotLauncher | None,
+        store: RecordStore | None = None,
         guard: ReaderGuard | None = None,
     ) -> None:
         self._spec, self._facts, self._starts = spec, facts, starts
@@ -210,11 +222,7 @@ class RecordSource:
         self._folder = RecordFolder(
             run_dir.records_dir, run=run_dir.id, attempt=attempt, ranks=spec.world_size, guard=self._guard
         )
-        self._store = (
-            RecordStore(spec.record_store, run=run_dir.id, attempt=attempt, into=run_dir.records_dir)
-            if spec.record_store is not None
-            else None
-        )
+        self._store = store
         self._lone = self._single_rank_slot(run_dir.id, attempt, lone) if lone is not None else None
         # Records of starts that are not looked at yet.
         self._later: list[Found] = []

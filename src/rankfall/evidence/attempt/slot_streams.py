@@ -16,8 +16,9 @@ from rankfall.evidence import builders as make
 from rankfall.evidence.attempt.slot_starts import Starts
 from rankfall.evidence.facts import Facts
 from rankfall.evidence.readers.stream_reader import CHUNK, Placed, StreamTail
-from rankfall.evidence.readers.text import Prefix, digest
+from rankfall.evidence.readers.text import Prefix
 from rankfall.model import Evidence, RankFacts, numbers
+from rankfall.model.evidence import digest
 from rankfall.rundir import NO_RANK, RunDir, StreamRow
 from rankfall.rundir.cluster.marks import NAME as TOLD
 from rankfall.rundir.cluster.marks import Told, read_rank_map

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from rankfall.evidence.cluster.reasons import Reason, row_of
-from rankfall.evidence.readers.text import digest
 from rankfall.model import Evidence, SlotFacts, numbers
+from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.context_facts import EventFact, WorkFact

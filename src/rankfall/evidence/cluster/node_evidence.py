@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from rankfall.evidence.readers.text import digest
 from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.model.evidence import digest
 from rankfall.model.patterns import anchored
 from rankfall.rundir.cluster.context_facts import Boot, EventFact, Fault, NodeFact, Spell
 from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns

@@ -14,9 +14,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankfall.evidence.readers.text import digest
 from rankfall.model import Evidence, decoding
 from rankfall.model.causes import EvidenceRole, Retry
+from rankfall.model.evidence import digest
 from rankfall.model.patterns import Bounded, bounded
 from rankfall.rundir.cluster.clock_bounds import by_server
 from rankfall.rundir.cluster.pod_facts import ContainerFact, PodFact, stamp_ns

@@ -19,9 +19,10 @@ from rankfall.evidence.files.folder_listing import shown
 from rankfall.evidence.readers.scan import ChunkScanner, Finding
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
-from rankfall.evidence.readers.text import Prefix, digest
+from rankfall.evidence.readers.text import Prefix
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Evidence, RankfallError, numbers
+from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.verdict.signatures.catalogue import Catalogue

@@ -38,9 +38,9 @@ from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
 from rankfall.evidence.readers.stacks import MAX_JSON, Standing, compare_stacks, stand, text_of_json
-from rankfall.evidence.readers.text import digest
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError
+from rankfall.model.evidence import digest
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.streams.content import ENDING, read_zstd
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue

@@ -2,6 +2,8 @@
 
 The same rules serve a record, a traceback in text and a wait status. For CUDA out-of-memory errors it
 reads from torch's message whether the process itself or others hold the memory.
+
+Cost: a fixed part of each message is read, once for each exception of a chain; nothing is kept.
 """
 
 from __future__ import annotations
@@ -133,14 +135,14 @@ def meaning_of_hit(hit: Hit, *, text: str, fingerprint: str) -> Meaning:
         text=text,
         fingerprint=fingerprint,
         signature=signature.id,
-        peers=numbers(groups.get("peers") or groups.get("peer_rank") or ""),
+        peers=listed_numbers(groups.get("peers") or groups.get("peer_rank") or ""),
         hosts=(groups["host"],) if "host" in groups else (),
         gpu=groups.get("gpu"),
-        pid=next(iter(numbers(groups.get("pid", ""))), None),
+        pid=next(iter(listed_numbers(groups.get("pid", ""))), None),
     )
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def listed_numbers(text: str) -> tuple[int, ...]:
     """The whole numbers of a list such as ``1, 3``; at most 1,024 of at most 7 digits."""
     found = []
     for word in text.replace(",", " ").split()[:1024]:

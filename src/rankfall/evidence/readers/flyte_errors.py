@@ -4,6 +4,8 @@ Unlike Flyte's own reader: without a time a file is never the earliest, an unrea
 others are used, and its worker name proves no rank. Such a worker exits 0 although it failed, so a file of
 this attempt fails the attempt. Used only where a rank's recorder is silent; files older than the attempt
 are refused. The protobuf parser is strict, bounded by its input and refuses damaged bytes as a whole.
+
+Cost: time linear in the bytes of the file, of which at most ``MAX_FILE`` are read; memory a few times that.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Final, Literal
 import msgspec
 
 from rankfall.evidence.readers.classify import exception_meaning
-from rankfall.evidence.readers.text import digest
 from rankfall.evidence.readers.tracebacks import find_tracebacks
 from rankfall.model import Evidence, RankFacts, SlotFacts
+from rankfall.model.evidence import digest
 from rankfall.model.patterns import bounded, linear
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import Budget

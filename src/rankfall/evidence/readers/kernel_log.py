@@ -2,6 +2,8 @@
 
 Only facility 0 counts, so a job cannot forge a line; a line counts only if its pid is a rank of this
 attempt, because the log is shared by the whole node.
+
+Cost: at most ``_MAX_LINES`` records of at most 16 KiB a poll, each matched once; what is kept are the lines that a signature knows.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Python's own unpickler takes gigabytes for a hostile seven-byte file. Here every instruction costs at least
 one byte of input, nothing larger than the file is made, and no instruction names a class or calls
 anything. Results may be circular: whoever walks them bounds the walk.
+
+Cost: each instruction is at least a byte of the file and takes a fixed time, apart from the bytes that it holds, so time is linear in bytes (about
+0.15 s a MiB). Memory: an estimate of what is made is kept on the way, and reading ends at ``MAX_MEMORY`` of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Scans text for findings: signatures, tracebacks, torchrun reports; of a chunk or a growing stream.
 
-The work is per chunk, not per line. Only whole lines are read; a cut line or traceback waits for the next
-chunk. Findings per signature are bounded, so an error printed a million times costs as much as one printed
-three times. The index gives arrival times.
+Only whole lines are read; a cut line or traceback waits for the next chunk. The index gives arrival times.
+
+Cost: one search through the chunk for the words of all signatures and for the heads of tracebacks; only lines that hold one are read, each once.
+A word of a signature that stood in ``FLOOD`` lines which said nothing new is searched in the last part of each chunk only (``flooded`` names it). Time is linear in bytes. Memory: the broken-off line (at most
+``MAX_PARTIAL`` bytes), what ``tracebacks`` holds, and counts of at most ``MAX_KINDS`` kinds of findings; of each kind the first ``KEEP_FIRST`` and
+the last of a chunk are given, and the rest is counted.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Healthy ranks of a hang wait in the same collective; a rank elsewhere holds them up, and ranks in different
 collectives disagree about call order. A rank inside an import has not started yet. Dumps of crashes, and
 dumps followed by much more output, are ignored.
+
+Cost: line by line, of each line at most ``_LOOK`` characters, so time is linear in bytes; each stack is read once, and a part of a log without the
+fixed words of a dump is passed over. Memory: the newest dump, at most ``_MAX_DUMP`` bytes; frames of at most 2,048 short texts are kept for the
+next look at them.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
-from rankfall.evidence.readers.text import digest
 from rankfall.model import Evidence, EvidenceRole, RankFacts, Record, decoding
+from rankfall.model.evidence import digest
 from rankfall.model.numbers import whole
 from rankfall.model.patterns import bounded
 

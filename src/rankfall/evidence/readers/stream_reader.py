@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankfall.collect.pods.resume import newest_of_log
 from rankfall.evidence.readers.scan import ChunkScanner, Finding
 from rankfall.evidence.readers.survival import Survival
 from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import RankfallError
+from rankfall.rundir.cluster.cursor_rows import newest_of_log
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import LIVE, TAIL, Allowance, ReadingTime
 from rankfall.rundir.streams.content import Packed, Raw, content_size, open_content

@@ -2,11 +2,12 @@
 
 Text is hostile: neither size nor bytes are trusted. Prefixes of Rankfall, torch, mpirun and srun give the
 global rank, torchrun's [default1]: only the local one; others are removed and mean nothing.
+
+Cost: of a line at most the first ``_LOOK`` bytes are read for its prefixes, so time is bounded for each line; nothing is kept.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final
 
 import msgspec
@@ -59,12 +60,6 @@ def normalise(text: str) -> str:
     for pattern, replacement in _NORMAL:
         text = pattern.sub(replacement, text)
     return text[:300]
-
-
-def digest(*parts: object) -> str:
-    """A short, stable identity of some content."""
-    joined = "\0".join("" if part is None else str(part) for part in parts)
-    return hashlib.blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 # Bytes of a line in which prefixes may stand.

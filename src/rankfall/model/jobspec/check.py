@@ -248,7 +248,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     _check_members(spec)
     _check_env(spec)
     _check_code(spec)
-    _check_spec_check_success(spec)
+    _check_job_success(spec)
     policies = spec.policies
     if policies.settle_max_s < policies.settle_quiet_s:
         raise SpecError("$.policies.settle_max_s", "is less than settle_quiet_s")
@@ -348,7 +348,7 @@ def _check_code(spec: JobSpec) -> None:
             )
 
 
-def _check_spec_check_success(spec: JobSpec) -> None:
+def _check_job_success(spec: JobSpec) -> None:
     success = spec.success
     if success.policy == "fraction" and success.fraction is None:
         raise SpecError("$.success.fraction", "is missing", hint="as: success: {policy: fraction, fraction: 0.8}")

@@ -178,7 +178,7 @@ def metric_fields() -> Mapping[str, tuple[MetricKind, str]]:
 
 @cache
 def _table(name: str) -> tuple[Mapping[str, str], ...]:
-    text = resources.files(__package__).joinpath("data", f"{name}.csv").read_text("utf-8")
+    text = resources.files("rankfall.nodes").joinpath("data", f"{name}.csv").read_text("utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
 

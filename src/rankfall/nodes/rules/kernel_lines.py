@@ -4,6 +4,8 @@ Shapes are those of the driver's sources (kernel_rc.c, osinit.c, common_nvswitch
 the line: the rest may hold a process name, which its user chooses. Signatures too count only at the very
 start. A line that begins as an Xid and reads otherwise is ``xid/unreadable``: shown, never acted on. An
 unknown number gives its code.
+
+Cost: at most ``MAX_LINE`` bytes of a line; nothing is kept but the line before.
 """
 
 from __future__ import annotations

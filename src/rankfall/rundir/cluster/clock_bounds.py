@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -21,10 +21,17 @@ from rankfall.rundir.cluster.pod_facts import PodFact, stamp_ns
 from rankfall.rundir.layout import pods_folder, replace_file
 from rankfall.rundir.lease import make_folder
 
-if TYPE_CHECKING:
-    from rankfall.collect.pods.instance_log import InstanceLog
-
 _NS: Final = 1_000_000_000
+
+
+class DelayedLog(Protocol):
+    """A log whose lines came so late, at the least; None = not known yet."""
+
+    @property
+    def delay_ns(self) -> int | None:
+        """Nanoseconds."""
+
+
 # Between the binding of a pod and its kubelet's taking it, with what cut stamps add.
 _TAKEN_WITHIN_S: Final = 10
 
@@ -237,9 +244,9 @@ class ClockFile:
         held = ProofView(run, attempt=attempt)
         held.poll()
         self._proofs = self._proofs_written = held.proofs
-        self._logs: dict[int, InstanceLog] = {}
+        self._logs: dict[int, DelayedLog] = {}
 
-    def watch(self, slot: int, log: InstanceLog) -> None:
+    def watch(self, slot: int, log: DelayedLog) -> None:
         """Take the delays of this log for the slot from now on."""
         self._keep(slot)
         self._logs[slot] = log

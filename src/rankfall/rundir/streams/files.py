@@ -2,6 +2,8 @@
 
 Streams are logs/attempt-N/<role>-<slot>/<instance>/<local>.{out,err}.log; other files in those folders are
 ignored. A damaged or torn index costs timestamps and speed, but no byte of the stream.
+
+Cost: a binary search a question, and at most one chunk to count lines in; nothing is kept.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import msgspec
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
 from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.case import present_case
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import FINAL_STATES, Case, Evidence, JobSpec, RankFacts, SlotFacts
@@ -145,6 +146,7 @@ class Scene:
             # In a pod it may only be found out which one can be used; its wrapper's records tell.
             launcher=plan.launcher if plan.cluster is None else None,
             spare_listing=plan.cluster is None,
+            record_store=record_store_of(run_dir, self.spec, attempt=plan.attempt),
         )
         self._feed = Feed(
             run_dir,

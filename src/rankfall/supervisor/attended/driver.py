@@ -20,7 +20,7 @@ from rankfall.supervisor.attempt_facts import start_failure
 from rankfall.supervisor.attempt_table import Attempts
 from rankfall.supervisor.attended.decisions import Decisions
 from rankfall.supervisor.attended.late_evidence import LateEvidence
-from rankfall.supervisor.attended.next_attempt import Planner, RestartSchedule, with_hint
+from rankfall.supervisor.attended.next_attempt import Planner, RestartSchedule
 from rankfall.supervisor.attended.takeover import AttemptMirror, Takeover
 from rankfall.supervisor.attended.ttl import needed, spawn
 from rankfall.supervisor.best_effort_store import BestEffortStore
@@ -256,7 +256,7 @@ class Supervised:
         except InfrastructureError as error:
             if self._attempts.newest:
                 raise
-            return end("failed", f"the run could not be begun: {with_hint(error)}")
+            return end("failed", f"the run could not be begun: {error.in_one_line}")
         if self._attempts.newest:
             text = f"supervision resumed at attempt {self._attempts.newest}"
             self._events.say("resumed", text, at=time.time_ns())
@@ -382,7 +382,7 @@ class Supervised:
                 if self._control.wish is not None:
                     return None
                 if self._wish() is None:
-                    watch.refused(start_failure(with_hint(error), attempt=number))
+                    watch.refused(start_failure(error.in_one_line, attempt=number))
                 else:
                     watch.give_up_unstarted()
         else:

@@ -114,7 +114,7 @@ class Planner:
                     self._backend.clear(ended, cancellation=self._company)
                 return self._sized_plan(number, before=before, exclude=exclude())
             except RankfallError as error:
-                self.refusal = with_hint(error)
+                self.refusal = error.in_one_line
                 if not error.passing or number == 1 or self._over():
                     return None
                 if error.message != said:
@@ -149,13 +149,8 @@ class Planner:
             self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec), cancellation=cancellation)
         except InfrastructureError as error:
             self._run_store.note(error.message)
-            self._say(with_hint(error))
+            self._say(error.in_one_line)
             self._run_store.flush()
-
-
-def with_hint(error: RankfallError) -> str:
-    """What happened, and the next step where one is known."""
-    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def within_bounds(spec: JobSpec, sizes: Mapping[str, int]) -> int | None:

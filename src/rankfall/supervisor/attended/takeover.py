@@ -13,6 +13,7 @@ from typing import Final
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend, HeldBy
 from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.model import HeldElsewhere, InfrastructureError
 from rankfall.model.jobspec.sizes import first_sizes, sized
@@ -40,7 +41,13 @@ class AttemptMirror:
         spec = sized(run_dir.spec, first_sizes(run_dir.spec) | plan.sizes)
         self._attempt = plan.attempt
         self._events = events
-        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt, launcher=None)
+        self._observer = AttemptObserver(
+            run_dir,
+            spec=spec,
+            attempt=plan.attempt,
+            launcher=None,
+            record_store=record_store_of(run_dir, spec, attempt=plan.attempt),
+        )
         sheets = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
         self._sheets = sheets
         self._keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, sheets=sheets)

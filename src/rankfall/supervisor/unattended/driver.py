@@ -15,6 +15,7 @@ import msgspec
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.backends.protocol import Backend, NativeBackend
 from rankfall.backends.registry import backend_for, native_of
+from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.kube.object_fields import JOBSET_UID
 from rankfall.model import (
@@ -32,7 +33,6 @@ from rankfall.rundir.cluster.workload_state import of_restart
 from rankfall.strategy_registry import diagnose_by
 from rankfall.supervisor.attempt_facts import WAITS, start_failure
 from rankfall.supervisor.attempt_table import announce_verdict
-from rankfall.supervisor.attended.next_attempt import with_hint
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.outcome import begin, done, last_words, outcome_of, pending_cleanup, released, write_files
 from rankfall.supervisor.platform_reports import NodeReporter, show_verdict
@@ -215,7 +215,7 @@ class Unattended:
             try:
                 self._begin(first_start(self._backend.plan(self._run_dir.whole_spec(), self._run_dir, 1)))
             except RankfallError as error:
-                self._end("failed", f"it could not be planned: {with_hint(error)}")
+                self._end("failed", f"it could not be planned: {error.in_one_line}")
                 raise
         plan = Plan.of_row(self._attempts[1].plan, self._spec)
         found = self._backend.workload(plan)
@@ -233,12 +233,17 @@ class Unattended:
         return self._backend.workload(plan)
 
     def _refused(self, error: InfrastructureError) -> None:
-        piece = start_failure(with_hint(error), attempt=1)
+        piece = start_failure(error.in_one_line, attempt=1)
         self._run_store.add_evidence(1, (piece,))
-        case = AttemptObserver(self._run_dir, spec=self._spec, attempt=1).case()
+        case = AttemptObserver(
+            self._run_dir,
+            spec=self._spec,
+            attempt=1,
+            record_store=record_store_of(self._run_dir, self._spec, attempt=1),
+        ).case()
         found = diagnose_by(self._spec.strategy, msgspec.structs.replace(case, evidence=(piece,), ended=True))
         self._close_attempt(1, found)
-        self._end("failed", f"it could not be launched: {with_hint(error)}")
+        self._end("failed", f"it could not be launched: {error.in_one_line}")
 
     def _begin(self, plan: Plan) -> None:
         now = time.time_ns()

@@ -15,8 +15,8 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.evidence.attempt.observer import AttemptObserver
-from rankfall.evidence.readers.text import digest
 from rankfall.model import Case, Diagnosis, Evidence, SlotFacts, numbers
+from rankfall.model.evidence import digest
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall.model.foreign import FOREIGN
 from rankfall.model.patterns import bounded

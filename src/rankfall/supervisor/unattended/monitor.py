@@ -17,6 +17,7 @@ import msgspec
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
 from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import Case, RankFacts, SlotFacts
 from rankfall.rundir import RunDir
@@ -143,7 +144,13 @@ class GangMonitor:
         self._run_store = run_store
         self._events = events
         self._control = control
-        self._observer = AttemptObserver(run_dir, spec=spec, attempt=plan.attempt, starts=starts)
+        self._observer = AttemptObserver(
+            run_dir,
+            spec=spec,
+            attempt=plan.attempt,
+            starts=starts,
+            record_store=record_store_of(run_dir, spec, attempt=plan.attempt),
+        )
         self._sheets = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
         self._keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
         self._falls = ReplacedPods(

@@ -2,14 +2,20 @@
 
 First removes candidates that are consequences of another failure: stopped from outside, deleted after it,
 stopped by torchrun, or ended without a message beside a death. The same fault on many ranks is one fault.
+Where no single rank states a cause, ranks are compared: the peer that most others name, the only rank that did not
+complain, the rank that left early, and the consequence nearest the origin. Nobody is named where two answers are
+equally good: a wrong rank is worse than none.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from typing import Final
 
-from rankfall.model import Case, RankFacts
-from rankfall.model.timestamps import first_of, preceded
+import msgspec
+
+from rankfall.model import Case, Evidence, RankFacts
+from rankfall.model.timestamps import Moment, first_of, order, preceded
 from rankfall.verdict.diagnose.candidates import (
     CONFIRMED,
     EXPLICIT,
@@ -20,16 +26,9 @@ from rankfall.verdict.diagnose.candidates import (
     candidate_of,
     outlived_traceback,
 )
-from rankfall.verdict.diagnose.cause_tables import NEVER_STARTED
-from rankfall.verdict.diagnose.cross_rank import (
-    MISMATCH,
-    left_early,
-    most_named_peer,
-    only_consequences,
-    only_silent_rank,
-)
+from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED
 from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
-from rankfall.verdict.diagnose.subjects import Subjects
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 from rankfall.verdict.diagnose.victims import (
     drop_deleted_after_failure,
     drop_generic_after_death,
@@ -183,3 +182,180 @@ def _ended_alike(facts: RankFacts, chosen: Candidate) -> bool:
         and facts.exit_code is not None
         and facts.exit_code == root.exit_code
     )
+
+
+# What ranks say that waited for one that did not come, in a collective or when the group was made.
+TIMED_OUT: Final = frozenset({"collective_timeout", "rdzv_closed"})
+MISMATCH: Final = "collective_mismatch"
+_NS: Final = 1_000_000_000
+# Ranks of one collective time out within a fraction of this. Who was still silent so long after the first complaint did not wait with them.
+SILENT_FOR_S: Final = 0.5
+
+
+def most_named_peer(candidates: list[Candidate], subjects: Subjects) -> tuple[Candidate | None, list[Candidate]]:
+    """Of a mismatch that every rank reports: the one rank that the most others name.
+
+    Args:
+        candidates: all that are left.
+        subjects: to find the accused, who may not have spoken.
+
+    Returns:
+        The accused's candidate, or None where nobody is named by two others or two are named equally often; and the reports.
+    """
+    reports = [c for c in candidates if c.slug == MISMATCH and c.best is not None and c.best.peers]
+    votes = Counter(peer for c in reports if c.best for peer in set(c.best.peers) - {c.subject.rank_number})
+    if not votes:
+        return None, reports
+    (rank, most), *others = votes.most_common(2)
+    subject = subjects.all.get(("rank", rank))
+    if most < 2 or (others and others[0][1] == most) or subject is None:  # noqa: PLR2004 - one word against one proves nothing
+        return None, reports
+    own = next((c for c in reports if c.subject is subject), None)
+    chosen = own or msgspec.structs.replace(reports[0], subject=subject, same=[])
+    chosen.because = f"{most} ranks name it as the one that differs"
+    return chosen, reports
+
+
+def only_silent_rank(case: Case, subjects: Subjects) -> Candidate | None:
+    """The one rank that did not complain while all others timed out in a collective: it never came to it."""
+    words = {
+        subject.rank_number: {(e.slug, e.at) for e in subject.complaints}
+        for subject in subjects.all.values()
+        if subject.rank_number is not None
+    }
+    slugs = {slug for said in words.values() for slug, _ in said}
+    if not slugs & TIMED_OUT or not slugs <= TIMED_OUT | {"peer_lost", "peer_teardown"}:
+        return None
+    spoke = {rank for rank, said in words.items() if {slug for slug, _ in said} - {"peer_teardown"}}
+    quiet = [rank for rank in range(case.world_size or 0) if rank not in spoke]
+    if len(quiet) != 1 or len(spoke) < 2:  # noqa: PLR2004 - of two ranks nobody can say who waited for whom
+        return None
+    facts = subjects.ranks.get(quiet[0])
+    absent = subjects.all.get(("rank", quiet[0]))
+    if facts is None or absent is None or own_failure(facts):
+        return None
+    # Only its own node's clock is asked: between two nodes half a second may be nothing.
+    near = [
+        at
+        for rank, said in words.items()
+        if rank in subjects.ranks and subjects.ranks[rank].slot == facts.slot
+        for slug, at in said
+        if slug in TIMED_OUT and at is not None
+    ]
+    if facts.state == "ended":
+        if facts.killed_by is None or facts.ended_at is None:
+            return None
+        if near and facts.ended_at - min(near) < SILENT_FOR_S * _NS:
+            return None
+    return Candidate(
+        subject=absent,
+        slug="rank_stuck",
+        tier=HANG,
+        confidence="suspected",
+        at=None,
+        fingerprint="rank_stuck:silent",
+        because="all other ranks timed out in a collective; it alone never complained",
+    )
+
+
+# On a busy node a wrapper sees the end of a rank so much later than its partners do, seconds.
+_NOTICED_WITHIN_S = 2.0
+
+
+def left_early(case: Case, subjects: Subjects) -> Candidate | None:
+    """A rank that ended with 0 while others only complain of a lost partner left the loop early (uneven data)."""
+    left = [r for r in subjects.ranks.values() if r.state == "ended" and r.exit_code == 0]
+    fell = [
+        s
+        for s in subjects.all.values()
+        if s.rank is not None and s.rank.state == "ended" and (own_failure(s.rank) or s.rank.killed_by is not None)
+    ]
+    complaints = {e.slug for s in fell for e in s.complaints}
+    if not (complaints & {"peer_lost", "collective_timeout"} or (case.hung and fell)):
+        return None
+    if complaints & {"external_signal"}:
+        return None
+    words = [s.when(e) for s in fell for e in s.evidence if e.role == "secondary" and e.at]
+    # Whoever left after somebody had complained already is not what that one missed.
+    ends = {r.rank: subjects.all["rank", r.rank].ended for r in left}
+    late = left
+    left = [r for r in left if not any(order(ends[r.rank], word) == "after" for word in words)]
+    noticed = not left and _missed_by_all(case, late, fell, ends, words)
+    left = late if noticed else left
+    if not left:
+        return None
+    left.sort(key=lambda r: (r.ended_at is None, ends[r.rank].common[0] or 0, r.rank))
+    first = left[0]
+    sure = len(left) == 1 and not noticed
+    return Candidate(
+        subject=subjects.all["rank", first.rank],
+        slug="uneven_data",
+        tier=0,
+        confidence="likely" if sure else "suspected",
+        at=first.ended_at,
+        uncertainty=first.ended_uncertainty or 0.0,
+        fingerprint="uneven_data",
+        because="it ended with 0 while the others still waited for it"
+        if len(left) == 1
+        else f"{len(left)} ranks ended with 0 while others still waited; this one was first",
+    )
+
+
+def _missed_by_all(
+    case: Case, left: list[RankFacts], fell: list[Subject], ends: dict[int, Moment], words: list[Moment]
+) -> bool:
+    """Whether one rank ended with 0 right after all others had lost a partner: its end is noticed later than its connections close."""
+    complained = {s.rank_number for s in fell if any(e.slug == "peer_lost" for e in s.evidence)}
+    if len(left) != 1 or len(fell) < 2 or complained != set(range(case.world_size or 0)) - {left[0].rank}:  # noqa: PLR2004 - of two ranks nobody can say who left whom
+        return False
+    ended, _ = ends[left[0].rank].common
+    first = min((at for word in words if (at := word.common[0]) is not None), default=None)
+    return ended is not None and first is not None and ended - first <= _NOTICED_WITHIN_S * _NS
+
+
+def _failed_alone(subjects: Subjects) -> bool:
+    """Whether one rank failed by itself and every other one came to a good end: its lost partner was none of them."""
+    facts = list(subjects.ranks.values())
+    return sum(map(own_failure, facts)) == 1 and all(
+        own_failure(r) or (r.state == "ended" and r.exit_code == 0) for r in facts
+    )
+
+
+def only_consequences(case: Case, subjects: Subjects) -> Root:
+    """Nobody has a cause of its own: name the consequence nearest the origin and the peers it points at."""
+    spoken: list[tuple[int, bool, int, str, Subject, Evidence]] = []
+    named: set[int] = set()
+    complained: set[int] = set()
+    repeated = False
+    for subject in subjects.all.values():
+        for piece in subject.complaints:
+            if piece.slug not in NEAREST:
+                continue
+            named.update(piece.peers)
+            if subject.rank_number is not None:
+                complained.add(subject.rank_number)
+            if piece.slug in NEVER_CAUSE:
+                repeated = True
+                continue
+            at, _ = subject.when(piece).common
+            spoken.append((NEAREST[piece.slug], at is None, at or 0, piece.id, subject, piece))
+    silent = {
+        number
+        for number in range(case.world_size or 0)
+        if number not in complained and (number not in subjects.ranks or subjects.ranks[number].killed_by is None)
+    }
+    suspects = tuple(sorted(named)) or (tuple(sorted(silent)) if len(silent) < max(1, (case.world_size or 0)) else ())
+    quiet_slots = tuple(
+        sorted(
+            s.slot
+            for s in case.slots
+            if not any(r.slot == s.slot for r in subjects.ranks.values()) and s.state in {"expected", "running", "lost"}
+        )
+    )
+    if not spoken:
+        return Root(suspects=suspects, suspect_slots=quiet_slots, repeated=repeated)
+    spoken.sort(key=lambda row: (row[0], row[1], row[2], row[4].node or "~", str(row[4].key), row[5].line))
+    _, _, _, _, subject, piece = spoken[0]
+    if not named and subject.rank is not None and own_failure(subject.rank) and _failed_alone(subjects):
+        return Root(nearest=(subject, piece), alone=True)
+    return Root(nearest=(subject, piece), suspects=suspects, suspect_slots=quiet_slots)

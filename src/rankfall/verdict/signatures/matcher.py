@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from rankfall.verdict.signatures import patterns
-from rankfall.verdict.signatures.catalogue import Signature, Where
 from rankfall.verdict.signatures.patterns import required_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from rankfall.verdict.signatures.catalogue import Signature, Where
 
 #: Longest text of a group that is kept, in bytes; text from jobs has no bound of its own.
 MAX_GROUP: Final = 512

@@ -224,8 +224,8 @@ path = "{SCRATCH}/carry-%d.zip" % os.getpid()
 with open(path, "wb") as file:
     file.write(data)
 sys.path.insert(0, path)
-from rankfall_inside.transfer import stdio as carry
-sys.exit(carry.main(sys.argv[2:]))
+from rankfall_inside.transfer import stdio
+sys.exit(stdio.main(sys.argv[2:]))
 """
 _FIND: Final = f"""\
 for python in "$1" python3 python; do
