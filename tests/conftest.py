@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import patience
+from support import patience
 
 # Switched off on some machines: each process of a test would compile torch and ourselves anew, which no user's does (Makefile).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -61,7 +61,7 @@ def _children_are_measured_when_they_import_the_package() -> None:
 
 
 # Where tests of the test bed lie, and what stands in a file with tests of a kind: the gate reads only these for them (scripts/gate/stages.py).
-BED_FOLDERS = ("cluster", "backends/cluster")
+BED_FOLDERS = ("cluster", "backends/kubernetes")
 WORDS = {"torch": "mark.torch", "root": "mark.root"}
 
 
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # Of each property coverage sees so many examples; the rest hardly ever takes a branch that these have not.
 MEASURED_EXAMPLES = 30
 # Folders of tests without threads: where one begins just then, Python refuses to change its tracer.
-PURE = frozenset({"decide", "diagnose", "model", "report", "signatures"})
+PURE = frozenset({"decide", "diagnose", "model", "render", "signatures"})
 
 
 @pytest.hookimpl(wrapper=True)

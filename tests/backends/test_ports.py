@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from patience import scaled
 from rankfall.backends.local.ports import Reservation
+from support.patience import scaled
 
 
 def server(port: int, *, reuse: bool, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:

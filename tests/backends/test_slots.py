@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from helpers import wait_until
 from rankfall.backends.local import processes
 from rankfall.backends.local.backend import LocalBackend
 from rankfall.backends.plan import Plan
 from rankfall.model import InfrastructureError, JobSpec, Policies
 from rankfall.rundir import RunDir
+from support.helpers import wait_until
 
 WAIT = 20.0
 # One process stays in the slot's session, one leaves it, both ignore SIGTERM once they are there.

@@ -34,7 +34,6 @@ from bench.health.figures import (
 from bench.health.noise import HARMLESS, device, harmless, xid
 from bench.health.processes import Speaker, lines, process, unheard
 from bench.health.watching import Watching
-from patience import scaled
 from rankfall.kernellog.record import parse_record
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, encode_health
@@ -43,6 +42,7 @@ from rankfall.nodes.controller.metrics import Metrics, serving
 from rankfall.nodes.controller.sources.loki_lines import kernel_texts
 from rankfall.nodes.rules.faults import of_record
 from rankfall.nodes.rules.kernel_lines import Recogniser
+from support.patience import scaled
 from testbed.errors import StartError
 
 LOUD = Noise(10_000, 1.0, 10_000)

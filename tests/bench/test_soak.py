@@ -17,8 +17,8 @@ from bench.health.soak_controllers import Controllers
 from bench.health.soak_faults import KINDS, POOL_LABEL, SECOND, SMALL_BUDGET, Fault, faults
 from bench.health.soak_inject import Injector
 from bench.health.soak_judge import judge, settled
-from patience import scaled
 from rankfall.model.node_health.records import ANNOTATION, CONDITION, NodeHealth, OpenCause, encode_health
+from support.patience import scaled
 
 KEY = "rankfall.dev/faulty"
 GRAVE = Fault(1, "n1", "loki")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from patience import scaled
 from rankfall.model import FINAL_STATES
 from rankfall.rundir import list_runs
+from support.patience import scaled
 
 TRAIN = """
 import os, sys, time

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from observe.cluster.kubemodel import START, Pod, World, rfc3339, world
-from patience import scaled
+from support.kubemodel import START, Pod, World, rfc3339, world
+from support.patience import scaled
 
 _T = TypeVar("_T")
 UID = "8c0ffee0-0000-4000-8000-000000000001"

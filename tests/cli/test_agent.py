@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 
-from patience import scaled
+from support.patience import scaled
 
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from patience import scaled
 from rankfall.cli.app import run
+from support.patience import scaled
 
 # words of the command line -> what the message must hold; {job} is a job file with the content below it.
 FLAGS = [

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Runner
-from patience import scaled
 from rankfall.backends.payload import code_tree
 from rankfall.cli import app
 from rankfall.client import Client, SyncClient, complete, create_run
 from rankfall.model import JobSpec, NotFound, UsageError, spec_from
 from rankfall.rundir import RunDir, list_runs
 from rankfall_inside.transfer.tree import Tree
+from support.patience import scaled
 
 Cp = Callable[..., tuple[int, str]]
 

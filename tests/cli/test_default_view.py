@@ -13,7 +13,7 @@ from rankfall.model import JobSpec, Outcome, RankFacts, Role, SlotFacts
 from rankfall.render.line_selection import LateRankFilter
 from rankfall.rundir import RunDir
 from rankfall.rundir.lines import Follower, LineQuery
-from stream_files import FakeStream, row, stream
+from support.stream_files import FakeStream, row, stream
 
 SECOND = 1_000_000_000
 

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from cli.foreign_world import INDEX, UID, Foreigners, conditions, foreigners, meta
-from helpers import wait_until
-from observe.cluster.feeding import quicken
 from rankfall.cli import app
 from rankfall.rundir import RunDir, default_home, list_runs
 from rankfall.supervisor.unattended import driver, monitor, workload_poller
+from support.feeding import quicken
+from support.helpers import wait_until
 
 RUN = f"job-plain-{UID[:6]}"
 TRACE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from helpers import wait_until
+from support.helpers import wait_until
 
 from .conftest import Runner
 

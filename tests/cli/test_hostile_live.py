@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-import hostile_inputs
-from helpers import wait_until
-from hostile_inputs import Kind, of_kind
-from patience import scaled
 from rankfall.rundir import RunDir, list_runs
+from support import hostile_inputs
+from support.helpers import wait_until
+from support.hostile_inputs import Kind, of_kind
+from support.patience import scaled
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]
 GANG = ("--nnodes", "2", "--launcher", "plain", "--max-restarts", "0")
-TESTS = str(Path(hostile_inputs.__file__).parents[1])
+TESTS = str(Path(hostile_inputs.__file__).parents[2])
 # Bytes of each text, and of each file.
 TEXT = 24 << 10
 FILE = 24 << 10
@@ -36,7 +36,7 @@ JOB = """
 import contextlib, os, sys
 from pathlib import Path
 sys.path.insert(0, os.environ["TESTS"])
-from hostile_inputs import INPUTS, Kind
+from support.hostile_inputs import INPUTS, Kind
 
 rank, size = int(os.environ["RANK"]), int(os.environ["SIZE"])
 slot, records = Path(os.environ["RANKFALL_SLOT_DIR"]), Path(os.environ["RANKFALL_RECORD_DIR"])
@@ -76,7 +76,7 @@ with contextlib.ExitStack() as trees:
 FLOOD = """
 import os, signal, sys, time
 sys.path.insert(0, os.environ["TESTS"])
-from hostile_inputs import INPUTS
+from support.hostile_inputs import INPUTS
 
 def stopped(number, frame):
     with open(os.environ["STOPPED"], "w") as file:

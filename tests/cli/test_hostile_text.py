@@ -49,11 +49,11 @@ match sys.argv[1]:
         (slot / "progress" / "0.json").write_text('{"step":' + nines[:4_000] + "}")
         (slot / "progress" / ("9" * 240 + ".json")).write_text('{"step":1}')
     case "number in a claim":
-        from rankfall_inside.hook.rank_process.rank_process import tell_wrapper, state
+        from rankfall_inside.hook.rank_process import notify_wrapper, state
         state.slot_dir = str(slot)
-        assert tell_wrapper([b"claim " + nines[:4_080].encode(), nines[:1_000].encode() + b"\n"], patience_s=5.0)
+        assert notify_wrapper([b"claim " + nines[:4_080].encode(), nines[:1_000].encode() + b"\n"], patience_s=5.0)
         part = b"part %b %b %b x\n" % (b"0" * 32, nines[:400].encode(), nines[:401].encode())
-        assert tell_wrapper([part], patience_s=5.0)
+        assert notify_wrapper([part], patience_s=5.0)
     case "deep end":
         (slot / "end.json").write_text(deep)
     case "deep error files":

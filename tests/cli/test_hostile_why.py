@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hostile_inputs import INPUTS, Hostile, Kind, of_kind
-from patience import scaled
+from support.hostile_inputs import INPUTS, Hostile, Kind, of_kind
+from support.patience import scaled
 
 MIB = 1 << 20
 START_S = 4.0

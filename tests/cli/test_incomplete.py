@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Runner
-from helpers import wait_until
+from support.helpers import wait_until
 
 LINES = 40_000
 PRINTS = f"""

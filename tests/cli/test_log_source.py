@@ -8,8 +8,6 @@ from typing import Self
 import msgspec
 import pytest
 
-from helpers import wait_until
-from observe.cluster.feeding import CHANNEL, record_line
 from rankfall.backends.plan import ClusterPlan, Plan
 from rankfall.cli import app
 from rankfall.collect.loki.attempt_lines import LokiLive
@@ -22,6 +20,8 @@ from rankfall.model import JobSpec, LockHeld, Record, Refused, StoreError
 from rankfall.model.jobspec.kubernetes import Kubernetes
 from rankfall.rundir import RunDir
 from rankfall.supervisor.backfill import LokiFollow
+from support.feeding import CHANNEL, record_line
+from support.helpers import wait_until
 
 BEGAN = 1_800_000_000 * 10**9
 URL = ("--log-source", "loki", "--loki-url", "http://loki:3100")

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from rankfall.cli.commands.logs import logs
 from rankfall.model import JobSpec
 from rankfall.rundir import RunDir
-from stream_files import FakeStream, row, stream
+from support.stream_files import FakeStream, row, stream
 
 
 class Record:

@@ -26,7 +26,7 @@ from rankfall.rundir.lines import Follower, LineQuery, block_of, read_blocks, re
 from rankfall.rundir.streams import files as standing
 from rankfall.supervisor import outcome
 from rankfall.supervisor.best_effort_store import BestEffortStore
-from stream_files import FakeStream, row, stream
+from support.stream_files import FakeStream, row, stream
 
 S = 1_000_000_000
 # What one packet of such a pipe holds at most.

@@ -15,10 +15,10 @@ import jsonschema
 import pytest
 import yaml
 
-from helpers import wait_until
-from patience import scaled
 from rankfall.model.schemas import schema_of
 from rankfall.rundir.streams.content import content_size, read_bytes
+from support.helpers import wait_until
+from support.patience import scaled
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

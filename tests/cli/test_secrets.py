@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall.model import JobSpec
 from rankfall.rundir import RunDir, list_runs
+from support.helpers import wait_until
+from support.patience import scaled
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
+from support.helpers import wait_until
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
 from rankfall.cli import app
 from rankfall.cli.commands import run as run_command
 from rankfall.client import Client, Run
@@ -20,7 +19,8 @@ from rankfall.model import InfrastructureError, JobSpec
 from rankfall.rundir import RunDir
 from rankfall.supervisor import stopping, supervise
 from rankfall.supervisor.unattended import control, driver, monitor, workload_poller
-from supervise.native_stories import AWAY, DONE, FELL, GOING, HELD, Bench
+from supervisor.native_stories import AWAY, DONE, FELL, GOING, HELD, Bench
+from support.helpers import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall.cli import session as sessions
 from rankfall.cli.interrupts import Reading
 from rankfall.cli.session import Session
@@ -25,6 +23,8 @@ from rankfall.client import Client
 from rankfall.model import JobSpec, LockHeld, Outcome
 from rankfall.rundir import RunDir, list_runs
 from rankfall.supervisor import Control, read_cancel
+from support.helpers import wait_until
+from support.patience import scaled
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[bytes]]

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from cluster.run_world import RULES, World
-from helpers import wait_until
 from rankfall.rundir import list_runs
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -20,9 +20,9 @@ from faults.cluster_table import Cell
 from faults.lines import Lines, kept_of, lines_of
 from faults.pairs_table import Pair
 from faults.run import Ours, read, still_running, write_plan
-from helpers import wait_until
 from rankfall.backends.kubernetes.manifests.names import LABEL_ATTEMPT
 from rankfall.rundir import list_runs
+from support.helpers import wait_until
 from testbed.bed import Bed
 from testbed.client import Kubectl
 

@@ -18,9 +18,9 @@ from typing import Any
 from faults.cluster_table import Cell
 from faults.run import WORKER
 from faults.supervised import Supervised
-from helpers import wait_until
 from rankfall.backends.kubernetes.manifests.pod_overrides import merged
 from rankfall.rundir import list_runs
+from support.helpers import wait_until
 from testbed import faults, images
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object

@@ -20,12 +20,12 @@ from typing import Any
 from cluster.kmsg_world import Ring
 from cluster.kmsg_world import agent as agent_process
 from cluster.loki_push import push
-from helpers import wait_until
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, decode_health
 from rankfall.nodes.controller.notifier import COMPONENT, EVENTS_NAMESPACE
 from rankfall.nodes.manifests.agent import CLUSTER_RULES as AGENT_RULES
 from rankfall.nodes.manifests.agent import NAME as AGENT
 from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

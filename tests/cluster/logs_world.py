@@ -20,7 +20,6 @@ import yaml
 
 from cluster import recorder
 from cluster.programs import pod
-from helpers import wait_until
 from rankfall.backends.payload import build_zip
 from rankfall.kube.object_fields import COMPLETION_INDEX
 from rankfall.model import JobSpec, Record
@@ -28,6 +27,7 @@ from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.journal import JournalReader, journal_path
 from rankfall.rundir.cluster.pod_facts import PodFact
 from rankfall.rundir.streams.content import content_size, read_bytes
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from cluster.kmsg_world import Ring, agent, devices, report, xid
-from helpers import wait_until
 from rankfall.kube.auth.access import Login
 from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.errors import ApiError, Forbidden
@@ -20,6 +19,7 @@ from rankfall.kube.secret import Secret
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, REPORT_CONDITION, KernelLine, decode_line
 from rankfall.nodes.agent.api import NodeApi
 from rankfall.nodes.manifests.agent import CLUSTER_RULES, NAME, agent_admission, agent_objects
+from support.helpers import wait_until
 from testbed import accounts, faults, images
 from testbed.bed import Bed
 from testbed.client import Kubectl

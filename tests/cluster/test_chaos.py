@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.chaos_world import OURS, PLUGIN, Chaos, counting, heard
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import faults, kubeconfig
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -11,11 +11,11 @@ import pytest
 
 from cluster.programs import pod
 from cluster.run_world import RULES
-from patience import scaled
 from rankfall.collect.pods.cluster_context import NAMESPACE, SOON_S, LeasePoller
 from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.model.timestamps import Bound
+from support.patience import scaled
 from testbed import accounts, clock, process
 from testbed.proxy import before
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import helpers
-from carry_world import picture
 from cluster.run_world import RULES, World
 from cluster.workspace_world import CLAIM, user_of, volume
 from inside.test_carry import odd_tree
 from rankfall.backends.kubernetes.copy.transfer import owner_of
 from rankfall_inside.transfer.tree import scan
+from support import helpers
+from support.carry_world import picture
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

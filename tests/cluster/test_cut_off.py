@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.chaos_world import KINDS, Chaos, counting, heard
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -16,11 +16,11 @@ import pytest
 
 from cluster.flood import flood
 from cluster.kmsg_world import agent, devices, report, xid
-from helpers import wait_until
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelLine, decode_line
 from rankfall.model.node_health.records import ANNOTATION
 from rankfall.nodes.manifests import agent as agents
 from rankfall.nodes.manifests import controller as controllers
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from cluster.loki_push import push
-from patience import scaled
 from rankfall.model.node_health.records import ANNOTATION, decode_health
 from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES, POD_RULES
+from support.patience import scaled
 from testbed import accounts
 from testbed.client import Kubectl
 from testbed.ondemand import kwok, loki

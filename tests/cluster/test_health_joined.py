@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World
-from helpers import wait_until
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelEntry, KernelReport, Place, encode_report
 from rankfall.model.node_health.records import ANNOTATION, CONDITION, decode_health
 from rankfall.model.node_health.run_verdicts import CONTROLLER_NAMESPACE, LEASE, VERDICTS_ANNOTATION
 from rankfall.nodes.manifests import cluster
 from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

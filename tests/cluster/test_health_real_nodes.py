@@ -13,10 +13,10 @@ from cluster import health_world
 from cluster.health_world import LIMIT_S, Guard
 from cluster.kmsg_world import agent, report
 from cluster.run_world import RULES, World
-from helpers import wait_until
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, KernelLine, decode_line
 from rankfall.model.node_health.records import ANNOTATION
 from rankfall.nodes.manifests.controller import JOB_RULES
+from support.helpers import wait_until
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

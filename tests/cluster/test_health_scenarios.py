@@ -16,9 +16,9 @@ from cluster import health_world
 from cluster.health_world import DMESG, LIMIT_S, LOST, Fleet, kernel, stamped
 from cluster.kmsg_world import report
 from cluster.loki_gateway import Gateway
-from helpers import wait_until
 from rankfall.model.node_health.records import ANNOTATION
 from rankfall.model.timestamps import nanoseconds
+from support.helpers import wait_until
 from testbed import faults
 from testbed.bed import Bed
 from testbed.client import Kubectl, Object

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from cluster.loki_push import push
-from helpers import wait_until
 from rankfall.model.node_health.records import ANNOTATION
 from rankfall.model.timestamps import nanoseconds
 from rankfall.nodes.manifests.controller import CLUSTER_RULES, EVENT_RULES, OWN_RULES
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

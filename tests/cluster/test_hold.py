@@ -16,7 +16,7 @@ import pytest
 
 from cluster.run_world import RULES, World
 from cluster.waiting_job import go, runs, waiting
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

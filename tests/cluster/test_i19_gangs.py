@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World, job
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -13,7 +13,7 @@ import pytest
 
 from bench.foreign.fall import LOOK
 from cluster.run_world import RULES, World, job
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cluster.chaos_world import KINDS, OURS, Chaos, counting
-from helpers import wait_until
 from rankfall.rundir import RunDir, list_runs
+from support.helpers import wait_until
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.proxy import HalfOpen, Match, Proxy, When

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World
-from helpers import wait_until
 from rankfall.model.node_health.records import ANNOTATION, NodeHealth, OpenCause, encode_health
+from support.helpers import wait_until
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

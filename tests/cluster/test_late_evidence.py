@@ -11,7 +11,7 @@ import pytest
 
 from cluster.chaos_world import counting
 from cluster.run_world import RULES, TRAIN, World, job
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import accounts, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

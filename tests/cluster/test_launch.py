@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from cluster.launch_client import carry_out, order
-from helpers import wait_until
 from rankfall.backends.kubernetes.lifecycle.errors import NameTaken, StillThere
 from rankfall.backends.kubernetes.lifecycle.launch import Launched
 from rankfall.backends.kubernetes.lifecycle.ownership import resource_of, uid_of
@@ -29,6 +28,7 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, KubeError, ServerError
 from rankfall.kube.http.transport import Limits
 from rankfall.model import spec_from
+from support.helpers import wait_until
 from testbed import accounts, faults
 from testbed.proxy import Answer, Cut, HalfOpen, Match, Proxy, Stall, Way, When, before
 

@@ -17,7 +17,7 @@ import boto3
 import pytest
 
 from cluster.run_world import RULES, World
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import accounts, process
 from testbed.ondemand import s3
 from testbed.workloads import PYTHON_IMAGE

@@ -15,9 +15,9 @@ import pytest
 
 from cluster.logs_world import APP, Recording, recording, resident, sockets, threads
 from cluster.rights_used import OF_NODES
-from helpers import wait_until
 from rankfall.kube.object_fields import COMPLETION_INDEX
 from rankfall.rundir.streams.files import IndexReader
+from support.helpers import wait_until
 from testbed import faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -13,9 +13,9 @@ import pytest
 from cluster import awkward_text
 from cluster.logs_world import COUNT, COUNT_ON, SELECTOR, Recording, counting, marked, recording, stamps, wrapped
 from cluster.programs import pod
-from helpers import wait_until
 from rankfall.rundir.cluster.clock_bounds import read_clocks
 from rankfall.rundir.cluster.pod_facts import stamp_ns
+from support.helpers import wait_until
 from testbed import clock, faults
 from testbed.bed import Bed
 from testbed.client import Kubectl

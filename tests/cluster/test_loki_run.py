@@ -11,7 +11,7 @@ import pytest
 
 from cluster.collector import collecting
 from cluster.run_world import RULES, World
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.ondemand import loki as lokis
 from testbed.workloads import PYTHON_IMAGE

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from helpers import wait_until
 from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError
@@ -18,6 +17,7 @@ from rankfall.kube.resources import NODES
 from rankfall.model.node_health.records import ANNOTATION
 from rankfall.nodes.manifests.cluster import cluster_objects
 from rankfall.nodes.manifests.controller import NAME, SWITCHES
+from support.helpers import wait_until
 from testbed import kubeconfig
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from cluster.programs import TORCH, pod
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import bed as beds
 from testbed import images, limits, process, workloads
 from testbed.client import Kubectl

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cluster.programs import pod
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import kubeconfig
 from testbed.client import Kubectl
 from testbed.proxy import (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World, job
-from helpers import wait_until
 from rankfall.rundir import RunDir
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

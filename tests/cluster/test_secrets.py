@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.chaos_world import OURS, PLUGIN, Chaos, counting
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed.bed import Bed
 from testbed.client import Kubectl
 from testbed.proxy import Answer, Match, Proxy, before

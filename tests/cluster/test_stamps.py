@@ -10,8 +10,8 @@ import pytest
 
 from bench.foreign.fall import LOOK
 from cluster.run_world import World
-from helpers import wait_until
 from rankfall.collect.pods.line_splitter import StampParser
+from support.helpers import wait_until
 from testbed import accounts, workloads
 from testbed.client import Kubectl
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cluster.run_world import RULES, World, job
-from helpers import wait_until
 from rankfall.backends.kubernetes.manifests.names import LABEL_RUN
+from support.helpers import wait_until
 from testbed import accounts
 from testbed.bed import Bed
 from testbed.client import Kubectl

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed import bed as beds
 from testbed import cgroups, network, process
 from testbed.__main__ import assemble

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.run_world import World, job
-from helpers import wait_until
+from support.helpers import wait_until
 
 WAITS = "echo begun; while [ ! -e /tmp/go ]; do sleep 0.2; done; echo done"
 

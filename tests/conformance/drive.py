@@ -15,8 +15,8 @@ import yaml
 
 from conformance.cases import FAST, Case
 from conformance.program import PROGRAM
-from helpers import wait_until
-from patience import scaled
+from support.helpers import wait_until
+from support.patience import scaled
 
 SCRIPT = "train.py"
 _LONG_S = 300.0

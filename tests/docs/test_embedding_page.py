@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patience import scaled
+from support.patience import scaled
 
 import os
 import subprocess

@@ -5,7 +5,7 @@ Those of the section about Kubernetes need a cluster: ``tests/cluster/test_readm
 
 from __future__ import annotations
 
-from patience import scaled
+from support.patience import scaled
 
 import os
 import re

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cases import case, left, piece
+from support.cases import case, left, piece
 from rankfall import strategy_registry
 from rankfall.strategy_registry import GROUP, diagnose_by, known_strategies
 

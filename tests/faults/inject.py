@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from faults.table import Fault
-from patience import scaled
+from support.patience import scaled
 from testbed.preload import compile_clock
 
 MEMORY = Path("/sys/fs/cgroup/memory")

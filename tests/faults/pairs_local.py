@@ -18,9 +18,9 @@ from faults.pairs_table import DISK_FULL_S, FIRST, SUPERVISOR_AWAY_S, with_survi
 from faults.run import TIMEOUT_S, Ours, job_file, read, still_running, write_plan
 from faults.supervised import Supervised, alive, fill
 from faults.table import Fault
-from helpers import wait_until
-from patience import scaled
 from rankfall.rundir import list_runs
+from support.helpers import wait_until
+from support.patience import scaled
 
 ROWS: Final = ("exception", "sigkill", "oom", "hang")
 SECONDS: Final = ("supervisor-killed", "disk-full", "clock", "survived")

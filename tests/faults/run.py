@@ -19,9 +19,9 @@ import msgspec
 
 from faults.inject import injected
 from faults.table import Fault, Launcher
-from patience import scaled
 from rankfall.model import Decision, Diagnosis, Verdict
 from rankfall.rundir import RunDir, list_runs
+from support.patience import scaled
 
 WORKER = Path(__file__).with_name("worker.py")
 BIN = Path(sys.executable).parent

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall.backends.payload import unpack
 from rankfall.model import Record
 from rankfall_inside import procfs
+from support.helpers import wait_until
+from support.patience import scaled
 
 TOKEN = "0123456789abcdef"  # noqa: S105 - opens nothing
 HEAD = b"\x1erankfall/1 " + TOKEN.encode() + b" "

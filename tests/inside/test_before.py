@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall_inside import procfs
 from rankfall_inside.wrapper import preflight, startup
+from support.helpers import wait_until
+from support.patience import scaled
 
 from .conftest import channel, text_lines
 

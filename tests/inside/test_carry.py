@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carry_world import across, channel_to, picture, pod, send_to_pod
-from patience import scaled
 from rankfall_inside.transfer import frames, stdio
 from rankfall_inside.transfer.frames import Channel, TransferError, TransferInterruptedError, frame
 from rankfall_inside.transfer.pack import digest_of, pack, unpack
 from rankfall_inside.transfer.receive import Receiver
 from rankfall_inside.transfer.send import send
 from rankfall_inside.transfer.tree import FILE, FOLDER, LINK, Entry, Tree, check, merged, scan
+from support.carry_world import across, channel_to, picture, pod, send_to_pod
+from support.patience import scaled
 
 NAMES = st.binary(min_size=1, max_size=12).filter(lambda name: name not in {b".", b".."} and not {0, 47} & set(name))
 

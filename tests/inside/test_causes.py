@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import wait_until
-from patience import scaled
 from rankfall.model.exit_codes import CAUSE_CODES
 from rankfall_inside import exit_codes, procfs
 from rankfall_inside.wrapper.outcome import RankFailures
+from support.helpers import wait_until
+from support.patience import scaled
 
 CAUSE = ("--exit-code", "cause")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
+from support.helpers import wait_until
+from support.patience import scaled
 
 from .conftest import HEAD, TOKEN, channel, text_lines
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from object_store import s3_server
 from rankfall.collect.stores.record_store import RecordStore
 from rankfall.rundir.records import RecordFolder
+from support.object_store import s3_server
 
 from .conftest import Slot, channel
 

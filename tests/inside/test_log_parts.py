@@ -11,15 +11,15 @@ import threading
 import obstore
 import pytest
 
-from helpers import wait_until
 from inside.conftest import channel, text_lines
-from object_store import s3_server
-from patience import scaled
 from rankfall.collect.stores.log_bucket import PartsCopy
 from rankfall.collect.stores.record_store import open_bucket
 from rankfall_inside.delivery import log_store_backends
 from rankfall_inside.delivery.bucket import Bucket, RefusedError
 from rankfall_inside.delivery.log_store import LogStore
+from support.helpers import wait_until
+from support.object_store import s3_server
+from support.patience import scaled
 
 # Loading moto takes seconds, on a busy machine many.
 pytestmark = pytest.mark.timeout(150)

@@ -11,11 +11,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import wait_until
 from inside.conftest import channel, text_lines
-from patience import scaled
 from rankfall_inside.delivery import log_store, log_store_backends
 from rankfall_inside.delivery.log_store import LogStore, folder_name
+from support.helpers import wait_until
+from support.patience import scaled
 
 ENVIRON = {"RANKFALL_RUN": "r-1", "RANKFALL_ROLE": "worker", "RANKFALL_SLOT": "2", "RANKFALL_POD_UID": "u-1"}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flyte_errors import parsed
 from rankfall.explain import explain_files
 from rankfall.model import JobSpec, SpecError
 from rankfall.model.jobspec.check import check_spec
-from rankfall_inside.delivery import error_file
+from rankfall_inside.delivery import exit_reports
+from support.flyte_errors import parsed
 
 from .conftest import Slot
 
@@ -45,14 +45,14 @@ def test_errors_s8_an_old_reader_of_flyte_finds_a_file_for_each_worker(slot: Slo
 def test_the_first_writer_of_a_name_wins_and_nothing_else_fails(tmp_path: Path) -> None:
     record = {"id": "1", "at_ns": 1, "role": "worker", "slot": 2, "error": {"types": ["a.B"], "mark": "retryable"}}
     path = tmp_path / "error.pb"
-    assert error_file.write(str(path), record)
+    assert exit_reports.write_error_file(str(path), record)
     first = path.read_bytes()
     assert (parsed(first).kind, parsed(first).worker, parsed(first).message) == (1, "worker-2", "a.B")
-    assert not error_file.write(str(path), {**record, "error": {"types": ["C"], "message": "x" * 10**6}})
+    assert not exit_reports.write_error_file(str(path), {**record, "error": {"types": ["C"], "message": "x" * 10**6}})
     assert path.read_bytes() == first
-    assert not error_file.write("/proc/1/nothing/error.json", record)
-    assert not error_file.write("", record)
-    assert not error_file.write(str(path), None)
+    assert not exit_reports.write_error_file("/proc/1/nothing/error.json", record)
+    assert not exit_reports.write_error_file("", record)
+    assert not exit_reports.write_error_file(str(path), None)
 
 
 @pytest.mark.torch
@@ -61,7 +61,9 @@ def test_errors_s8_torchelastics_own_class_reads_it(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # noqa: PLC0415 - loads torch
 
     path = tmp_path / "error.json"
-    error_file.write(str(path), {"at_ns": 1_790_000_000 * 10**9, "error": {"types": ["ValueError"], "message": "bad"}})
+    exit_reports.write_error_file(
+        str(path), {"at_ns": 1_790_000_000 * 10**9, "error": {"types": ["ValueError"], "message": "bad"}}
+    )
     found = ProcessFailure(local_rank=0, pid=7, exitcode=1, error_file=str(path))
     assert (found.message["message"], found.timestamp) == ("ValueError: bad", 1_790_000_000)
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from observe.cluster.stored_log import Stored
 from rankfall_inside import records
-from rankfall_inside.delivery import termination_message
+from rankfall_inside.delivery import exit_reports
 from rankfall_inside.delivery.console import MOST, MOST_IN_MESSAGE, Console, Printed
+from support.stored_log import Stored
 
 from .conftest import TOKEN
 
@@ -82,7 +82,7 @@ def test_many_streams_are_told_as_their_sum_and_the_message_keeps_its_size():
         printed.add(b"[rank %d] " % rank, b"a\nbc")
     assert printed.told()["r7"] == [2, 5]
     end = records.new("slot_end", writer="wrapper", fields={"exit": {"code": 3}, "printed": printed.told()})
-    last = json.loads(termination_message.text(None, end))
+    last = json.loads(exit_reports.termination_message(None, end))
     assert (last["printed"], last["exit"]) == ({"all": [2 * MOST, 5 * MOST]}, {"code": 3})
     assert len(end["printed"]) == MOST > MOST_IN_MESSAGE
     printed.add(b"", b"d")

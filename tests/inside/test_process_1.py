@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall_inside import procfs
+from support.helpers import wait_until
+from support.patience import scaled
 
 from .conftest import channel, text_lines
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall_inside import procfs
+from support.helpers import wait_until
+from support.patience import scaled
 
 
 @pytest.mark.torch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankfall.model import Record
 from rankfall_inside import records
-from rankfall_inside.delivery import termination_message
+from rankfall_inside.delivery import exit_reports
 
 from .conftest import channel
 
@@ -42,7 +42,7 @@ def end_record(**more):
 @given(ERROR, TEXT)
 def test_it_is_within_its_bound_and_every_line_is_a_record(error, node) -> None:
     record = records.new("error", writer="hook", fields={"error": error, "rank": 3, "node": node})
-    text = termination_message.text(record, end_record(node=node))
+    text = exit_reports.termination_message(record, end_record(node=node))
     assert len(text) <= 4096
     first, last = [msgspec.json.decode(line, type=Record) for line in text.splitlines()]
     assert (first.id, first.kind, first.rank, first.truncated) == (record["id"], "error", 3, True)
@@ -52,7 +52,7 @@ def test_it_is_within_its_bound_and_every_line_is_a_record(error, node) -> None:
 @given(st.dictionaries(st.sampled_from(["types", "message", "frames", "raised_ns"]), JSON), JSON)
 def test_whatever_a_job_records_leaves_valid_json(error, rank) -> None:
     record = {"id": "a" * 32, "kind": "error", "writer": "hook", "rank": rank, "error": error}
-    lines = termination_message.text(record, end_record()).splitlines()
+    lines = exit_reports.termination_message(record, end_record()).splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["error", "slot_end"]
 
 

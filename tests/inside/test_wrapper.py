@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
 from rankfall_inside import procfs
 from rankfall_inside.wrapper import cgroup
+from support.helpers import wait_until
+from support.patience import scaled
 
 FOREVER = "import signal, sys, time\nprint('ready', flush=True)\nwhile True: signal.pause()"
 

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from kube.apiserver import answer, cut, refuse, serving
-from patience import scaled
 from rankfall.kube.auth.access import Impersonation, Login
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import ApiError, Conflict, Expired, Forbidden, KubeConfigError, ObjectNotFound, ServerError
@@ -18,6 +17,7 @@ from rankfall.kube.http.sessions import Limits
 from rankfall.kube.request import Retry
 from rankfall.kube.resources import JOBS, NODES, PODS
 from rankfall.kube.secret import Secret
+from support.patience import scaled
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
 STRICT = ("fieldValidation", "Strict")

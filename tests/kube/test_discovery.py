@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kube.apiserver import Server, serving, status
-from patience import scaled
 from rankfall.kube import discovery
 from rankfall.kube.client import Kube
 from rankfall.kube.discovery import Cache, Served, discover
 from rankfall.kube.errors import Forbidden, KubeError
 from rankfall.kube.openapi import Node, Schemas, ServedResource
 from rankfall.kube.resources import CONFIG_MAPS, JOBS, JOBSETS, NODES, PODS, TRAINJOBS, Resource
+from support.patience import scaled
 from testbed.proxy.old import Answers, Merge
 from testbed.proxy.old_answers import make
 

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from kube.apiserver import Handler, Server, refuse, serving
-from patience import scaled
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
 from rankfall.kube.exec import session as exec_session
 from rankfall.kube.exec.protocol import V4, V5, ExecFailed, ExecLost, ExecTimeout, ExecTooMuch, ExecUnsupported
 from rankfall.kube.exec.session import execute, open_exec
+from support.patience import scaled
 
 Program = Callable[[web.WebSocketResponse], Awaitable[None]]
 

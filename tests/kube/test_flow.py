@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from kube.apiserver import answer, body, pair, refuse, serving
-from patience import scaled
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Unreachable
 from rankfall.kube.http import body_stream, connection
@@ -26,6 +25,7 @@ from rankfall.kube.http.sessions import Limits
 from rankfall.kube.pod_logs import open_log
 from rankfall.kube.request import Retry
 from rankfall.kube.secret import Secret
+from support.patience import scaled
 
 WAYS = ["plain", "tls", "proxied"]
 PIECES = [b"line %d\n" % number for number in range(40)]

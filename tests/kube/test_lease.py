@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.cluster.launch_server import Api, Refusal, serving
+from backends.kubernetes.launch_server import Api, Refusal, serving
 from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
 from rankfall.kube.lease import LeaseLock, LeaseLost, LeaseRecord, Silence, boot_clock, stamp
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from helpers import wait_until
 from rankfall.kube.auth import exec_plugin
 from rankfall.kube.auth.access import Access, Endpoint, ExecPlugin
 from rankfall.kube.auth.exec_plugin import Plugin
 from rankfall.kube.errors import CredentialsError
 from rankfall.kube.secret import Secret
+from support.helpers import wait_until
 
 V1 = "client.authentication.k8s.io/v1"
 BETA = "client.authentication.k8s.io/v1beta1"

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import Server, answer, body, refuse, serving, status
-from patience import scaled
 from rankfall.kube import pod_logs
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, ObjectNotFound, Unreachable
 from rankfall.kube.pod_logs import complaint, not_started, open_log
 from rankfall.kube.resources import PODS
+from support.patience import scaled
 
 
 @pytest.fixture

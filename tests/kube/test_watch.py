@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kube.apiserver import Handler, Server, answer, body, cut, pair, refuse, serving, silence, status
-from patience import scaled
 from rankfall.kube.client import ALL_NAMESPACES, Kube
 from rankfall.kube.errors import CredentialsError, Forbidden, KubeError, ObjectNotFound, Unreachable
 from rankfall.kube.request import Retry
@@ -25,6 +24,7 @@ from rankfall.kube.watch import watcher as module
 from rankfall.kube.watch.known_objects import Book, Head, head_of
 from rankfall.kube.watch.pace import Pace
 from rankfall.kube.watch.watcher import Event, watch
+from support.patience import scaled
 from testbed.pki import Authority
 
 FAST = Pace(idle=5.0, first=0.01, cap=0.05)

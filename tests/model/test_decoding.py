@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patience import scaled
 from rankfall.model import JobSpec, Record, decoding
+from support.patience import scaled
 
 # Types that nobody has decoded, each of them by six threads at once. With msgspec's own functions this dies of a segmentation fault.
 AT_ONCE = """

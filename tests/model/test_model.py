@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import case, left, piece
 from rankfall.model import (
     JobSpec,
     Record,
@@ -24,6 +23,7 @@ from rankfall.model import (
 from rankfall.model.exit_codes import CAUSE_CODES, CODE_TABLE, exit_class, shell_code
 from rankfall.model.timestamps import rfc3339
 from rankfall.verdict.diagnose import diagnose
+from support.cases import case, left, piece
 
 FOLDER = Path(schemas.__file__).parent
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy_world import World
+from support.proxy_world import World
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
+from support.helpers import wait_until
+from support.patience import scaled
 from testbed import commands
 from testbed.errors import BuildError
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
+from support.helpers import wait_until
+from support.patience import scaled
 from testbed import builds, images, oci, rootfs
 from testbed.errors import BuildError, UnsupportedError
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from helpers import wait_until
+from support.helpers import wait_until
 from testbed.errors import TestbedError
 from testbed.kernel_log import loud
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import patience
-from helpers import wait_until, waits_for
+from support import patience
+from support.helpers import wait_until, waits_for
 
 
 @pytest.mark.parametrize(("value", "scale"), [(None, 1), ("", 1), ("0.2", 1), ("2.5", 2.5), ("40", 6)])

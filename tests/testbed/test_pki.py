@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from patience import scaled
+from support.patience import scaled
 from testbed.pki import Authority, Pair, signing_keys
 
 

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from proxy_world import END
+from support.proxy_world import END
 from testbed.errors import TestbedError
 from testbed.pki import Pair
 from testbed.proxy import Certificates

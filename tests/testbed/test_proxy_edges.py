@@ -8,9 +8,9 @@ import ssl
 import pytest
 import yaml
 
-from helpers import wait_until
-from patience import scaled
-from proxy_world import END, kernel_says
+from support.helpers import wait_until
+from support.patience import scaled
+from support.proxy_world import END, kernel_says
 from testbed import kubeconfig
 from testbed.proxy import (
     Answer,

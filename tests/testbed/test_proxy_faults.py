@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from helpers import wait_until
-from patience import scaled
-from proxy_world import END
+from support.helpers import wait_until
+from support.patience import scaled
+from support.proxy_world import END
 from testbed.errors import TestbedError
 from testbed.proxy import (
     Answer,

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from helpers import wait_until
-from patience import scaled
+from support.helpers import wait_until
+from support.patience import scaled
 from testbed.errors import TestbedError
 from testbed.proxy import Answer, Certificates, Cut, EndStream, Match, Place, Remote, Rule, When
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy_world import END
+from support.proxy_world import END
 from testbed.proxy import Match, ShiftTimes
 from testbed.proxy.shift import LogShift, shift_text
 

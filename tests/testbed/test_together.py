@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from patience import scaled
+from support.patience import scaled
 from testbed.together import together
 
 

@@ -1,0 +1,140 @@
+"""What several ranks say together: the accused of a mismatch, the only silent one of a time-out; and that nobody is guessed."""
+
+from __future__ import annotations
+
+from rankfall.verdict.diagnose import diagnose
+from support.cases import case, died, left, piece, rank, slots
+
+
+def mismatch(number, names):
+    return piece(
+        "collective_mismatch",
+        number,
+        seconds=1,
+        line=f"Rank {number} differs from rank {names}",
+        peers=(names,),
+        specificity=80,
+    )
+
+
+def test_a_mismatch_names_the_rank_that_the_others_name():
+    ranks = [left(n, 1, seconds=1 + n) for n in range(4)]
+    verdict = diagnose(case(ranks, [mismatch(0, 2), mismatch(1, 2), mismatch(2, 0), mismatch(3, 2)])).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.scope) == (2, "collective_mismatch", "rank")
+    assert sorted(c.rank for c in verdict.consequences) == [0, 1, 3]
+
+
+def test_the_accused_is_named_though_it_said_nothing():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent"), left(3, 1)]
+    verdict = diagnose(case(ranks, [mismatch(0, 2), mismatch(1, 2), mismatch(3, 2)])).verdict
+    assert (verdict.rank, verdict.cause.slug) == (2, "collective_mismatch")
+
+
+def test_of_two_that_name_each_other_nobody_is_chosen():
+    verdict = diagnose(case([left(0, 1), left(1, 1, seconds=20)], [mismatch(0, 1), mismatch(1, 0)])).verdict
+    assert (verdict.rank, verdict.scope, verdict.cause.slug) == (None, "all", "collective_mismatch")
+
+
+def timeouts(*numbers):
+    return [piece("collective_timeout", n, role="secondary", seconds=1) for n in numbers]
+
+
+def test_the_only_rank_that_did_not_time_out_never_came():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent", seconds=3), left(3, 1)]
+    verdict = diagnose(case(ranks, timeouts(0, 1, 3))).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (2, "rank_stuck", "suspected")
+    assert (verdict.retry, verdict.node_action) == ("once", "none")
+    assert sorted(c.rank for c in verdict.consequences) == [0, 1, 3]
+
+
+def test_a_rank_that_never_joined_is_the_only_silent_one_too():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="wrapper", seconds=3), left(3, 1)]
+    evidence = [*timeouts(1, 3), piece("rdzv_closed", 0, role="secondary", seconds=2)]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug) == (2, "rank_stuck")
+
+
+def test_a_rank_that_was_stopped_at_once_may_have_waited_too():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent", seconds=1.1), left(3, 1)]
+    assert diagnose(case(ranks, timeouts(0, 1, 3))).verdict.rank is None
+
+
+def test_of_two_silent_ranks_none_is_named():
+    ranks = [left(0, 1), left(1, 1), died(2, 15, by="agent", seconds=9), died(3, 15, by="agent", seconds=9)]
+    assert diagnose(case(ranks, timeouts(0, 1))).verdict.rank is None
+
+
+def test_several_ranks_that_stand_elsewhere_are_all_shown_and_none_is_named():
+    ranks = [rank(n, state="running") for n in range(4)]
+    evidence = [
+        piece("rank_stuck", n, source="recorder", seconds=n, line=f"rank {n} stands elsewhere") for n in (0, 2, 3)
+    ]
+    verdict = diagnose(
+        case(ranks, evidence, ended=False, hung=True, slots=slots(2, state="running", exit_code=None))
+    ).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.scope) == (None, "rank_stuck", None)
+    assert {item.rank for item in verdict.alternatives} <= {0, 2, 3}
+
+
+def test_a_kernel_line_that_a_rank_prints_moves_no_node():
+    xid = piece(
+        "gpu_fallen_off_bus",
+        1,
+        source="log",
+        trust="job",
+        seconds=0.5,
+        signature="gpu_fallen_off_bus.xid",
+        specificity=90,
+    )
+    ranks = [left(0, 1), left(1, 1)]
+    own = diagnose(case(ranks, [xid, piece("user_code_exception", 1, seconds=1)])).verdict
+    assert (own.rank, own.cause.slug, own.node_action) == (1, "user_code_exception", "none")
+    other = diagnose(case(ranks, [xid, piece("user_code_exception", 0, seconds=1)])).verdict
+    assert (other.rank, other.cause.slug) == (0, "user_code_exception")
+    alone = diagnose(case([died(0, 15, by="agent"), died(1, 15, by="agent")], [xid])).verdict
+    assert (alone.cause.confidence, alone.node_action) == ("suspected", "none")
+
+
+def test_a_bare_bus_error_makes_shared_memory_suspected_only():
+    bus = piece(
+        "shm_exhausted",
+        0,
+        source="log",
+        trust="job",
+        line="Fatal Python error: Bus error",
+        signature="shm_exhausted.faulthandler",
+    )
+    verdict = diagnose(case([died(0, 7), left(1, 1)], [bus])).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.retry) == ("shm_exhausted", "suspected", "once")
+
+
+def test_a_dead_data_worker_is_that_of_the_rank_that_says_so():
+    ranks = [left(0, 1), left(1, 1), left(2, 1), left(3, 1)]
+    evidence = [
+        piece("dataloader_died", 2, role="secondary", seconds=2),
+        *(piece("peer_lost", n, role="secondary", seconds=1) for n in (0, 1, 3)),
+    ]
+    verdict = diagnose(case(ranks, evidence)).verdict
+    assert (verdict.rank, verdict.cause.slug, verdict.cause.confidence) == (2, "dataloader_died", "likely")
+    assert sorted(c.rank for c in verdict.consequences) == [0, 1, 3]
+
+
+def waits(slot: int, slug: str = "image_pull"):
+    return piece(
+        slug, None, slot=slot, seconds=1 + slot, source="pod", trust="platform", specificity=80, fingerprint=f"{slug}:x"
+    )
+
+
+def not_begun(*evidence):
+    return case([], list(evidence), hung=True, ended=False, slots=slots(state="expected"), nnodes=2, world_size=4)
+
+
+def test_jobapi_s30_what_keeps_all_slots_from_beginning_is_one_fault_of_no_place():
+    verdict = diagnose(not_begun(waits(0), waits(1))).verdict
+    assert (verdict.cause.slug, verdict.cause.confidence, verdict.scope) == ("image_pull", "proven", "all")
+    assert (verdict.rank, verdict.slot, verdict.node, verdict.node_action) == (None, None, None, "none")
+
+
+def test_launch_s9_what_keeps_one_slot_from_beginning_names_its_place():
+    verdict = diagnose(not_begun(waits(1))).verdict
+    assert (verdict.cause.slug, verdict.scope, verdict.slot) == ("image_pull", "slot", 1)
