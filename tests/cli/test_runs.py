@@ -37,7 +37,9 @@ def runs(home: Path) -> list[str]:
 
 
 def logged(home: Path) -> bytes:
-    found = {str(path).removesuffix(".zst") for path in home.glob("runs/*/logs/**/*.log*")}
+    # Not what a compression has written so far.
+    paths = [path for path in home.glob("runs/*/logs/**/*.log*") if path.suffix in {".log", ".zst"}]
+    found = {str(path).removesuffix(".zst") for path in paths}
     return b"".join(read_bytes(Path(path), 0, content_size(Path(path))) for path in sorted(found))
 
 

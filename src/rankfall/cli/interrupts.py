@@ -84,17 +84,18 @@ class Reading:
             yield
             return
         before = {n: signal.getsignal(n) for n in SIGNALS}
-        for number, old in before.items():
-            if old is not signal.SIG_IGN:
-                signal.signal(number, _end)
-        try:
-            with _sent_again():
+        # Around the handlers: from the first one on a signal may come at any place.
+        with _sent_again():
+            try:
+                for number, old in before.items():
+                    if old is not signal.SIG_IGN:
+                        signal.signal(number, _end)
                 yield
-        except _SignalError as ended:
-            self.code = code_of(ended.number)
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
+            except _SignalError as ended:
+                self.code = code_of(ended.number)
+            finally:
+                for number, old in before.items():
+                    signal.signal(number, old)
 
 
 def code_of(number: int) -> int:
