@@ -96,11 +96,7 @@ def unpack(home: Path) -> Path:
         for name, data in files.items():
             path = temporary / name
             # Python would make the folder of compiled files by the umask; the files in it get the modes of their sources.
-            for folder in (
-                *reversed(path.relative_to(temporary).parents[:-1]),
-                path.parent.relative_to(temporary) / "__pycache__",
-            ):
-                make_folder(temporary / folder)
+            make_folder(path.parent / "__pycache__")
             write_file(path, data)
         # Atomic: whoever is second finds a complete directory, ours or the other's.
         os.rename(temporary, target)  # noqa: PTH104 - Path.rename says the same with one more object

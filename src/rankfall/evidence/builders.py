@@ -12,7 +12,6 @@ from rankfall.model import Evidence, RankFacts, Record, SlotFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.verdict.signatures.catalogue import Catalogue
 
-_SIGKILL: Final = 9
 # Phases of a rank whose work is done: an exception of then is noise unless nothing else is there.
 WORK_DONE: Final = frozenset({"teardown", "done"})
 # How long a line may be on its way to whoever gives it its stamp, seconds.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 
 from rankfall_inside import exit_codes, procfs, records, untrusted
-from rankfall_inside import records as tinyjson
 from rankfall_inside.delivery import console
 
 TYPE_CHECKING = False
@@ -69,7 +68,7 @@ def elastic(record: Mapping[str, Any]) -> bytes:
     """As torchelastic's ``record`` decorator writes it: the time is text, in whole seconds."""
     text, trace, at = _said(record)
     extra = {"py_callstack": trace, "timestamp": str(at // _NS)}
-    return tinyjson.dumps({"message": {"message": text, "extraInfo": extra}}).encode("ascii")
+    return records.dumps({"message": {"message": text, "extraInfo": extra}}).encode("ascii")
 
 
 def container_error(record: Mapping[str, Any]) -> bytes:
@@ -113,7 +112,7 @@ def _field(field: int, data: bytes) -> bytes:
 
 
 def _text(field: int, text: str) -> bytes:
-    return _field(field, tinyjson.clean(text).encode("utf-8", "replace"))
+    return _field(field, records.clean(text).encode("utf-8", "replace"))
 
 
 # The kubelet cuts longer ones, in the middle of whatever is there.
@@ -211,7 +210,7 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
 def _line(short: Mapping[str, Any], info: Mapping[str, Any], frames: list[dict[str, Any]]) -> bytes:
     error = dict(info, frames=frames) if frames else dict(info)
     # The whole record is on the log channel.
-    return tinyjson.dumps(dict(short, error=error, truncated=True)).encode("ascii") + b"\n"
+    return records.dumps(dict(short, error=error, truncated=True)).encode("ascii") + b"\n"
 
 
 def _user_frames(frames: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ import sys
 import time
 
 from rankfall_inside import records
-from rankfall_inside import records as tinyjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class _Scrub:
         self._secrets: list[str] | None = None
 
     def text(self, text: str, limit: int) -> str:
-        text, first = records.cut(tinyjson.clean(text), _MAX_SEARCHED)
+        text, first = records.cut(records.clean(text), _MAX_SEARCHED)
         try:
             from rankfall_inside import redact
 
@@ -87,7 +86,7 @@ def type_name(kind: type) -> str:
     """Qualified name of a type, as tracebacks print it: without the module for builtins."""
     module = str(getattr(kind, "__module__", "") or "")
     name = str(getattr(kind, "__qualname__", "") or getattr(kind, "__name__", "?"))
-    return tinyjson.clean(name if module in ("builtins", "") else f"{module}.{name}")[:_MAX_TYPE]
+    return records.clean(name if module in ("builtins", "") else f"{module}.{name}")[:_MAX_TYPE]
 
 
 def text_of(error: BaseException) -> str:
@@ -170,9 +169,9 @@ def frames_of(trace: TracebackType | None) -> list[dict[str, Any]]:
         code = trace.tb_frame.f_code
         found.append(
             {
-                "file": tinyjson.clean(code.co_filename)[:1024],
+                "file": records.clean(code.co_filename)[:1024],
                 "line": trace.tb_lineno or 0,
-                "func": tinyjson.clean(getattr(code, "co_qualname", code.co_name))[:256],
+                "func": records.clean(getattr(code, "co_qualname", code.co_name))[:256],
                 "user": is_user(code.co_filename, library),
             }
         )

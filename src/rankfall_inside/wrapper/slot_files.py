@@ -10,7 +10,6 @@ import os
 import time
 
 from rankfall_inside import private_files, procfs, records
-from rankfall_inside import records as tinyjson
 from rankfall_inside.wrapper import cgroup
 
 TYPE_CHECKING = False
@@ -142,7 +141,7 @@ class SlotFiles:
         """Say, before it is sent, that the wrapper itself sends ``signum`` to ``pid``."""
         mark = {"pid": pid, "signal": int(signum), "reason": reason, "at_ns": time.time_ns()}
         try:
-            os.write(self._kills, tinyjson.dumps(mark).encode("ascii") + b"\n")
+            os.write(self._kills, records.dumps(mark).encode("ascii") + b"\n")
         except OSError:
             pass  # the record says the same
         named = dict(fields, pid=pid, exit={"signal": int(signum), "how": "sent", "ours": True, "reason": reason})

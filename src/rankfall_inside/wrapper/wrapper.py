@@ -17,10 +17,7 @@ from rankfall_inside.delivery import exit_reports, stream_files
 from rankfall_inside.delivery.console import UNKNOWN, Channel, Console
 from rankfall_inside.delivery.record_store import Delivery
 from rankfall_inside.event_loop import Loop, read_available
-from rankfall_inside.wrapper import liveness, outcome, output, ranks, signals, startup
-from rankfall_inside.wrapper import processes as reap
-from rankfall_inside.wrapper import processes as spawn
-from rankfall_inside.wrapper import startup as environment
+from rankfall_inside.wrapper import liveness, outcome, output, processes, ranks, signals, startup
 from rankfall_inside.wrapper.commands import Commands
 from rankfall_inside.wrapper.control import Orders
 from rankfall_inside.wrapper.liveness import Heartbeat
@@ -72,7 +69,7 @@ class Wrapper:
         self._loop = Loop()
         self._console = Console(1, self._loop, secret=token.encode()) if options.console or token else None
         self._channel = files.channel = Channel(self._console, token)
-        self._environ = environment.command_environment(environ, options, files, channel=self._channel.active)
+        self._environ = startup.command_environment(environ, options, files, channel=self._channel.active)
         self._torchrun = startup.words_of(environ)
         store = output.opened(options.log_store, environ, self._notes)
         self._storing = output.LogStoreSession(store, files)
@@ -122,7 +119,7 @@ class Wrapper:
         self._control = files.control()
         self._signals = -1
         self._refused = ""
-        self._ender: reap.DescendantKiller | None = None
+        self._ender: processes.DescendantKiller | None = None
         self._stacks: liveness.Collector | None = None
         self._gaps: list[str] = []
         self._trouble = ""
@@ -131,7 +128,7 @@ class Wrapper:
 
     def run(self) -> int:
         """Run the command to its end; the exit code for this process."""
-        spawn.become_subreaper()
+        processes.become_subreaper()
         self._loop.watch(self._control, lambda: self._orders.lines(read_available(self._control)))
         self._roll.begin()
         self._begin()
@@ -211,11 +208,11 @@ class Wrapper:
             self._pump.tell_gaps()
             self._next_scan = now + (_SCAN_FAST_S if young else _SCAN_SLOW_S)
             self._roll.claims()
-            processes = procfs.snapshot()
-            self._ranks.scan(self._pid, processes)
+            snapshot = procfs.snapshot()
+            self._ranks.scan(self._pid, snapshot)
             if self._channel.active:
                 self._roll.hear()
-                self._pulse.beat(processes)
+                self._pulse.beat(snapshot)
         if plain is not None:
             plain.step()
         if self._stacks is not None and self._stacks.step():
@@ -232,7 +229,7 @@ class Wrapper:
                 "asked to end, and the time is over" if status is None else "the command has ended"
             )
             grace = 0.0 if status is None else self._options.grace
-            self._ender = reap.DescendantKiller(self._pid, grace=grace, reason=reason, mark=self._commands.mark)
+            self._ender = processes.DescendantKiller(self._pid, grace=grace, reason=reason, mark=self._commands.mark)
         if left is not None:
             self._ender.shorten_grace(left)
         over = self._ender.step()
@@ -261,7 +258,7 @@ class Wrapper:
         return own
 
     def _reap(self) -> None:
-        for pid, status in reap.ended():
+        for pid, status in processes.ended():
             self._roll.reaped(pid, status)
             if self._commands.reaped(pid, status):
                 found = ranks.exit_fields(status)

@@ -207,7 +207,7 @@ class ContextCollector:
         while True:
             pause = AGAIN_S
             try:
-                events = watch(self._kube, resource, namespace=namespace, keep=_name_only, **_given(selectors))
+                events = watch(self._kube, resource, namespace=namespace, keep=name_only, **_given(selectors))
                 async with contextlib.aclosing(events):
                     async for event in events:
                         if event.type == "bookmark":
@@ -362,6 +362,7 @@ def _given(selectors: Mapping[str, str]) -> dict[str, Any]:
     return dict(selectors)
 
 
-def _name_only(item: dict[str, Any]) -> dict[str, Any]:
+def name_only(item: dict[str, Any]) -> dict[str, Any]:
+    """What a watch remembers of an object for the day it vanishes unseen; the rest is known elsewhere."""
     meta = item["metadata"]
     return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.collect.background import CancellableWork, ProblemReporter, error_text
-from rankfall.collect.pods.cluster_context import ContextCollector, LeasePoller
+from rankfall.collect.pods.cluster_context import ContextCollector, LeasePoller, name_only
 from rankfall.collect.pods.instance_folders import Instances
 from rankfall.collect.pods.known_pods import Followed, KnownPods
 from rankfall.collect.pods.log_tailer import GATHER_S
@@ -200,7 +200,7 @@ class Session:
             namespace=source.namespace,
             labels=source.selector or None,
             fields=source.fields or None,
-            keep=_name_only,
+            keep=name_only,
             trouble=self._report_watch_problem,
         )
         async with contextlib.aclosing(events):
@@ -289,12 +289,6 @@ class Session:
             else:
                 if self._logs.storing():
                     self._troubles.stored()
-
-
-def _name_only(item: dict[str, Any]) -> dict[str, Any]:
-    """What the watch remembers of a pod for the day it vanishes unseen; the rest is known here."""
-    meta = item["metadata"]
-    return {"metadata": {name: meta.get(name) for name in ("name", "uid")}}
 
 
 _JOIN_S: Final = 10.0

@@ -222,10 +222,6 @@ def stamp_ns(said: str | None) -> int | None:
         return None
 
 
-def _first(one: int | None, other: int | None) -> int | None:
-    return one if one is not None else other
-
-
 def _conditions(status: Mapping[str, Any]) -> list[Condition]:
     found = []
     for one in mappings(status, "conditions"):

@@ -142,7 +142,7 @@ class RunEnd:
             spawn(self._run_dir)
         except InfrastructureError as error:
             self._run_store.note(error.message)
-            self._say(f"{error.message}; {error.hint}")
+            self._say(error.in_one_line)
             self._run_store.flush()
 
 

@@ -93,10 +93,6 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     miss: tuple[Example, ...] = ()
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    signature: tuple[msgspec.Raw, ...] = ()
-
-
 def parse(text: str, *, origin: str, check: bool = True) -> tuple[Signature, ...]:
     """Read a file of signatures.
 
