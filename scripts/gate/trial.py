@@ -108,7 +108,9 @@ def run(trial: Trial, *, root: Path, reports: Path, seed: int = ORDER_SEED, unst
     log = reports / f"{trial.name}.log"
     log.unlink(missing_ok=True)
     common = ("-q", "-p", "randomly", f"--randomly-seed={seed}", "-o", f"cache_dir={cache}", *trial.arguments)
-    first = _try(trial, (*common, *trial.workers), "first", root=root, reports=reports)
+    # A worker that crashed is not replaced: the run is red anyway, and xdist may wait for ever for the tests of the one that is gone.
+    workers = (*trial.workers, "--max-worker-restart", "0") if trial.workers else ()
+    first = _try(trial, (*common, *workers), "first", root=root, reports=reports)
     result = Result(skipped=sum(test["result"] == "skipped" for test in first.tests.values()))
     failed = first.failed
     reason = _no_second_try(first, unsteady_before)

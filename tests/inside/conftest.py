@@ -170,7 +170,7 @@ def find_python():
         root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
         candidates = [
             shutil.which(f"python{version}"),
-            *(str(p / "bin" / "python") for p in sorted(root.glob(f"{version}.*"))),
+            *(str(p / "bin" / "python") for p in sorted(root.glob(f"{version}.*") if os.access(root, os.R_OK) else ())),
         ]
         for candidate in candidates:
             if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
