@@ -24,7 +24,7 @@ Life = Literal["absent", "starting", "running", "ended", "dead"]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where observations of a plan come from; ``observe`` opens it.
+    """Where observations of a plan come from; ``evidence.attempt`` opens it.
 
     Attributes:
         kind: ``pods`` is a cluster's; the others are places in a file system.

@@ -2,7 +2,6 @@
 
 readers/ has one reader a kind of file, cluster/ reads the journal of pods, attempt/ observes one attempt
 incrementally.
-Faces: attempt.observer (a run) and log_files (a pile of files). Writes nothing; draws no verdict.
-Imports rundir, kernellog, verdict.signatures, verdict.diagnose and model; collect.stores.record_store
-alone.
+Faces: attempt.observer (a run) and files.log_files (a pile of files). Writes nothing; draws no verdict.
+Imports rundir, kernellog, verdict.signatures, verdict.diagnose and model; never collect.
 """

@@ -3,7 +3,7 @@
 Everything that is shown of a run is read from here and kept nowhere else; raw streams are never rewritten.
 Contents: files and formats on disk, one writer under a lease, readers without a lock; no process, no
 request.
-Imports model and verdict.signatures (late); cluster/ also the pure helpers kube.fields and kube.labels.
+Imports model and verdict.signatures (late); cluster/ also the pure helpers of kube.object_fields.
 Faces: RunDir, Reader, Writer (this package), lines (queries of lines).
 """
 

@@ -2,5 +2,5 @@
 
 Pure reductions of API objects (pods, context, workload state) and the small files that keep them under
 kube/attempt-N.
-Draws no conclusion and sends no request. Imports model, rundir.layout, kube.fields and kube.labels.
+Draws no conclusion and sends no request. Imports model, rundir.layout, kube.object_fields.
 """
