@@ -129,7 +129,7 @@ def _end(bed: Any, fleet: fake.Fleet) -> None:
 
 def watch(home: str, name: str, kubeconfig: str, namespace: str) -> None:
     """Follow and explain; print when the verdict was there, CPU seconds of the last look and the verdict, peak MiB."""
-    from rankfall.collect.pods.lazy_collector import Feed
+    from rankfall.collect.pods.lazy_collector import LazyCollector
     from rankfall.evidence.attempt.observer import AttemptObserver
     from rankfall.rundir.cluster.pod_source import PodSource
     from rankfall.strategy_registry import diagnose_by
@@ -144,7 +144,7 @@ def watch(home: str, name: str, kubeconfig: str, namespace: str) -> None:
         token=CHANNEL,
         bases={"worker": 0},
     )
-    feed = Feed(run, attempt=1, source=source)
+    feed = LazyCollector(run, attempt=1, source=source)
     feed.start()
     observer = AttemptObserver(run, spec=run.spec, attempt=1, launcher="torchrun")
     until = time.monotonic() + _LIMIT_S

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple, cast, get_args
 
 import msgspec
 
-from rankfall.collect.pods.lazy_collector import look_around
+from rankfall.collect.pods.lazy_collector import get_context
 from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.case import present_case
 from rankfall.evidence.attempt.observer import AttemptObserver
@@ -50,7 +50,7 @@ __all__ = ["explain_files", "explain_run", "explain_slot_failure", "explain_stre
 class _Late(NamedTuple):
     """What was asked again of an attempt that is over: the file that holds it, and why it could not be asked."""
 
-    around: Path | None = None
+    context_path: Path | None = None
     problem: str | None = None
 
 
@@ -115,7 +115,7 @@ def _explained(
         attempt=number,
         launcher=_launcher(plan),
         starts=starts,
-        around=late.around,
+        context_path=late.context_path,
         record_store=record_store_of(run_dir, spec, attempt=number),
     )
     observer.take_time()
@@ -127,9 +127,9 @@ def _explained(
     case = observer.case()
     if spec.elastic:
         case = present_case(case, left=left_slots(plan))
-    for wish, words in _REQUESTED_ENDS:
-        if row.state == wish:
-            return stopped_on_request(words, how=wish, run=case.run, attempt=number, role=case.role)
+    for request, words in _REQUESTED_ENDS:
+        if row.state == request:
+            return stopped_on_request(words, how=request, run=case.run, attempt=number, role=case.role)
     # By its policy a job may have succeeded though slots were stopped, or fell.
     case = msgspec.structs.replace(case, succeeded=case.succeeded or row.state == "succeeded")
     if late.problem is not None:
@@ -150,7 +150,7 @@ def _later_evidence(run_dir: RunDir, row: AttemptRow) -> Iterator[_Late]:
         try:
             if held.exists():
                 write_file(path, held.read_bytes())
-            look_around(run_dir.path, row.attempt, decoding.convert(cluster, kind=PodSource), into=path)
+            get_context(run_dir.path, row.attempt, decoding.convert(cluster, kind=PodSource), into=path)
         except (RankfallError, OSError, TimeoutError, msgspec.ValidationError) as error:
             problem = f"what the cluster says by now of attempt {row.attempt}: {str(error) or type(error).__name__}"
         yield _Late(path, problem)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GROUP: Final = "rankfall.strategies"
 FIELD: Final = "$.strategy"
 _NAME: Final = anchored(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", limit=256)
-_MAX_SHOWN: Final = 60
+_MAX_LISTED: Final = 60
 
 _registered: dict[str, Strategy] = {}
 
@@ -41,7 +41,7 @@ def register_strategy(name: str, pick: Pick) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name[:_MAX_SHOWN]!r} is no name of a strategy", hint="allowed: 1-40 lower-case letters, digits, dashes"
+            f"{name[:_MAX_LISTED]!r} is no name of a strategy", hint="allowed: 1-40 lower-case letters, digits, dashes"
         )
     held = BUILT_IN.get(name) or _registered.get(name)
     if held is not None and held.pick is not pick:
@@ -82,7 +82,7 @@ def find_strategy(name: str | None, *, field: str = FIELD, elsewhere: bool = Fal
         )
     if not points or not _NAME.fullmatch(name):
         raise SpecError(
-            field, f"there is no strategy {name[:_MAX_SHOWN]!r}", hint=f"allowed: {', '.join(known_strategies())}"
+            field, f"there is no strategy {name[:_MAX_LISTED]!r}", hint=f"allowed: {', '.join(known_strategies())}"
         )
     if len({point.value for point in points}) > 1:
         raise SpecError(

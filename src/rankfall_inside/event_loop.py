@@ -66,7 +66,7 @@ class Loop:
         if self._writers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def turn(self, timeout: float) -> None:
+    def run_once(self, timeout: float) -> None:
         """Wait at most ``timeout`` seconds and call the handlers of what is ready."""
         for fd, _ in self._poll.poll(max(0.0, timeout)):
             handler = self._writers.get(fd) or self._handlers.get(fd)

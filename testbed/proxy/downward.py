@@ -32,7 +32,7 @@ async def pass_down(job: Job) -> bool:
         if arrived:
             data = b"".join(arrived)
             arrived.clear()
-            await job.down.feed(rewriter.feed(data) if rewriter else data)
+            await job.down.push(rewriter.push(data) if rewriter else data)
         if event is h11.NEED_DATA:
             await job.down.flush()
             job.count()
@@ -52,7 +52,7 @@ async def pass_down(job: Job) -> bool:
             rewriter = await _pass_head(job, event)
         elif isinstance(event, h11.EndOfMessage):
             if rewriter:
-                await job.down.feed(rewriter.end())
+                await job.down.push(rewriter.end())
             if job.body.chunked:
                 # Faults may still strike while the client takes the rest; a client that knows the length has its answer with the last byte.
                 await job.down.flush()

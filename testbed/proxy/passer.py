@@ -141,7 +141,7 @@ class Passer:
         self.alarm = asyncio.get_running_loop().create_future()
         await self._strike_due()
 
-    async def feed(self, data: bytes) -> None:
+    async def push(self, data: bytes) -> None:
         """Pass bytes on; they may wait for ``flush``.
 
         Raises:

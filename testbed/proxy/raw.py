@@ -45,7 +45,7 @@ async def _pump(job: Job, source: TlsStream, passer: Passer, first: bytes, targe
         if data is None:
             await passer.ring()
         elif data:
-            await passer.feed(data)
+            await passer.push(data)
             await passer.flush()
             job.count()
         data = await source.receive(passer.alarm)

@@ -32,7 +32,7 @@ NodeOf = Callable[[str, str], str | None]
 class Rewriter(Protocol):
     """Changes a body while it streams."""
 
-    def feed(self, data: bytes) -> bytes:
+    def push(self, data: bytes) -> bytes:
         """The next bytes in, what can be passed on out."""
 
     def end(self) -> bytes:
@@ -67,7 +67,7 @@ class LogShift:
         self._held = b""
         self._inside = False
 
-    def feed(self, data: bytes) -> bytes:
+    def push(self, data: bytes) -> bytes:
         """Shift what is complete; the start of a line waits until its stamp is."""
         data, self._held = self._held + data, b""
         front = b""
@@ -98,7 +98,7 @@ class WatchShift:
         self._held: list[bytes] = []
         self._size = 0
 
-    def feed(self, data: bytes) -> bytes:
+    def push(self, data: bytes) -> bytes:
         """Events that are complete."""
         lines, newline, rest = data.rpartition(b"\n")
         done = b""
@@ -130,7 +130,7 @@ class DocumentShift:
         self._held: list[bytes] = []
         self._size = 0
 
-    def feed(self, data: bytes) -> bytes:
+    def push(self, data: bytes) -> bytes:
         """Nothing yet."""
         self._held.append(data)
         self._size = _bounded(self._size + len(data))

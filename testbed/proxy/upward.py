@@ -44,7 +44,7 @@ async def _pass_body(job: Job) -> None:
             else:
                 job.wire.receive_data(data)
         elif isinstance(event, h11.Data):
-            await job.up.feed(bytes(event.data))
+            await job.up.push(bytes(event.data))
         else:
             await job.up.flush()
             await _end(job)

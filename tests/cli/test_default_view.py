@@ -12,7 +12,7 @@ from rankfall.cli.viewer import Viewer
 from rankfall.model import JobSpec, Outcome, RankFacts, Role, SlotFacts
 from rankfall.render.line_selection import LateRankFilter
 from rankfall.rundir import RunDir
-from rankfall.rundir.lines import Follower, LineQuery
+from rankfall.rundir.lines import LineQuery, LineTail
 from support.stream_files import FakeStream, row, stream
 
 SECOND = 1_000_000_000
@@ -37,7 +37,7 @@ class Screen:
 
     def __init__(self, run_dir: RunDir) -> None:
         self.now = 100 * SECOND
-        self.follower = Follower(run_dir, LineQuery(), clock=lambda: self.now)
+        self.follower = LineTail(run_dir, LineQuery(), clock=lambda: self.now)
         self.choose = LateRankFilter(self.follower, lambda line: line.rank in {0, 1})
 
     def look(self) -> list[tuple[int | None, bytes, bool]]:

@@ -22,7 +22,7 @@ from rankfall.model.foreign import Foreign
 from rankfall.render.escape import clean_line, is_plain
 from rankfall.rundir import RunDir
 from rankfall.rundir.layout import FOREIGN_FILE
-from rankfall.rundir.lines import Follower, LineQuery, block_of, read_blocks, read_lines
+from rankfall.rundir.lines import LineQuery, LineTail, block_of, read_blocks, read_lines
 from rankfall.rundir.streams import files as standing
 from rankfall.supervisor import outcome
 from rankfall.supervisor.best_effort_store import BestEffortStore
@@ -94,7 +94,7 @@ def test_i19_p14_a_follower_of_silent_streams_opens_no_file_and_lists_no_folder(
         found = [stream(run_dir, "slot", slot=slot) for slot in range(50)]
         for one in found:
             one.write(b"begins\nhalf a line", at=now - S)
-        follower = Follower(run_dir, LineQuery(), clock=lambda: now)
+        follower = LineTail(run_dir, LineQuery(), clock=lambda: now)
         asked: list[str] = []
         opened, listed = os.open, os.listdir
         assert sum(block.data.count(b"\n") for block in follower.blocks()) == 50

@@ -14,7 +14,7 @@ import pytest
 from rankfall.cli import app
 from rankfall.cli.commands import run as run_command
 from rankfall.client import Client, Run
-from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.pods.lazy_collector import LazyCollector
 from rankfall.model import InfrastructureError, JobSpec
 from rankfall.rundir import RunDir
 from rankfall.supervisor import stopping, supervise
@@ -204,7 +204,7 @@ def test_logs_are_open_before_pods_are_told_to_end(bench, monkeypatch, verb):
         return opened[-1]
 
     bench.workload.looks = [look]
-    monkeypatch.setattr(Feed, "following", property(following))
+    monkeypatch.setattr(LazyCollector, "following", property(following))
     if verb == "cancel from Python":
         assert asyncio.run(Run(bench.run).cancel()).state == "cancelled"
     else:

@@ -292,7 +292,7 @@ class Still:
         if self._lost:
             control.lose("another machine")
         self.begun.set()
-        while not self.go.is_set() and (self._lost or control.wish is None):
+        while not self.go.is_set() and (self._lost or control.release_request is None):
             control.wait(0.02)
         if self._refused:
             raise LockHeld("another process supervises it")

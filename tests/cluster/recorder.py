@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.pods.lazy_collector import LazyCollector
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.pod_source import PodSource
 
@@ -29,7 +29,7 @@ def main(run: str, kubeconfig: str, namespace: str, selector: str) -> None:
         token=CHANNEL,
         bases={"worker": 0},
     )
-    feed = Feed(RunDir(Path(run)), attempt=1, source=source)
+    feed = LazyCollector(RunDir(Path(run)), attempt=1, source=source)
     feed.start()
     while os.read(0, 1):
         pass

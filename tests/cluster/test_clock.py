@@ -59,7 +59,7 @@ def told_by_leases(config: Path, *, looks: int) -> dict[str, list[Bound]]:
 
     async def look() -> None:
         async with Kube(load_access(kubeconfig=str(config))) as kube:
-            leases = LeasePoller(kube, nodes=lambda: told, told=lambda name, ahead: told[name].append(ahead))
+            leases = LeasePoller(kube, nodes=lambda: told, on_lease=lambda name, ahead: told[name].append(ahead))
             for number in range(looks):
                 await leases.step(time.monotonic() + number * 1000)
                 if number + 1 < looks:

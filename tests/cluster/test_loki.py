@@ -46,7 +46,7 @@ def test_each_line_of_many_pages_and_of_equal_stamps_comes_once_and_late_ones_to
     for part in range(4):
         push(url, {"namespace": hostile, "pod": f"p{part % 2}"}, sorted(rows[part::4]))
     query = logql.selector({"namespace": hostile})
-    cursor = Cursor(State.beginning(now), limit=1000)
+    cursor = Cursor(State.starting_at(now), limit=1000)
     end = now + 100 * SECOND
     found, stuck = passes(url, query, cursor, end)
     assert (sorted(found), stuck) == (sorted(text for _, text in rows), [])
@@ -62,6 +62,6 @@ def test_each_line_of_many_pages_and_of_equal_stamps_comes_once_and_late_ones_to
 def test_what_fits_into_no_page_is_said(url):
     now = time.time_ns() - 300 * SECOND
     push(url, {"namespace": "many"}, [(now, f"same {index}") for index in range(130)] + [(now + 1, "after")])
-    found, stuck = passes(url, logql.selector({"namespace": "many"}), Cursor(State.beginning(now)), now + SECOND)
+    found, stuck = passes(url, logql.selector({"namespace": "many"}), Cursor(State.starting_at(now)), now + SECOND)
     assert stuck == [now]
     assert (len(found), found[-1]) == (MOST + 1, "after")

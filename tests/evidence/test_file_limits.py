@@ -73,14 +73,14 @@ def test_the_order_of_reading_changes_no_answer(tmp_path):
 @pytest.mark.parametrize("part", [ChunkScanner, NewestDump])
 def test_i18_a_reader_that_fails_costs_the_bytes_that_it_failed_on(part, tmp_path, monkeypatch):
     monkeypatch.setattr(bounded_read, "CHUNK", 1 << 10)
-    feed = part.feed
+    feed = part.push
 
     def poisoned(self, data, **more):
         if b"POISON" in data:
             raise ZeroDivisionError("poison")
         return feed(self, data, **more)
 
-    monkeypatch.setattr(part, "feed", poisoned)
+    monkeypatch.setattr(part, "push", poisoned)
     (tmp_path / "rank-5.log").write_bytes(b"x\n" * 512 + b"POISON\n" + b"x\n" * 2000 + HONEST)
     (tmp_path / "rank-6.log").write_bytes(HONEST.replace(b"rank5", b"rank6"))
     case = case_of_files([tmp_path])
@@ -98,7 +98,7 @@ def test_i18_a_reader_that_fails_always_is_not_asked_for_ever(tmp_path, monkeypa
         asked.append(final)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(ChunkScanner, "feed", broken)
+    monkeypatch.setattr(ChunkScanner, "push", broken)
     (tmp_path / "rank-5.log").write_bytes(b"x\n" * 100_000)
     case_of_files([tmp_path])
     assert len(asked) < 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankfall.evidence.files import folder_listing
-from rankfall.evidence.files.folder_listing import LeftOut, amount, list_files, opened, shown
+from rankfall.evidence.files.folder_listing import LeftOut, amount, list_files, opened, printable
 from rankfall.model import NotFound
 from rankfall.verdict.diagnose.document import MAX_MISSING
 from support.hostile_inputs import INPUTS
@@ -132,7 +132,7 @@ def test_a_name_that_no_file_can_have_is_said(tmp_path):
 def test_names_are_text_that_every_encoding_takes(tmp_path):
     with INPUTS["names-not-utf8"].laid(tmp_path / "x") as folder:
         for name in listed(folder):
-            shown(Path(name)).encode()
+            printable(Path(name)).encode()
 
 
 def test_problems_are_counted_and_only_so_many_kept():

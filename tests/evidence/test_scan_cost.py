@@ -34,12 +34,12 @@ def feed_all(text, *sizes):
     found, last, reported, at, turn = [], {}, [], 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
-        one, statements = scanner.feed(text[at : at + size], final=False)
+        one, statements = scanner.push(text[at : at + size], final=False)
         at, turn = at + size, turn + 1
         found += [row for row in one if not row[0].last]
         last |= {row[0].kind: row for row in one if row[0].last}
         reported += [(r.kind, r.pid, r.rank, r.code, byte, line) for r, byte, line in statements]
-    one, statements = scanner.feed(b"", final=True)
+    one, statements = scanner.push(b"", final=True)
     found += [row for row in one if not row[0].last]
     last |= {row[0].kind: row for row in one if row[0].last}
     reported += [(r.kind, r.pid, r.rank, r.code, byte, line) for r, byte, line in statements]
@@ -132,7 +132,7 @@ def test_i18_p6_the_place_of_a_finding_is_not_counted_from_the_beginning_for_eac
             return super().count(what, begin, len(self) if end is None else end)
 
     text = Counted(b"".join(b"[rank%d]: " % n + OOM for n in range(2000)))
-    found, _ = ChunkScanner(default_catalogue()).feed(text, final=True)
+    found, _ = ChunkScanner(default_catalogue()).push(text, final=True)
     assert [line for _, _, line in found] == list(range(1, 2001))
     assert Counted.looked <= 2 * len(text)
 
@@ -187,7 +187,7 @@ def test_i18_p3_the_same_is_found_wherever_a_text_is_cut(text, sizes):
 @given(TEXTS)
 def test_every_finding_stands_where_it_says(text):
     scanner = ChunkScanner(default_catalogue())
-    for finding, byte, line in scanner.feed(text, final=True)[0]:
+    for finding, byte, line in scanner.push(text, final=True)[0]:
         assert line == text.count(b"\n", 0, byte) + 1
         assert byte == finding.start
         assert byte == 0 or text[byte - 1 : byte] == b"\n"
@@ -208,33 +208,33 @@ def test_i18_p3_open_tracebacks_are_bounded(monkeypatch):
     monkeypatch.setattr(tracebacks, "MAX_OPEN", 4)
     text = b"".join(b"[rank%d]: " % rank + HEAD for rank in range(10))
     reader = TracebackReader()
-    assert len(reader.feed(text, at=0, line=0, final=False).closed) == 6
-    assert len(reader.feed(b"", at=len(text), line=10, final=True).closed) == 4
+    assert len(reader.push(text, at=0, line=0, final=False).closed) == 6
+    assert len(reader.push(b"", at=len(text), line=10, final=True).closed) == 4
     assert reader.oldest is None
 
 
 def test_i18_p3_a_speaker_that_stays_silent_is_not_waited_for(prefixes):
     text = b"[rank3]: " + HEAD + b"step\n" * 50 + b"[rank1] x\n" * (3 * tracebacks.MAX_SILENT)
     reader = TracebackReader()
-    (closed,) = reader.feed(text, at=0, line=0, final=False).closed
+    (closed,) = reader.push(text, at=0, line=0, final=False).closed
     assert closed.found is None
     many = b"[rank3]: " + HEAD + b"".join(b"step %d\n" % n for n in range(3 * tracebacks.MAX_SILENT))
     prefixes.calls = 0
-    assert len(reader.feed(many, at=len(text), line=text.count(b"\n"), final=False).closed) == 1
+    assert len(reader.push(many, at=len(text), line=text.count(b"\n"), final=False).closed) == 1
     assert prefixes.calls <= tracebacks.MAX_SILENT + 2
 
 
 def test_i18_p3_the_reach_and_the_text_of_open_tracebacks_are_bounded(monkeypatch):
     monkeypatch.setattr(tracebacks, "MAX_REACH", 1000)
     far = b"[rank3]: " + HEAD + b"[rank3]: KeyError: 1\n" + b"x" * 2000 + b"\n" + b"y\n"
-    (closed,) = TracebackReader().feed(far, at=0, line=0, final=False).closed
+    (closed,) = TracebackReader().push(far, at=0, line=0, final=False).closed
     assert closed.found.chain == (("KeyError", "1"),)
     monkeypatch.setattr(tracebacks, "MAX_REACH", 1 << 30)
     monkeypatch.setattr(tracebacks, "MAX_TEXT", 5000)
     texts = b"".join(
         b"[rank%d]: " % rank + line for rank in range(4) for line in (HEAD, b"KeyError: " + b"x" * 3000 + b"\n")
     )
-    assert [item.found.prefix.rank for item in TracebackReader().feed(texts, at=0, line=0, final=False).closed] == [
+    assert [item.found.prefix.rank for item in TracebackReader().push(texts, at=0, line=0, final=False).closed] == [
         0,
         1,
     ]
@@ -259,11 +259,11 @@ def test_lines_of_what_was_no_traceback_are_lines_like_any_other():
         + b'  File "a.py", line 1, in f\n    # CUDA out of memory\n    Xid (PCI:0000:3b:00): 79, GPU has fallen off\n'
     )
     scanner = ChunkScanner(default_catalogue())
-    assert scanner.feed(text, final=False)[0] == []
+    assert scanner.push(text, final=False)[0] == []
     assert scanner.waiting
     assert scanner.consumed == 0
     whole = scan(text + b"!!\n", default_catalogue()).found
-    late = scanner.feed(b"!!\n", final=False)[0]
+    late = scanner.push(b"!!\n", final=False)[0]
     assert [one.line for one, _, _ in late] == [one.line for one in whole]
     assert not scanner.waiting
 
@@ -278,9 +278,9 @@ def test_i18_p6_statements_of_a_launcher_are_bounded(monkeypatch):
     monkeypatch.setattr(torchrun, "_MAX", 20)
     line = b"api.py:900] Sending process %d closing signal SIGTERM\n"
     reader = torchrun.ReportReader()
-    found = [one for n in range(30) for one in reader.feed(line % n, speaks=True)]
+    found = [one for n in range(30) for one in reader.push(line % n, speaks=True)]
     assert len(found) == 20
-    again = [one for _ in range(30) for one in reader.feed(line % 3, speaks=True)]
+    again = [one for _ in range(30) for one in reader.push(line % 3, speaks=True)]
     assert len(again) == torchrun._MAX_REPEATS - 1
 
 
@@ -313,7 +313,7 @@ def test_i18_p6_a_flood_of_different_lines_is_passed_over_and_named(monkeypatch)
     monkeypatch.setattr(Matcher, "match_line", counted)
     scanner = ChunkScanner(default_catalogue())
     text = flood(2000) + XID + flood(2000) + b"ValueError: the end\n"
-    found, _ = scanner.feed(text, final=True)
+    found, _ = scanner.push(text, final=True)
     assert counted.calls < 200
     assert scanner.flooded == (
         "lines with 'Error: ', 'ValueError' were passed over after 50 of them that said nothing new"
@@ -330,11 +330,11 @@ def test_i18_p6_lines_that_say_something_new_are_no_flood(monkeypatch):
     monkeypatch.setattr(scanning, "FLOOD", 50)
     scanner = ChunkScanner(default_catalogue())
     text = b"".join(b"[rank%d]: " % rank + OOM for rank in range(500))
-    found, _ = scanner.feed(text, final=True)
+    found, _ = scanner.push(text, final=True)
     assert len(found) == 500
     assert scanner.flooded is None
     quiet = ChunkScanner(default_catalogue())
-    quiet.feed(b"api.py:900] Sending process 1 closing signal SIGTERM\n" * 5 + flood(20), final=True)
+    quiet.push(b"api.py:900] Sending process 1 closing signal SIGTERM\n" * 5 + flood(20), final=True)
     assert quiet.flooded is None
 
 

@@ -41,14 +41,14 @@ class Clock:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that fails on one line."""
-    real = tracebacks.TracebackReader.feed
+    real = tracebacks.TracebackReader.push
 
     def fails(self: tracebacks.TracebackReader, data: bytes, **named: Any) -> Any:
         if POISON.rstrip() in data:
             raise RuntimeError("poison")
         return real(self, data, **named)
 
-    monkeypatch.setattr(tracebacks.TracebackReader, "feed", fails)
+    monkeypatch.setattr(tracebacks.TracebackReader, "push", fails)
 
 
 def tail_of(tmp_path: Path, data: bytes, *, guard: ReaderGuard | None = None) -> StreamTail:

@@ -54,7 +54,7 @@ STEP, READ = ("/app/train.py", 40, "step"), ("/app/data.py", 12, "read")
 def newest(text: bytes, size: int = 1 << 20) -> str | None:
     seen = NewestDump()
     for start in range(0, len(text), size):
-        seen.feed(text[start : start + size])
+        seen.push(text[start : start + size])
     return seen.text()
 
 

@@ -136,7 +136,7 @@ def test_the_progress_of_each_pod_has_a_folder_of_its_own(in_pods: RunDir) -> No
     instances = Instances(in_pods, attempt=1, role_of=in_pods.spec.role_of, token=CHANNEL)
     for number, uid in enumerate(("a", "b")):
         line = record_line(in_pods.id, 1, number, kind="progress", ordinal=0, step=number, role="worker")
-        instances.open(1, uid=uid, number=0).feed(b"2026-11-21T16:00:00.000000001Z " + line + b"\n")
+        instances.open(1, uid=uid, number=0).push(b"2026-11-21T16:00:00.000000001Z " + line + b"\n")
     instances.close()
     for number in range(2):
         told = in_pods.slot_dir(1, "worker", 1, number) / "progress" / "0.json"

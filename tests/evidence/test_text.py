@@ -79,9 +79,9 @@ def test_a_broken_off_traceback_waits_for_its_end():
     text = real_traceback(CHAINED)
     cut = text.rfind(b"RuntimeError: step")
     reader = TracebackReader()
-    assert reader.feed(text[:cut], at=0, line=0, final=False).closed == []
+    assert reader.push(text[:cut], at=0, line=0, final=False).closed == []
     assert reader.oldest == 0
-    (found,) = reader.feed(text[cut:], at=cut, line=text.count(b"\n", 0, cut), final=True).closed
+    (found,) = reader.push(text[cut:], at=cut, line=text.count(b"\n", 0, cut), final=True).closed
     assert found.found == next(iter(find_tracebacks(text)))
 
 
@@ -114,7 +114,7 @@ def test_a_traceback_is_found_once_however_the_text_is_cut(size):
 def in_chunks(text, size):
     scanner = ChunkScanner(default_catalogue())
     parts = [text[begin : begin + size] for begin in range(0, len(text), size)]
-    return [one for part in (*parts, b"") for one in scanner.feed(part, final=not part)[0]]
+    return [one for part in (*parts, b"") for one in scanner.push(part, final=not part)[0]]
 
 
 TRACE = real_traceback(CHAINED)

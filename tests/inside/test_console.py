@@ -39,7 +39,7 @@ class Output:
         found = b""
         while not self.console.empty:
             found += self.read()
-            self.loop.turn(0)
+            self.loop.run_once(0)
         return found + self.read()
 
 
@@ -127,7 +127,7 @@ def test_a_reader_that_goes_away_ends_the_copy_only(out) -> None:
     rooms: list[int] = []
     out.console.on_room = lambda: rooms.append(1)
     os.close(out.read_fd)
-    out.loop.turn(1)
+    out.loop.run_once(1)
     assert out.console.empty
     assert rooms == [1]
     take(b"more\n")

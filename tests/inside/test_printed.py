@@ -58,8 +58,8 @@ def test_what_is_counted_is_what_a_reader_stores(pieces, drop_returns, tmp_path_
     out = (folder / "out").read_bytes()
     scene = Stored(folder / "home", token=TOKEN)
     for line in out.split(b"\n")[:-1]:
-        scene.feed((line.removesuffix(b"\r") if drop_returns else line) + b"\n")
-    scene.log.cursor.printed = {stream: (lines, size) for stream, (lines, size) in console.printed.told().items()}
+        scene.push((line.removesuffix(b"\r") if drop_returns else line) + b"\n")
+    scene.log.cursor.printed = {stream: (lines, size) for stream, (lines, size) in console.printed.counts().items()}
     assert scene.settle() is True
     assert scene.gaps() == []
     scene.instances.close()
@@ -73,20 +73,20 @@ def test_a_line_that_the_wrapper_cuts_is_counted_as_what_it_becomes(tmp_path):
         take(b"y\nz\n" + b"w" * (2 << 20) + b"\n")
     out = (tmp_path / "out").read_bytes()
     lines = out.count(b"\n")
-    assert console.printed.told() == {"r0": [lines, len(out) - lines * len(b"[rank 0] ")]}
+    assert console.printed.counts() == {"r0": [lines, len(out) - lines * len(b"[rank 0] ")]}
 
 
 def test_many_streams_are_told_as_their_sum_and_the_message_keeps_its_size():
     printed = Printed()
     for rank in range(MOST):
         printed.add(b"[rank %d] " % rank, b"a\nbc")
-    assert printed.told()["r7"] == [2, 5]
-    end = records.new("slot_end", writer="wrapper", fields={"exit": {"code": 3}, "printed": printed.told()})
+    assert printed.counts()["r7"] == [2, 5]
+    end = records.new("slot_end", writer="wrapper", fields={"exit": {"code": 3}, "printed": printed.counts()})
     last = json.loads(exit_reports.termination_message(None, end))
     assert (last["printed"], last["exit"]) == ({"all": [2 * MOST, 5 * MOST]}, {"code": 3})
     assert len(end["printed"]) == MOST > MOST_IN_MESSAGE
     printed.add(b"", b"d")
-    assert printed.told() == {"all": [2 * MOST + 1, 5 * MOST + 2]}
+    assert printed.counts() == {"all": [2 * MOST + 1, 5 * MOST + 2]}
 
 
 # -- real wrappers
@@ -114,7 +114,7 @@ def out(pod, scene):
 
 def test_a_real_wrapper_counts_what_it_prints_and_all_of_it_is_stored(out, scene):
     assert scene.settle() is None
-    scene.feed(out)
+    scene.push(out)
     size = 2000 * 14 + 20 * 10 + 7
     assert scene.log.cursor.printed == {"slot": (1, 11), "r0": (2021, size), "r1": (2021, size)}
     scene.log.lose()
@@ -129,7 +129,7 @@ def test_what_is_missing_is_written_down_with_its_lines_and_bytes(out, scene):
     lines = out.splitlines(keepends=True)
     where = [number for number, line in enumerate(lines) if line.startswith(b"[rank 1] number")]
     missing = set(where[300:420])
-    scene.feed(b"".join(line for number, line in enumerate(lines) if number not in missing))
+    scene.push(b"".join(line for number, line in enumerate(lines) if number not in missing))
     scene.log.lose()
     assert scene.settle() is False
     assert scene.lost() == {"r1": (120, 120 * 14), None: (None, None)}
@@ -140,7 +140,7 @@ def test_what_is_missing_is_written_down_with_its_lines_and_bytes(out, scene):
 
 
 def test_a_recorder_that_is_killed_before_it_compared_leaves_that_to_the_next(out, scene):
-    scene.feed(b"".join(out.splitlines(keepends=True)[5:]))
+    scene.push(b"".join(out.splitlines(keepends=True)[5:]))
     scene.reopen()
     assert scene.settle() is False
     before = scene.lost()
@@ -152,10 +152,10 @@ def test_a_recorder_that_is_killed_before_it_compared_leaves_that_to_the_next(ou
 
 def test_a_wrapper_of_before_that_counts_nothing_is_believed_as_before(out, scene):
     lines = [line for line in out.splitlines(keepends=True) if not line.startswith(b"\x1e")]
-    scene.feed(b"".join(lines[:50]))
+    scene.push(b"".join(lines[:50]))
     end = {"id": "e" * 8, "kind": "slot_end", "writer": "wrapper", "slot": 0, "exit": {"code": 0}}
     text = base64.urlsafe_b64encode(json.dumps(end).encode())
-    scene.feed(b"\x1erankfall/1 " + TOKEN.encode() + b" " + text + b"\n")
+    scene.push(b"\x1erankfall/1 " + TOKEN.encode() + b" " + text + b"\n")
     scene.log.lose()
     assert scene.settle() is None
     assert list(scene.lost()) == [None]

@@ -133,9 +133,9 @@ def test_no_name_climbs_out_of_its_place(namespace, name):
 
 
 def test_how_resources_are_shown():
-    assert PODS.shown("p", "here") == "pod here/p"
-    assert PODS.shown(None, "here") == "pods in here"
-    assert PODS.shown() == "pods"
-    assert PODS.shown("a\x1b[2J", "here") == "pod 'here/a\\x1b[2J'"
+    assert PODS.label("p", "here") == "pod here/p"
+    assert PODS.label(None, "here") == "pods in here"
+    assert PODS.label() == "pods"
+    assert PODS.label("a\x1b[2J", "here") == "pod 'here/a\\x1b[2J'"
     assert (PODS.api_version, Resource("batch", "v1", "jobs", "Job").api_version) == ("v1", "batch/v1")
     assert PODS.path("n", "p", "proxy/metrics") == "/api/v1/namespaces/n/pods/p/proxy/metrics"

@@ -19,7 +19,7 @@ from kube.apiserver import answer, body, pair, refuse, serving
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Unreachable
 from rankfall.kube.http import body_stream, connection
-from rankfall.kube.http.body_stream import Beat, message, place
+from rankfall.kube.http.body_stream import BatchTimer, message, place
 from rankfall.kube.http.connection import MAX_HEAD, Body, Buffers, Head, Link, split_head
 from rankfall.kube.http.sessions import Limits
 from rankfall.kube.pod_logs import open_log
@@ -357,7 +357,7 @@ def test_what_waits_is_taken_in_bounded_parts(monkeypatch):
 
 def test_a_beat_is_one_for_all_and_a_cancelled_one_takes_nobody_along():
     async def told():
-        beat = Beat()
+        beat = BatchTimer()
         tasks = [asyncio.create_task(beat.wait(0.02)) for _ in range(3)]
         await asyncio.sleep(0)
         assert len(beat._waiting) == 1
@@ -403,11 +403,11 @@ def test_a_body_is_the_same_however_it_is_cut(data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)) | st.sampled_from(ends), max_size=12)))
     one, found = Body(HEAD), b""
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        found += one.feed(text[begin:end])
+        found += one.push(text[begin:end])
     assert found == b"".join(pieces)
     assert one.ended
     assert one.closed()
-    assert one.feed(b"more") == b""
+    assert one.push(b"more") == b""
 
 
 @given(cut=st.integers(0, 90))
@@ -418,7 +418,7 @@ def test_a_head_is_the_same_however_it_is_cut(cut):
     head, rest = split_head(text) or pytest.fail("no head")
     assert (head.status, head.headers["x-a"], rest) == (200, "b", b"abc")
     one = Body(head)
-    assert one.feed(b"abcd") == b"abc"
+    assert one.push(b"abcd") == b"abc"
     assert one.ended
 
 
@@ -462,7 +462,7 @@ def test_a_body_in_another_form_is_refused(headers):
 )
 def test_a_chunk_that_is_none_is_refused(text):
     with pytest.raises(OSError, match="chunk"):
-        Body(HEAD).feed(text)
+        Body(HEAD).push(text)
 
 
 def test_without_a_body_there_is_nothing_to_wait_for():

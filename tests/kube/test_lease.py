@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backends.kubernetes.launch_server import Api, Refusal, serving
 from rankfall.kube.errors import Forbidden, KubeError, ObjectNotFound, Unreachable
-from rankfall.kube.lease import LeaseLock, LeaseLost, LeaseRecord, Silence, boot_clock, stamp
+from rankfall.kube.lease import HolderIdle, LeaseLock, LeaseLost, LeaseRecord, boot_clock, stamp
 
 LABELS = {"run": "job-1"}
 
@@ -176,7 +176,7 @@ def record(**fields) -> LeaseRecord:
 
 
 def test_silence_is_measured_by_our_own_clock_and_by_changes_only():
-    seen = Silence()
+    seen = HolderIdle()
     assert not seen.see(record(), now=0)
     assert not seen.see(record(version="2", labels={"x": "y"}), now=29)
     assert seen.see(record(version="2"), now=30)
@@ -188,7 +188,7 @@ def test_silence_is_measured_by_our_own_clock_and_by_changes_only():
 
 
 def test_another_holder_is_no_sign_of_life_of_the_first():
-    seen = Silence()
+    seen = HolderIdle()
     seen.see(record(), now=0)
     assert not seen.see(record(holder="b"), now=50)
     assert not seen.moved

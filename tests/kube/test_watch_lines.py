@@ -14,7 +14,7 @@ def test_lines_do_not_depend_on_how_the_body_is_cut(body, data):
     lines, found, rest = Lines(), [], body
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        found += lines.feed(rest[:size])
+        found += lines.push(rest[:size])
         rest = rest[size:]
     *whole, half = body.split(b"\n")
     assert found == [line for line in whole if line]
@@ -27,7 +27,7 @@ def test_a_line_is_refused_exactly_above_the_bound(size, chunk):
     lines = Lines(limit=20)
 
     def read() -> list[bytes]:
-        return [line for at in range(0, len(body), chunk) for line in lines.feed(body[at : at + chunk])]
+        return [line for at in range(0, len(body), chunk) for line in lines.push(body[at : at + chunk])]
 
     if size <= 20:
         assert read() == ([b"x" * size] if size else [])
@@ -40,6 +40,6 @@ def test_a_line_is_refused_exactly_above_the_bound(size, chunk):
 def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory():
     lines = Lines(limit=1000)
     for _ in range(15):
-        assert lines.feed(b"y" * 64) == []
+        assert lines.push(b"y" * 64) == []
     with pytest.raises(LineTooLong):
-        lines.feed(b"y" * 64)
+        lines.push(b"y" * 64)

@@ -186,7 +186,7 @@ def read(loki, end=200, *, patience_s=60.0, limit=1000):
     troubles, stuck, got = [], [], []
 
     async def story():
-        cursor = Cursor(State.beginning(100), limit=limit)
+        cursor = Cursor(State.starting_at(100), limit=limit)
         reader = Reader(
             loki, '{pod="p"}', cursor, trouble=troubles.append, on_stuck=stuck.append, patience_s=patience_s
         )

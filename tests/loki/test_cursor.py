@@ -46,7 +46,7 @@ LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, OVERLAP)), max_siz
 @given(LINES, st.integers(1, 7), st.lists(st.integers(0, 60), max_size=6), st.booleans())
 def test_every_line_comes_once_however_late_it_is_stored(steps, limit, passes, killed):
     model, got = Model(), []
-    cursor = Cursor(State.beginning(0), overlap_ns=OVERLAP, limit=limit, most=64)
+    cursor = Cursor(State.starting_at(0), overlap_ns=OVERLAP, limit=limit, most=64)
     now = 0
     for number, (step, late) in enumerate(steps):
         now += step
@@ -67,7 +67,7 @@ def test_a_process_killed_after_any_page_goes_on_where_it_was(steps, limit, kill
     for number, (step, late) in enumerate(steps):
         now += step
         model.lines.append(line(max(0, now - late), f"line {number:03}"))
-    cursor = Cursor(State.beginning(0), overlap_ns=OVERLAP, limit=limit, most=64)
+    cursor = Cursor(State.starting_at(0), overlap_ns=OVERLAP, limit=limit, most=64)
     got: list[str] = []
     cursor.begin(now + 1)
     for _ in range(kill):
@@ -82,7 +82,7 @@ def test_a_process_killed_after_any_page_goes_on_where_it_was(steps, limit, kill
 def test_a_nanosecond_that_fits_into_no_page_is_said_and_what_follows_still_comes():
     model = Model()
     model.lines = [line(5, f"same {number:03}") for number in range(130)] + [line(6, "after")]
-    cursor = Cursor(State.beginning(0), limit=10, most=50)
+    cursor = Cursor(State.starting_at(0), limit=10, most=50)
     found, stuck = one_pass(cursor, model, 100)
     assert stuck == [5]
     assert found[-1] == "after"
@@ -92,7 +92,7 @@ def test_a_nanosecond_that_fits_into_no_page_is_said_and_what_follows_still_come
 def test_many_lines_of_one_nanosecond_come_by_a_larger_page():
     model = Model()
     model.lines = [line(5, f"same {number:03}") for number in range(130)] + [line(6, "after")]
-    found, stuck = one_pass(Cursor(State.beginning(0), limit=50, most=5000), model, 100)
+    found, stuck = one_pass(Cursor(State.starting_at(0), limit=50, most=5000), model, 100)
     assert not stuck
     assert sorted(found) == sorted(one.text for one in model.lines)
 
@@ -100,7 +100,7 @@ def test_many_lines_of_one_nanosecond_come_by_a_larger_page():
 def test_a_quick_look_leaves_late_lines_to_the_thorough_one_which_counts_them():
     model = Model()
     model.lines = [line(100, "one")]
-    cursor = Cursor(State.beginning(0), overlap_ns=OVERLAP)
+    cursor = Cursor(State.starting_at(0), overlap_ns=OVERLAP)
     assert one_pass(cursor, model, 120)[0] == ["one"]
     model.lines += [line(90, "late"), line(130, "two")]
     assert one_pass(cursor, model, 140, overlap=5)[0] == ["two"]
@@ -112,13 +112,13 @@ def test_a_quick_look_leaves_late_lines_to_the_thorough_one_which_counts_them():
 def test_nothing_before_the_beginning_is_asked_for():
     model = Model()
     model.lines = [line(99, "before"), line(100, "at")]
-    assert one_pass(Cursor(State.beginning(100)), model, 200)[0] == ["at"]
+    assert one_pass(Cursor(State.starting_at(100)), model, 200)[0] == ["at"]
 
 
 def test_memory_is_bounded_and_what_is_forgotten_is_not_repeated():
     model = Model()
     model.lines = [line(number, f"line {number}") for number in range(100)]
-    cursor = Cursor(State.beginning(0), overlap_ns=1000, limit=5, max_seen=20)
+    cursor = Cursor(State.starting_at(0), overlap_ns=1000, limit=5, max_seen=20)
     assert len(one_pass(cursor, model, 200)[0]) == 100
     assert len(cursor.state().seen) == 20
     model.lines += [line(10, "too late for what is remembered"), line(190, "late")]
@@ -137,7 +137,7 @@ def test_the_same_text_of_another_source_or_time_is_another_line():
 
 
 def test_a_long_time_is_asked_for_in_spans_that_servers_allow():
-    cursor = Cursor(State.beginning(0))
+    cursor = Cursor(State.starting_at(0))
     day = 24 * 3600 * 10**9
     cursor.begin(3 * day + 5)
     asked = []

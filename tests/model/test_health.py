@@ -20,7 +20,7 @@ from rankfall.model.node_health.records import (
     Seen,
     decode_health,
     encode_health,
-    shown,
+    printable,
 )
 
 MOMENT = 1_795_000_000_000_000_000
@@ -105,7 +105,7 @@ def test_what_is_no_record_is_refused(text):
 
 @given(st.text(max_size=600))
 def test_shown_text_has_no_control_characters_and_a_bound(text):
-    safe = shown(text)
+    safe = printable(text)
     assert safe.isprintable()
     assert len(safe) <= 256
     if text.isprintable() and len(text) <= 256:

@@ -19,7 +19,7 @@ from rankfall.model.node_health.kernel_reports import (
     decode_report,
     encode_report,
 )
-from rankfall.model.node_health.records import MAX_SEEN, MAX_TEXT, NodeFault, shown
+from rankfall.model.node_health.records import MAX_SEEN, MAX_TEXT, NodeFault, printable
 from rankfall.nodes.rules.faults import of_agent_line, of_report
 
 BOOT = "060af334-3f16-446a-8c45-845f66fefde6"
@@ -35,7 +35,7 @@ def entry(number: int = 7, **more: object) -> KernelEntry:
     return msgspec.convert(given | more, KernelEntry)
 
 
-texts = st.text(max_size=MAX_TEXT).map(shown)
+texts = st.text(max_size=MAX_TEXT).map(printable)
 entries = st.builds(
     lambda text, seen, count: entry(text=text, seen=tuple(Place(n, n) for n in range(seen)), count=count),
     texts,

@@ -13,13 +13,13 @@ from rankfall.model.jobspec.secrets import (
     MASK,
     concealed,
     is_masked,
-    looks_secret,
+    is_secret_name,
+    masked_value,
     masked_words,
     pointer_of,
     referring,
     replaced,
     secrets_of,
-    shown_value,
     without_pointer,
 )
 
@@ -48,8 +48,8 @@ SHAPES = (
     ],
 )  # fmt: skip
 def test_i18_p9_names_of_secrets(name: str) -> None:
-    assert looks_secret(name)
-    assert shown_value(name, "abcdefgh") == MASK
+    assert is_secret_name(name)
+    assert masked_value(name, "abcdefgh") == MASK
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_i18_p9_names_of_secrets(name: str) -> None:
     ],
 )  # fmt: skip
 def test_i18_p9_names_that_are_none(name: str) -> None:
-    assert not looks_secret(name)
+    assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize("text", SHAPES)
 def test_i18_p9_values_of_known_shape_are_secret_under_any_name(text: str) -> None:
-    assert shown_value("X", text) == MASK
+    assert masked_value("X", text) == MASK
     # Of NAME=VALUE the name is kept.
     assert masked_words(("python", text))[1] in {MASK, "host=***"}
     assert masked_words(("python", f"--x={text}")) == ("python", f"--x={MASK}")
@@ -90,12 +90,12 @@ def test_i18_p9_values_that_are_none(text: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "0", "true", "False", "none", "4096", "0.5"])
 def test_i18_p9_a_setting_is_no_secret(value: str) -> None:
-    assert shown_value("USE_AUTH_TOKEN", value) == value
+    assert masked_value("USE_AUTH_TOKEN", value) == value
     assert masked_words(("x", "--token", value)) == ("x", "--token", value)
 
 
 def test_i18_p9_a_number_may_be_a_password() -> None:
-    assert shown_value("DB_PASSWORD", "123456") == MASK
+    assert masked_value("DB_PASSWORD", "123456") == MASK
 
 
 def job(value: str) -> JobSpec:

@@ -47,7 +47,7 @@ class ReportPublisher:
     """Takes what an agent wants shown."""
 
     def __init__(self) -> None:
-        self.told = -1
+        self.published = -1
         self.offers: list[Standing] = []
         self.new: list[KernelEntry] = []
         self.forgotten = 0

@@ -24,7 +24,7 @@ from rankfall.nodes.controller.metrics import Metrics
 from rankfall.nodes.controller.node_cache import NodeCache
 from rankfall.nodes.controller.notifier import Notifier
 from rankfall.nodes.controller.persistent_state import StateMap
-from rankfall.nodes.controller.plan_writer import Desk
+from rankfall.nodes.controller.plan_writer import PlanWriter
 from rankfall.nodes.controller.settings import LOG_TYPES, Settings
 from rankfall.nodes.controller.sources.loki import LokiSource
 from rankfall.nodes.controller.sources.loki_lines import KernelLines
@@ -168,10 +168,10 @@ class World:
         await self.state.load()
         self.book = NodeCache()
         teller = Notifier(writes, audit=lambda line: self.audit.append(json.loads(line)))
-        self.desk = Desk(writes, book=self.book, sure=self._sure, teller=teller, metrics=self.metrics)
+        self.desk = PlanWriter(writes, book=self.book, sure=self._sure, teller=teller, metrics=self.metrics)
         self.loop = Loop(
             book=self.book,
-            desk=self.desk,
+            plan_writer=self.desk,
             state=self.state,
             config=self.config,
             settings=self.settings,

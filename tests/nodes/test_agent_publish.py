@@ -91,7 +91,7 @@ def test_a_new_fault_is_one_request_that_names_only_what_is_the_agents():
         "Warning",
     )
     assert event["message"] == f"xid/79: a line (boot {BOOT}, record 7)"
-    assert made.told == 7
+    assert made.published == 7
 
 
 def test_an_event_is_sent_once_whoever_sends_it_again():
@@ -101,12 +101,12 @@ def test_an_event_is_sent_once_whoever_sends_it_again():
             raise Conflict("there", status=409)
 
     server = There()
-    made = publisher(server, clock=Clock(), told=7)
+    made = publisher(server, clock=Clock(), published=7)
     once(made, (standing(entry(7)), entry(7)), (standing(entry(7), entry(8)), entry(8, trust="injected")))
     assert [each["message"][:11] for each in server.events] == ["(TEST MODE:"]
-    assert made.told == 8
+    assert made.published == 8
     made.forget()
-    assert made.told == -1
+    assert made.published == -1
 
 
 def test_events_past_the_rate_are_left_out_and_the_annotation_has_everything():

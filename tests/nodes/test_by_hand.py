@@ -22,7 +22,7 @@ def order(cluster: Cluster, done: manual_actions.ManualChange) -> str:
             done.patch, taints=taints, annotated="annotations" in node["metadata"], policy=policy, also=policy.keys
         )
         cluster.write(node, operations)
-    return done.told
+    return done.message
 
 
 def taint(cluster: Cluster, name: str, reason: str = "smells burnt") -> str:

@@ -490,7 +490,7 @@ def test_who_lost_the_lease_writes_nothing():
             fault = NodeFault(id="x", node="n1", source="kmsg", trust="kernel", code="xid/79", at=time.time_ns())
             world.loop._again.append(fault)
             with pytest.raises(LeadershipLost):
-                await world.loop._turn()
+                await world.loop._run_step()
             assert [path for method, path in world.api.writes() if "nodes" in path] == []
             world.firm = True
 
@@ -640,7 +640,7 @@ def test_health_s09_checks_give_a_node_back_and_a_failing_one_keeps_it(tmp_path,
                 assert asked[0][:2] == ("n1", "n2")
                 assert asked[0][3] == ["smi"]
                 world.loop.switch(Switches(kill=True))
-                assert validator.whose_turn(now=time.time_ns()) is None
+                assert validator.next_node(now=time.time_ns()) is None
             finally:
                 task.cancel()
 

@@ -17,7 +17,7 @@ from rankfall.nodes.controller.sources import exporters
 from rankfall.nodes.controller.sources.exporters import ExporterSource, page, pages
 from rankfall.nodes.manifests.cluster import cluster_objects
 from rankfall.nodes.rules.fault_rules import metric_fields, packaged
-from rankfall.nodes.rules.gpu_metrics import ActiveMetric, news, readings
+from rankfall.nodes.rules.gpu_metrics import ActiveMetric, changed_values, readings
 from rankfall.nodes.rules.policy import Budget, Policy
 
 XID, REMAP, DBE = "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
@@ -29,7 +29,7 @@ def line(metric: str, value: object, *, pci: str = "00000000:4E:00.0", more: str
 
 
 def look(text: str, *, stood=None, before: int | None = None, now: int = START):
-    return news(readings(text), node="n1", boot="b1", stood=stood or {}, before=before, now=now)
+    return changed_values(readings(text), node="n1", boot="b1", stood=stood or {}, before=before, now=now)
 
 
 def test_the_fields_that_mean_anything_are_read_with_their_device():

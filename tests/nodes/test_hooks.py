@@ -65,7 +65,7 @@ def test_health_s10_the_ladder_begins_where_the_gravest_cause_asks_and_each_step
     [
         sick(MANUAL_CODE),
         sick(remedy_code("reboot"), remedy_code("inspect")),
-        sick(remedy_code("reboot"), lemon=True),
+        sick(remedy_code("reboot"), repeat_offender=True),
         sick(remedy_code("reboot"), state="validating"),
         sick(remedy_code("reboot"), tainted=False),
         sick(),

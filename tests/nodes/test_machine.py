@@ -417,14 +417,14 @@ def test_a_node_that_comes_back_too_often_stays_until_a_person_gives_it_back():
     for number in range(3):
         cluster.later(3_600)
         cluster.see(cluster.fault("n1", XID))
-        assert cluster.record("n1").lemon is (number == 2)
+        assert cluster.record("n1").repeat_offender is (number == 2)
         cluster.later(61)
         cluster.see()
         rounds(cluster, "n1", 1)
         assert cluster.tainted == (set() if number < 2 else {"n1"})
     cluster.see(Clear(node="n1", at=cluster.now, by="someone\x1b[31m"))
     assert cluster.tainted == set()
-    assert not cluster.record("n1").lemon
+    assert not cluster.record("n1").repeat_offender
 
 
 def test_one_code_on_many_nodes_at_once_opens_the_breaker_until_a_person_resets_it():

@@ -176,7 +176,7 @@ def test_list_and_describe_show_state_causes_and_history_and_escape_what_a_kerne
     settled = OpenCause(code="xid/74", last_at=5, cured_at=9)
     health = NodeHealth(
         state="quarantined", since=10**18, tainted=True, causes=(cause, settled), more=2, quarantines=(10**18,),
-        past_boots=("b0",), failed_check="gpu_count", checked_at=10**18, cleared_at=5, probation_until=9 * 10**18, lemon=True, step="reboot",
+        past_boots=("b0",), failed_check="gpu_count", checked_at=10**18, cleared_at=5, probation_until=9 * 10**18, repeat_offender=True, step="reboot",
     )  # fmt: skip
     server.add("n1", OURS, labels={"rankfall.dev/pool": "h100", "rankfall.dev/hands-off": "true"}, unschedulable=True)
     server.nodes["n1"]["metadata"]["annotations"] = {ANNOTATION: encode_health(health)}

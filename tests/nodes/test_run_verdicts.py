@@ -231,7 +231,7 @@ def test_the_next_controller_sends_no_event_again_that_the_one_before_has_sent()
             await first.until(lambda: first.book.complete)
             annotated(api, "n1", encode_verdicts(RunVerdicts(verdicts=(said(at=time.time_ns()),))))
             await first.until(lambda: "Quarantined" in api.reasons("n1"))
-            await first.until(lambda: first.state.stored.told_until > 0)
+            await first.until(lambda: first.state.stored.reported_until > 0)
         before = len(api.writes())
         async with running(api=api) as second:
             await second.until(lambda: second.book.complete)

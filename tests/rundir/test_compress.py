@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankfall.evidence.readers.stream_reader import StreamTail
 from rankfall.rundir import RunDir, StreamAppender, Writer
-from rankfall.rundir.lines import Follower, LineQuery, read_lines
+from rankfall.rundir.lines import LineQuery, LineTail, read_lines
 from rankfall.rundir.lines.derived_files import write_derived
 from rankfall.rundir.streams import writer as compress
 from rankfall.rundir.streams.files import position
@@ -52,12 +52,12 @@ def test_every_answer_is_that_of_the_raw_streams(
             streams[local].write(b"".join(parts), at=at)
         query = LineQuery(attempt="all", tail=tail, since=since, grep=grep)
         before = list(read_lines(run_dir, query))
-        live = list(Follower(run_dir, query).drain())
+        live = list(LineTail(run_dir, query).drain())
         places = [[position(one.path, byte) for byte in range(len(one.data) + 1)] for one in streams]
         assert compress_run(run_dir, smallest=1) == []
         assert not any(one.path.exists() and one.data for one in streams)
         assert list(read_lines(run_dir, query)) == before
-        assert list(Follower(run_dir, query).drain()) == live
+        assert list(LineTail(run_dir, query).drain()) == live
         assert [[position(one.path, byte) for byte in range(len(one.data) + 1)] for one in streams] == places
 
 
@@ -89,7 +89,7 @@ def test_a_reader_in_the_middle_goes_on_over_the_change(run_dir: RunDir, writer:
     writer.put_streams([row(run_dir, found, 0)])
     found.data = b"".join(b"%08d\n" % number for number in range(200_000))
     found.path.write_bytes(found.data)
-    follower = Follower(run_dir, LineQuery(), clock=lambda: 100 * _SECOND)
+    follower = LineTail(run_dir, LineQuery(), clock=lambda: 100 * _SECOND)
     lines = follower.poll(limit=1000)
     assert compress_run(run_dir, smallest=1) == []
     lines += follower.drain()

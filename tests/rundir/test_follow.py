@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rankfall.model import JobSpec
 from rankfall.rundir import RunDir, Writer
-from rankfall.rundir.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir.lines import Line, LineQuery, LineTail, read_lines
 from rankfall.rundir.lines.follow import PATIENCE_S
 from support.helpers import wait_until
 from support.stream_files import FakeStream, row, stream
@@ -49,7 +49,7 @@ def test_each_line_comes_exactly_once_whatever_the_poll_moments(steps: list[tupl
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         run_dir = RunDir.create(JobSpec(command=("a",)), home=Path(folder))
-        follower = Follower(run_dir, LineQuery(), clock=clock, patience=0)
+        follower = LineTail(run_dir, LineQuery(), clock=clock, patience=0)
         streams: dict[int, FakeStream] = {}
         seen: list[Line] = []
         for what, number, data in steps:
@@ -82,7 +82,7 @@ def test_logs_s38_lines_of_two_ranks_are_ordered_within_the_hold_and_later_ones_
     clock = Clock()
     one, two = stream(run_dir, 0), stream(run_dir, 1)
     writer.put_streams([row(run_dir, one, 0), row(run_dir, two, 1)])
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     start = clock.now
     one.write(b"second\n", at=start - S // 20)
     assert follower.poll() == []
@@ -102,7 +102,7 @@ def test_logs_s39_a_clock_five_minutes_ahead_holds_no_line_longer_than_the_hold(
     clock = Clock()
     found = stream(run_dir, 0)
     writer.put_streams([row(run_dir, found, 0)])
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     found.write(b"from the future\n", at=clock.now + 300 * S)
     assert follower.poll() == []
     clock.pass_(0.2)
@@ -113,7 +113,7 @@ def test_logs_s39_a_clock_five_minutes_ahead_holds_no_line_longer_than_the_hold(
 
 def test_logs_s25_ranks_known_15_minutes_late_lose_no_line(run_dir: RunDir, writer: Writer) -> None:
     clock = Clock()
-    follower = Follower(run_dir, LineQuery(ranks=frozenset({3})), clock=clock)
+    follower = LineTail(run_dir, LineQuery(ranks=frozenset({3})), clock=clock)
     mine, other = stream(run_dir, 1, slot=1), stream(run_dir, 0, slot=1)
     many = [b"%d " % number + b"x" * 1000 for number in range(2000)]
     for _ in range(900):
@@ -131,7 +131,7 @@ def test_the_last_look_sees_a_rank_that_was_written_down_within_one_tick_of_the_
     run_dir: RunDir, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    follower = Follower(run_dir, LineQuery(ranks=frozenset({0})), clock=clock)
+    follower = LineTail(run_dir, LineQuery(ranks=frozenset({0})), clock=clock)
     # As two states of the database look within one tick of the file system's clock.
     monkeypatch.setattr(follower, "_signature", lambda: "the same")
     mine = stream(run_dir, 0)
@@ -148,7 +148,7 @@ def test_without_a_supervisor_the_ranks_own_records_tell_whose_a_stream_is(run_d
         writer.begin_attempt(1, at=1, plan={})
         mapped = stream(run_dir, 0)
         writer.put_streams([row(run_dir, mapped, 5)])
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     for local in (0, 1):
         found = mapped if local == 0 else stream(run_dir, local)
         found.write(b"x\n", at=clock.now)
@@ -165,7 +165,7 @@ def test_an_unfiltered_view_waits_a_while_for_the_rank_and_then_shows_the_line_w
     run_dir: RunDir, writer: Writer
 ) -> None:
     clock = Clock()
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     known, unknown, none = stream(run_dir, 0), stream(run_dir, 1), stream(run_dir, "slot")
     for found in (known, unknown, none):
         found.write(b"x\n", at=clock.now)
@@ -188,7 +188,7 @@ def test_the_view_begins_with_the_last_lines_and_goes_on(run_dir: RunDir, writer
     found = stream(run_dir, 0)
     writer.put_streams([row(run_dir, found, 0)])
     found.write(b"1\n2\n3\nhal", at=clock.now - S)
-    follower = Follower(run_dir, LineQuery(tail=2), clock=clock)
+    follower = LineTail(run_dir, LineQuery(tail=2), clock=clock)
     assert datas(follower.poll()) == [b"2", b"3"]
     found.write(b"f\n4\n", at=clock.now)
     clock.pass_(1)
@@ -208,7 +208,7 @@ def test_a_later_attempt_is_picked_up_and_an_earlier_one_is_not_shown(run_dir: R
     old.write(b"old\n", at=clock.now)
     writer.begin_attempt(1, at=1, plan={})
     writer.begin_attempt(2, at=2, plan={})
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     assert follower.poll() == []
     for attempt in (2, 3):
         stream(run_dir, "slot", attempt=attempt).write(b"%d\n" % attempt, at=clock.now)
@@ -219,7 +219,7 @@ def test_a_later_attempt_is_picked_up_and_an_earlier_one_is_not_shown(run_dir: R
 def test_logs_s35_an_unfinished_line_appears_when_the_stream_ends(run_dir: RunDir, writer: Writer) -> None:
     clock = Clock()
     found = stream(run_dir, "slot")
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     found.write(b" 1%\r 2%", at=clock.now)
     clock.pass_(9)
     assert follower.poll() == []
@@ -231,7 +231,7 @@ def test_logs_s43_two_viewers_see_the_same_and_leave_the_record_alone(run_dir: R
     found = stream(run_dir, "slot")
     found.write(b"one\ntwo\n", at=clock.now)
     before = {path: path.read_bytes() for path in sorted(run_dir.logs_dir.rglob("*")) if path.is_file()}
-    viewers = [Follower(run_dir, LineQuery(), clock=clock) for _ in range(2)]
+    viewers = [LineTail(run_dir, LineQuery(), clock=clock) for _ in range(2)]
     for viewer in viewers:
         viewer.poll()
     clock.pass_(1)
@@ -260,7 +260,7 @@ def test_the_wrappers_own_writer_is_followed_live_and_its_index_is_true(run_dir:
     folder = run_dir.stream_dir(1, "worker", 0)
     folder.mkdir(parents=True)
     source = Path(__file__).parents[2] / "src"
-    follower = Follower(run_dir, LineQuery(), hold=0.01)
+    follower = LineTail(run_dir, LineQuery(), hold=0.01)
     seen: list[Line] = []
     with subprocess.Popen([sys.executable, "-c", WRITER, folder / "slot.out", source]) as process:
 
@@ -283,7 +283,7 @@ def test_a_stream_that_cannot_be_read_is_named_and_read_on_when_it_can(run_dir: 
     found = stream(run_dir, "slot")
     found.write(b"one\n", at=clock.now)
     hidden = found.path.with_name("hidden")
-    follower = Follower(run_dir, LineQuery(), clock=clock)
+    follower = LineTail(run_dir, LineQuery(), clock=clock)
     follower.poll()
     clock.pass_(1)
     assert datas(follower.poll()) == [b"one"]
@@ -301,7 +301,7 @@ def test_a_stream_that_cannot_be_read_is_named_and_read_on_when_it_can(run_dir: 
 def test_filters_hold_live_as_they_do_afterwards(run_dir: RunDir, writer: Writer, out: str) -> None:
     clock = Clock()
     query = LineQuery(streams=out, ranks=frozenset({1}), grep="loss", since=clock.now)  # type: ignore[arg-type]
-    follower = Follower(run_dir, query, clock=clock)
+    follower = LineTail(run_dir, query, clock=clock)
     for local in (0, 1):
         for is_out in (True, False):
             found = stream(run_dir, local, out=is_out)

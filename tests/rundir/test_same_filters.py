@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankfall.model import JobSpec, RankFacts, UsageError
 from rankfall.rundir import RunDir, Writer
-from rankfall.rundir.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir.lines import Line, LineQuery, LineTail, read_lines
 from rankfall.rundir.lines.derived_files import ALL_RANKS, AllRanksFile, write_derived
 from rankfall.rundir.lines.query import ErrorLines
 from rankfall.rundir.streams.writer import compress_run
@@ -100,7 +100,7 @@ def test_logs_s46_live_and_afterwards_and_compressed_are_the_same_lines(
         run_dir, streams = record(folder)
         query = LineQuery(**filters)
         now = 0
-        live = Follower(run_dir, query, clock=lambda: now)
+        live = LineTail(run_dir, query, clock=lambda: now)
         seen: list[Line] = []
         for number, (which, later, pieces) in enumerate(chunks):
             now += later * SECOND
@@ -131,7 +131,7 @@ def test_logs_s46_the_last_lines_are_the_last_of_all_of_them(
         query = LineQuery(**filters, tail=tail)
         last = list(read_lines(run_dir, query))
         assert [key(line) for line in last] == [key(line) for line in every[len(every) - min(tail, len(every)) :]]
-        live = Follower(run_dir, query, clock=lambda: now + 10 * SECOND)
+        live = LineTail(run_dir, query, clock=lambda: now + 10 * SECOND)
         assert [key(line) for line in live.poll()] == [key(line) for line in last]
         assert list(live.drain()) == []
 
@@ -158,7 +158,7 @@ def test_logs_s46_lines_of_one_stamp_have_one_order_everywhere(home: Path) -> No
     ]
     expected = [b"%d" % number for number in range(len(places))]
     last = LineQuery(attempt="all", tail=4)
-    live = Follower(run_dir, LineQuery(attempt="all"), clock=itertools.count(SECOND, SECOND).__next__, hold=60)
+    live = LineTail(run_dir, LineQuery(attempt="all"), clock=itertools.count(SECOND, SECOND).__next__, hold=60)
     file = AllRanksFile(run_dir, home, clock=itertools.count(SECOND, SECOND).__next__, hold=60)
     with run_dir.lease() as writer:
         writer.begin_attempt(1, at=1, plan={})
@@ -174,7 +174,7 @@ def test_logs_s46_lines_of_one_stamp_have_one_order_everywhere(home: Path) -> No
     assert texts(live.drain()) == expected
     assert texts(read_lines(run_dir, LineQuery(attempt="all"))) == expected
     assert texts(read_lines(run_dir, last)) == expected[-4:]
-    assert texts(Follower(run_dir, last).drain()) == expected[-4:]
+    assert texts(LineTail(run_dir, last).drain()) == expected[-4:]
     write_derived(run_dir)
     derived = (run_dir.path / ALL_RANKS).read_bytes()
     assert [line.split()[-1] for line in derived.splitlines()[1:]] == expected
@@ -193,7 +193,7 @@ def test_logs_s46_whole_lines_come_live_in_the_order_in_which_they_are_read_afte
     with tempfile.TemporaryDirectory() as folder:
         run_dir, streams = record(folder)
         now = 0
-        live = Follower(run_dir, LineQuery(attempt="all"), clock=lambda: now)
+        live = LineTail(run_dir, LineQuery(attempt="all"), clock=lambda: now)
         seen: list[Line] = []
         for number, (which, later, pieces) in enumerate(chunks):
             now += later * SECOND

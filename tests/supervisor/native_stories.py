@@ -38,7 +38,7 @@ class Workload:
 
     def __init__(self, *looks: Snapshot) -> None:
         self.looks = list(looks)
-        self.shown = "jobset train-a1"
+        self.label = "jobset train-a1"
         self.selector = "a=b"
         self.uid = "w1"
         self.there: dict[str, str] = {}

@@ -31,7 +31,7 @@ class Nodes(LocalBackend):
         self.answers, self.problem = list(answers), problem
         self.told: list[tuple[int, str, str]] = []
 
-    def blame(self, plan: Any, node: str, verdict: Any) -> str | None:
+    def report_node(self, plan: Any, node: str, verdict: Any) -> str | None:
         self.told.append((plan.attempt, node, verdict.id))
         return self.problem
 

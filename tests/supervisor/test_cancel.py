@@ -244,9 +244,9 @@ def test_wishes_and_signals_wake_a_waiting_supervisor() -> None:
     control.cancel("second")
     control.release()
     control.wait(60.0)
-    assert (control.cancelled, control.wish) == ("first", "release")
+    assert (control.cancelled, control.release_request) == ("first", "release")
     control.hand_over()
-    assert control.wish == "hand_over"
+    assert control.release_request == "hand_over"
     control.close()
     control.close()
     control.cancel()
@@ -275,9 +275,9 @@ def test_signals_are_handled_in_the_main_thread_and_put_back() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(control.take_signals, timeout=WAIT, what="the signal")
         os.kill(os.getpid(), signal.SIGHUP)
-        wait_until(lambda: control.wish, timeout=WAIT, what="the wish")
+        wait_until(lambda: control.release_request, timeout=WAIT, what="the wish")
     assert signal.getsignal(signal.SIGTERM) is before
-    assert control.wish == "hand_over"
+    assert control.release_request == "hand_over"
 
     def elsewhere() -> None:
         with signals_to(control):

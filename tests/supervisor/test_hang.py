@@ -238,7 +238,7 @@ def test_while_torchrun_has_not_started_all_ranks_nothing_hangs_and_the_wait_is_
     nobody: Any = SimpleNamespace()
     watch = TimeoutWatch(
         scene,
-        ending=nobody,
+        attempt_end=nobody,
         run="r",
         backend=nobody,
         control=nobody,
@@ -283,7 +283,7 @@ def test_i19_while_pods_cannot_be_watched_no_rank_is_missing_and_nothing_stands_
     events: Any = SimpleNamespace(say=lambda kind, text, **_: said.append(f"{kind}: {text}"))
     watch = TimeoutWatch(
         scene,
-        ending=nobody,
+        attempt_end=nobody,
         run="r",
         backend=nobody,
         control=nobody,

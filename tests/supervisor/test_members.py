@@ -114,13 +114,13 @@ def test_jobapi_s07_the_highest_slots_leave_and_are_ended_by_force_when_they_are
     assert desk.resize(3)
     assert (desk.present, desk.members.plan.gone) == ([0, 1, 2], {3})
     desk.members.step(1.0)
-    assert desk.members.leaving == {3}
+    assert desk.members.departing == {3}
     assert desk.stored[-1].changes[-1].done_at is None
     desk.members.step(2.0)
     assert len(desk.backend.calls) == 1
     desk.members.step(100.0)
     desk.members.step(101.0)
-    assert (desk.backend.ended, desk.members.leaving) == ([3], frozenset())
+    assert (desk.backend.ended, desk.members.departing) == ([3], frozenset())
     assert desk.stored[-1].changes[-1].done_at is not None
 
 
@@ -307,4 +307,4 @@ def test_a_slot_that_comes_when_the_gang_has_ended_is_surplus_and_no_failure() -
     desk.members.surplus([2], now=time.time_ns())
     assert desk.stored[-1].left[0] == Left(slot=2, at=desk.stored[-1].left[0].at, why="surplus")
     # Whoever takes over from here sees to it that it ends.
-    assert Desk(running={2}, plan=desk.stored[-1]).members.leaving == {2}
+    assert Desk(running={2}, plan=desk.stored[-1]).members.departing == {2}

@@ -230,16 +230,16 @@ def test_inside_off_leaves_no_hook(bench: Bench) -> None:
 
 def test_the_window_opens_once_and_closes_by_quiet_or_by_the_limit() -> None:
     window = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=2.0, settle_max_s=5.0))
-    assert not window.see(0.0, failed=False, news=True)
+    assert not window.see(0.0, failed=False, changed=True)
     assert not window.over(100.0)
-    assert window.see(100.0, failed=True, news=False)
-    assert not window.see(100.5, failed=True, news=False)
+    assert window.see(100.0, failed=True, changed=False)
+    assert not window.see(100.5, failed=True, changed=False)
     assert not window.over(101.9)
     assert window.over(102.0)
-    window.see(101.9, failed=True, news=True)
+    window.see(101.9, failed=True, changed=True)
     assert not window.over(103.0)
     for at in (103.0, 104.0, 104.9):
-        window.see(at, failed=True, news=True)
+        window.see(at, failed=True, changed=True)
     assert not window.over(104.9)
     assert window.over(105.0)
     window.close()
@@ -248,16 +248,16 @@ def test_the_window_opens_once_and_closes_by_quiet_or_by_the_limit() -> None:
 
 def test_i19_what_a_process_wrote_itself_has_a_moment_to_arrive() -> None:
     window = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=20.0, settle_max_s=60.0))
-    assert not window.gathered(100.0)
-    window.see(100.0, failed=True, news=False)
-    assert not window.gathered(100.4)
-    assert window.gathered(100.5)
-    window.see(100.45, failed=True, news=True)
-    assert not window.gathered(100.5)
-    assert window.gathered(100.6)
+    assert not window.quiet(100.0)
+    window.see(100.0, failed=True, changed=False)
+    assert not window.quiet(100.4)
+    assert window.quiet(100.5)
+    window.see(100.45, failed=True, changed=True)
+    assert not window.quiet(100.5)
+    assert window.quiet(100.6)
     short = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=0.1, settle_max_s=0.2))
-    short.see(10.0, failed=True, news=False)
-    assert short.gathered(10.25)
+    short.see(10.0, failed=True, changed=False)
+    assert short.quiet(10.25)
 
 
 @pytest.mark.parametrize(
@@ -307,13 +307,13 @@ def test_i19_the_last_states_of_pods_are_waited_for_by_name(tmp_path: Path) -> N
 
 def test_errors_s5_the_window_stays_open_for_its_minimum_however_quiet_it_is() -> None:
     window = SettleWindow(msgspec.structs.replace(QUICK, settle_quiet_s=1.0, settle_min_s=4.0, settle_max_s=6.0))
-    window.see(10.0, failed=True, news=False)
+    window.see(10.0, failed=True, changed=False)
     assert not window.over(13.9)
     assert window.over(14.0)
-    window.see(13.9, failed=True, news=True)
+    window.see(13.9, failed=True, changed=True)
     assert not window.over(14.8)
     assert window.over(14.9)
-    window.see(15.5, failed=True, news=True)
+    window.see(15.5, failed=True, changed=True)
     assert window.over(16.0)
     with pytest.raises(SpecError, match="settle_min_s"):
         check_spec(JobSpec(command=("t.py",), policies=Policies(settle_min_s=40.0)))

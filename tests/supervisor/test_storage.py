@@ -21,8 +21,8 @@ def test_i19_p4_a_full_disk_is_said_at_once_every_15_s_and_when_it_is_over(
     for second in range(40):
         trouble = "the disk is full" if 2 <= second < 35 else None
         now += 1
-        said.append((second, watch.news()))
-        assert watch.news() is None
+        said.append((second, watch.problem()))
+        assert watch.problem() is None
     assert [one for one in said if one[1]] == [
         (2, "the disk is full: what ranks print is lost until there is room"),
         (17, "the disk is full for 15 s now: what ranks print is lost until there is room"),

@@ -32,7 +32,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not so short that a busy machine takes a server that thinks for one that is gone.
     for name, seconds in (("READING_S", 3.0), ("DRAIN_S", 0.05), ("DENIED_S", 0.05)):
         monkeypatch.setattr(log_tailer, name, seconds)
-    monkeypatch.setattr(log_tailer, "SILENCE_S", 0.3)
+    monkeypatch.setattr(log_tailer, "IDLE_TIMEOUT_S", 0.3)
     for name in ("AGAIN_S", "KEEP_S"):
         monkeypatch.setattr(collector, name, 0.01)
     for module in ("collector", "log_tasks"):
@@ -67,10 +67,10 @@ class Fed:
         self.stirred = threading.Semaphore(0)
         self.journal = JournalReader(journal_path(self.run.path, 1))
         self.connect: Callable[[], Kube] = lambda: Kube(world.access(), rate=10_000, burst=10_000)
-        self.feed: PodCollector | None = None
+        self.push: PodCollector | None = None
 
     def start(self) -> None:
-        self.feed = PodCollector(
+        self.push = PodCollector(
             self.run,
             attempt=1,
             source=PodSource(
@@ -86,13 +86,13 @@ class Fed:
             trouble=self.troubles.append,
             stir=self.stirred.release,
         )
-        self.feed.start()
+        self.push.start()
 
     async def stop(self) -> None:
-        if self.feed is not None:
-            await asyncio.to_thread(self.feed.stop)
-            assert not self.feed._thread.is_alive()
-            self.feed = None
+        if self.push is not None:
+            await asyncio.to_thread(self.push.stop)
+            assert not self.push._thread.is_alive()
+            self.push = None
 
     async def restart(self) -> None:
         await self.stop()

@@ -100,7 +100,7 @@ class World:
         instances = self.instances()
         log = instances.open(0, uid=UID, number=0)
         log.opened()
-        log.feed(text)
+        log.push(text)
         log.lose()
         log.cursor.closed = "lost"
         log.cursor.commit({})

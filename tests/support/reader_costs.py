@@ -77,8 +77,8 @@ class Reader:
 def _scan(data: bytes, _: Path, *, chunk: int) -> None:
     scanner = ChunkScanner(default_catalogue())
     for begin in range(0, len(data), chunk):
-        scanner.feed(data[begin : begin + chunk], final=False)
-    scanner.feed(b"", final=True)
+        scanner.push(data[begin : begin + chunk], final=False)
+    scanner.push(b"", final=True)
 
 
 def _tail(data: bytes, folder: Path) -> None:
@@ -194,7 +194,7 @@ def _stack_text(data: bytes, _: Path) -> None:
     kernel_state(1, text)
     newest = NewestDump()
     for begin in range(0, len(data), 1 << 16):
-        newest.feed(data[begin : begin + (1 << 16)])
+        newest.push(data[begin : begin + (1 << 16)])
     newest.text()
 
 
@@ -306,7 +306,7 @@ class Result:
 def prepare() -> None:
     """Make what the first line would have to wait for, so that each child has it."""
     scanner = ChunkScanner(default_catalogue())
-    scanner.feed(b"[rank0]: RuntimeError: CUDA error: x\n[rank0]: KeyError: x\n", final=True)
+    scanner.push(b"[rank0]: RuntimeError: CUDA error: x\n[rank0]: KeyError: x\n", final=True)
     [*find_tracebacks(b"Traceback (most recent call last):\nRuntimeError: CUDA error: x\n")]
     with tempfile.TemporaryDirectory() as name:
         for number, reader in enumerate(READERS.values()):

@@ -30,11 +30,11 @@ class Stored:
         self.instances = Instances(self.run, attempt=1, role_of=lambda _: "worker", token=self.token)
         self.log = self.instances.open(0, uid=UID, number=0)
 
-    def feed(self, out: bytes) -> None:
+    def push(self, out: bytes) -> None:
         """Lines of the container's stdout, as the API gives them."""
         for line in out.split(b"\n")[:-1]:
             self.number += 1
-            self.log.feed(stamp_text(START + self.number).encode() + b" " + line + b"\n")
+            self.log.push(stamp_text(START + self.number).encode() + b" " + line + b"\n")
 
     def settle(self, *, changed: bool = False) -> bool | None:
         return self.instances.settle(0, uid=UID, number=0, changed=changed)

@@ -50,19 +50,19 @@ def test_log_lines_are_shifted_wherever_chunks_split_them(lines, seconds, sizes)
 
     shift, data, got = LogShift(seconds), text(0), b""
     for size in sizes:
-        got += shift.feed(data[:size])
+        got += shift.push(data[:size])
         data = data[size:]
-    got += shift.feed(data) + shift.end()
+    got += shift.push(data) + shift.end()
     assert got == text(seconds)
 
 
 def test_a_log_line_is_passed_on_before_its_end_has_come():
     shift = LogShift(1)
-    assert shift.feed(b"2026-01-02T03:04") == b""
-    assert shift.feed(b":05.0Z progress") == b"2026-01-02T03:04:06.0Z progress"
-    assert shift.feed(b" 50 %") == b" 50 %"
+    assert shift.push(b"2026-01-02T03:04") == b""
+    assert shift.push(b":05.0Z progress") == b"2026-01-02T03:04:06.0Z progress"
+    assert shift.push(b" 50 %") == b" 50 %"
     assert (
-        shift.feed(b"\nno stamp at the start of this line, which is long")
+        shift.push(b"\nno stamp at the start of this line, which is long")
         == b"\nno stamp at the start of this line, which is long"
     )
 

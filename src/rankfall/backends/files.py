@@ -21,7 +21,7 @@ import msgspec
 from rankfall.backends.payload import CODE
 from rankfall.model import InfrastructureError, NotFound, UsageError
 from rankfall.rundir import RunDir
-from rankfall_inside.transfer.frames import Channel, TransferError, shown
+from rankfall_inside.transfer.frames import Channel, TransferError, printable
 from rankfall_inside.transfer.receive import Receiver
 from rankfall_inside.transfer.send import Counts, send
 from rankfall_inside.transfer.stdio import inside
@@ -47,13 +47,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         open: gives the files; what must be made for that is gone when the block ends.
         root: the path that people see of its root; absolute paths lie below it.
         start: below the root: where relative paths begin.
-        shown: for people.
+        label: for people.
     """
 
     open: Callable[[], AbstractAsyncContextManager[Files]]
     root: bytes
     start: bytes
-    shown: str
+    label: str
 
     def below(self, path: bytes) -> bytes:
         """A path as a user gives it, below the root.
@@ -65,13 +65,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             root = self.root.rstrip(b"/") + b"/"
             if not (path.rstrip(b"/") + b"/").startswith(root):
                 raise UsageError(
-                    f"{shown(path)} does not lie on {self.shown}", hint=f"paths there begin with {shown(self.root)}"
+                    f"{printable(path)} does not lie on {self.label}",
+                    hint=f"paths there begin with {printable(self.root)}",
                 )
             parts = path[len(root) :].split(b"/")
         else:
             parts = [*self.start.split(b"/"), *path.split(b"/")]
         if b".." in parts or b"\0" in path:
-            raise UsageError(f"{shown(path)}: '..' is not followed there", hint="give the path without it")
+            raise UsageError(f"{printable(path)}: '..' is not followed there", hint="give the path without it")
         return b"/".join(part for part in parts if part not in {b"", b"."})
 
 
@@ -253,4 +254,4 @@ def place_of(run_dir: RunDir, *, say: Callable[[str], None], image: str | None =
     async def opened() -> AsyncIterator[Files]:
         yield LocalFiles(root)
 
-    return Place(open=opened, root=os.fsencode(root), start=b"", shown=f"the folder of run {run_dir.id}")
+    return Place(open=opened, root=os.fsencode(root), start=b"", label=f"the folder of run {run_dir.id}")

@@ -149,13 +149,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self) -> dict[str, Any]:
         """The plan as plain data for people: values that look secret are masked."""
-        slots, spare = _shown(self.slots), _shown(self.spare)
-        own = {role: _shown_env(env) for role, env in self.role_env.items()}
-        plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=_shown_env(self.env), role_env=own)
+        slots, spare = _masked_slots(self.slots), _masked_slots(self.spare)
+        own = {role: _masked_env(env) for role, env in self.role_env.items()}
+        plan = msgspec.structs.replace(self, slots=slots, spare=spare, env=_masked_env(self.env), role_env=own)
         if self.cluster is not None:
             plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(self.cluster, token=MASK))
-        shown: dict[str, Any] = msgspec.to_builtins(plan)
-        return shown
+        document: dict[str, Any] = msgspec.to_builtins(plan)
+        return document
 
     def row(self) -> dict[str, Any]:
         """The plan as it is stored: without the job's own variables, which stand in the spec and nowhere else."""
@@ -184,17 +184,17 @@ def variables(spec: JobSpec) -> dict[str, Any]:
 def referred_words(spec: JobSpec) -> dict[str, str]:
     """What stands in a plan for each secret argument of a job's commands, by the argument."""
     found = {pointer: one for pointer, one in secrets_of(spec).items() if "/command/" in pointer}
-    return {one.text: secret_reference(pointer, one.shown) for pointer, one in found.items()}
+    return {one.text: secret_reference(pointer, one.label) for pointer, one in found.items()}
 
 
-def _shown(slots: Iterable[SlotPlan]) -> tuple[SlotPlan, ...]:
+def _masked_slots(slots: Iterable[SlotPlan]) -> tuple[SlotPlan, ...]:
     return tuple(
         msgspec.structs.replace(slot, argv=masked_words(tuple(map(without_pointer, slot.argv))), env=masked(slot.env))
         for slot in slots
     )
 
 
-def _shown_env(env: Mapping[str, str]) -> dict[str, str]:
+def _masked_env(env: Mapping[str, str]) -> dict[str, str]:
     return masked({name: without_pointer(value) for name, value in env.items()})
 
 

@@ -210,7 +210,7 @@ class VerdictPublishingBackend(Backend, Protocol):
 class NodeReportingBackend(Backend, Protocol):
     """A backend whose nodes are watched over by others, who want to know which node felled a run."""
 
-    def blame(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
+    def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
         """Tell a node what a verdict says of it; what could not be done, in words. May be called again."""
         ...
 

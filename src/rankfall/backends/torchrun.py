@@ -208,11 +208,11 @@ def merge(command: TorchrunCommand, flags: Mapping[str, str], *, env: Mapping[st
         variable = f"PET_{name.upper().replace('-', '_')}"
         if variable in env and name not in command.given:
             theirs[variable] = (name, env[variable])
-    for shown, (name, value) in theirs.items():
+    for word, (name, value) in theirs.items():
         ours = _contradicted(name, value, flags)
         if ours is not None:
             raise SpecError(
-                "$.command", f"{shown} {value}".rstrip() + f" contradicts {ours}", hint=_HINTS.get(name, _OURS)
+                "$.command", f"{word} {value}".rstrip() + f" contradicts {ours}", hint=_HINTS.get(name, _OURS)
             )
     fill = {name: value for name, value in flags.items() if name not in command.given}
     return (*command.prefix, *as_words(fill), *command.rest)

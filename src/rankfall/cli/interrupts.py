@@ -113,7 +113,7 @@ def goes_on(directory: RunDir) -> str:
     if state in FINAL_STATES:
         return f"{run} is over: {state}"
     if directory.foreign is not None:
-        return f"{directory.foreign.target.shown} goes on"
+        return f"{directory.foreign.target.label} goes on"
     if read_cancel(directory.path) is not None:
         return f"{run} is being cancelled. Come back: rankfall attach {run}"
     if not directory.spec.unattended and directory.lease_holder() is None:

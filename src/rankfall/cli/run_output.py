@@ -64,7 +64,7 @@ class LineWriter:
         """
         any_ = False
         raw: list[bytes] = []
-        shown: list[str] = []
+        lines_out: list[str] = []
         size = 0
         for block in blocks:
             if self.spent:
@@ -73,27 +73,27 @@ class LineWriter:
                 any_ = True
                 size += len(text)
                 if isinstance(text, str):
-                    shown.append(text)
+                    lines_out.append(text)
                 else:
                     raw.append(text)
             if size >= _BATCH:
-                self._flush(raw, shown)
+                self._flush(raw, lines_out)
                 size = 0
-        self._flush(raw, shown)
+        self._flush(raw, lines_out)
         return any_
 
-    def _flush(self, raw: list[bytes], shown: list[str]) -> None:
+    def _flush(self, raw: list[bytes], printed: list[str]) -> None:
         """Hand over what was gathered, at once: whoever reads it line by line is woken up once."""
-        if shown:
-            sys.stdout.write("".join(shown))
-        if shown or raw:
+        if printed:
+            sys.stdout.write("".join(printed))
+        if printed or raw:
             # Text written before must stay before.
             sys.stdout.flush()
         if raw:
             sys.stdout.buffer.write(b"".join(raw))
             sys.stdout.buffer.flush()
         raw.clear()
-        shown.clear()
+        printed.clear()
 
     def lost(self, lost: Sequence[LostLines]) -> None:
         """Say in JSON that lines are not there: one last object, ``lost_lines``."""
@@ -182,7 +182,7 @@ def stamp(at: int | None) -> str:
 
 _NAME: Final = anchored(r"records/([A-Za-z0-9][A-Za-z0-9._-]{0,200}\.json)", limit=512)
 _MAX_RECORD: Final = 1 << 20
-_SHOWN: Final = 3
+_MAX_LISTED: Final = 3
 
 
 def stored_apart(directory: RunDir, verdict: Verdict) -> bool:
@@ -207,7 +207,7 @@ def raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
         return ()
     frames = record.error.frames if record.error else ()
     own = [frame for frame in frames if frame.user] or list(frames)
-    return tuple(f"{frame.file}:{frame.line} in {frame.func or '?'}" for frame in reversed(own[-_SHOWN:]))
+    return tuple(f"{frame.file}:{frame.line} in {frame.func or '?'}" for frame in reversed(own[-_MAX_LISTED:]))
 
 
 _LINES: Final = 20

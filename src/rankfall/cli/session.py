@@ -246,7 +246,7 @@ class Session:
                 return self._viewer.step()
             self._viewer.finish(final)
         except OSError as error:
-            self._viewer.mute()
+            self._viewer.stop_printing()
             console.close_quietly()
             if not isinstance(error, BrokenPipeError):
                 console.say(f"rankfall: stdout takes no more ({error.strerror}); the record has everything")
@@ -440,7 +440,7 @@ def ended_text(directory: RunDir) -> str:
         return ""
     reason = f": {row.reason}" if row.reason else ""
     why = "" if row.state == "succeeded" else f"; rankfall why {directory.id}"
-    return one_line(f"{foreign.target.shown} {row.state}{reason}{why}", width=_TEXT)
+    return one_line(f"{foreign.target.label} {row.state}{reason}{why}", width=_TEXT)
 
 
 def _tell(event: Event) -> None:

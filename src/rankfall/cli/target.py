@@ -115,7 +115,7 @@ def resolve_refreshed(name: str | None, *, where: Where = NOWHERE) -> RunDir:
 
 def as_it_is(directory: RunDir) -> RunDir:
     """The same run, looked at where nobody supervises or records it; where that fails it is said. Files that its end owes are written."""
-    if directory.closing_path.exists():
+    if directory.end_lock_path.exists():
         from rankfall.supervisor.outcome import finish_files  # noqa: PLC0415 - hardly ever
 
         finish_files(directory)
@@ -152,8 +152,8 @@ def one_run(name: str | None, *, quiet: bool = False) -> RunDir:
     if name is not None:
         if (target := parse_target(name)) is not None:
             raise Refused(
-                f"{target.shown} is no run of Rankfall's, and is only looked at",
-                hint=f"rankfall logs, status and why {target.shown} do; kubectl, or the tool that made it, changes it",
+                f"{target.label} is no run of Rankfall's, and is only looked at",
+                hint=f"rankfall logs, status and why {target.label} do; kubectl, or the tool that made it, changes it",
             )
         return RunDir.open(folder, name)
     found = list_runs(folder)

@@ -21,10 +21,10 @@ from rankfall.render.line_selection import FirstOrLastRank, LateRankFilter
 from rankfall.render.verdict import render_brief, render_verdict
 from rankfall.rundir import RunDir
 from rankfall.rundir.incomplete import as_of_now, lost_of_run, sentences
-from rankfall.rundir.lines import Follower, Line, LineQuery, block_of
+from rankfall.rundir.lines import Line, LineQuery, LineTail, block_of
 from rankfall.supervisor.run_events import Event, read_events
 
-_SHOWN_KINDS: Final = frozenset(
+_PRINTED_KINDS: Final = frozenset(
     {
         "resumed",
         "attempt",
@@ -83,7 +83,7 @@ class Viewer:
         self._muted = False
         self._paint = Paint(color=console.color_on(sys.stderr))
         self._query = LineQuery(ranks=ranks.numbers or None, last=ranks.last, failed=ranks.failed, tail=tail)
-        self._follower: Follower | None = None
+        self._tail: LineTail | None = None
         self._first_or_last = FirstOrLastRank(directory)
         # Nothing was asked for: what a person wants to see is chosen for them.
         self._default = ranks.everything and not everything
@@ -91,7 +91,7 @@ class Viewer:
         self._writer = LineWriter(limit=limit)
         self._offset = 0 if history else read_events(directory.path)[1]
         self._started: set[tuple[int, int]] = set()
-        self._shown_attempt: int | None = None
+        self._printed_attempt: int | None = None
         self._known: deque[tuple[int, str]] = deque(maxlen=_MAX_KNOWN)
 
     def step(self) -> bool:
@@ -112,7 +112,7 @@ class Viewer:
             self._tell(event)
         self._show_started_ranks()
         self._without_ranks()
-        for problem in self._follower.problems if self._follower else ():
+        for problem in self._tail.problems if self._tail else ():
             self._say(one_line(problem, width=_TEXT))
         if not self._show_outcome:
             return
@@ -131,24 +131,24 @@ class Viewer:
         apart, color = stored_apart(self._directory, verdict), self._paint.color
         console.say(render_verdict(verdict, frames=frames, apart=apart, width=console.width(), color=color))
 
-    def mute(self) -> None:
+    def stop_printing(self) -> None:
         """Show no more lines; news and verdicts go on."""
         self._muted = True
 
     def _lines(self, *, final: bool) -> int:
-        if self._follower is None:
-            self._follower = self._begin()
-        if self._follower is None or self._muted:
+        if self._tail is None:
+            self._tail = self._begin()
+        if self._tail is None or self._muted:
             return 0
         count = 0
         while True:
-            lines = self._follower.poll(limit=_BATCH)
+            lines = self._tail.poll(limit=_BATCH)
             count += len(lines)
             if not self._write(lines):
                 return count
             if not lines or not final:
                 break
-        if final and self._write(self._follower.drain()):
+        if final and self._write(self._tail.drain()):
             # The last look at the tables may have told whose earlier lines are.
             self._write(())
         return count
@@ -161,17 +161,17 @@ class Viewer:
             self._say(spent_text(self._directory))
         return not self._muted
 
-    def _begin(self) -> Follower | None:
+    def _begin(self) -> LineTail | None:
         """Follow once there is an attempt; before, the record has nothing that could be read."""
         if self._quiet or not self._directory.db_path.exists():
             return None
         with self._directory.reader() as reader:
             if not reader.newest_attempt():
                 return None
-        follower = Follower(self._directory, self._query, hold=_HOLD_S)
+        tail = LineTail(self._directory, self._query, hold=_HOLD_S)
         if self._default:
-            self._choose = LateRankFilter(follower, self._first_or_last)
-        return follower
+            self._choose = LateRankFilter(tail, self._first_or_last)
+        return tail
 
     def _without_ranks(self) -> None:
         """The end of what slots printed whose ranks never became known: nothing of it was shown but failures."""
@@ -201,7 +201,7 @@ class Viewer:
                 self._first_or_last.forget(attempt)
         elif event.kind == "decision":
             self._verdict_of(event)
-        elif event.kind in _SHOWN_KINDS:
+        elif event.kind in _PRINTED_KINDS:
             self._say(one_line(event.text, width=_TEXT))
 
     def _show_started_ranks(self) -> None:
@@ -214,12 +214,12 @@ class Viewer:
     def _verdict_of(self, event: Event) -> None:
         """The verdict of an attempt that is followed by another; the last one is shown at the end."""
         attempt = event.data.get("attempt")
-        if not isinstance(attempt, int) or self._quiet or self._shown_attempt == attempt:
+        if not isinstance(attempt, int) or self._quiet or self._printed_attempt == attempt:
             return
         verdict = self._stored(attempt)
         if verdict is None or verdict.decision is None or verdict.decision.action in {"stop", "none"}:
             return
-        self._shown_attempt = attempt
+        self._printed_attempt = attempt
         console.say()
         console.say(
             render_brief(

@@ -24,7 +24,7 @@ from rankfall.model import (
     Verdict,
 )
 from rankfall.rundir import RunDir
-from rankfall.rundir.lines import Follower, Line, LineQuery, read_lines
+from rankfall.rundir.lines import Line, LineQuery, LineTail, read_lines
 from rankfall.supervisor import read_suspension, request_cancel, request_suspension, spawn_detached
 from rankfall.supervisor.outcome import pending_cleanup
 from rankfall.supervisor.requests import refuse_foreign
@@ -126,18 +126,18 @@ class Run:
                 yield line
 
     async def _follow(self, query: LineQuery) -> AsyncIterator[Line]:
-        follower = await asyncio.to_thread(Follower, self.directory, query)
+        tail = await asyncio.to_thread(LineTail, self.directory, query)
         while True:
             # Asked before the lines are read: what was written before the end is then surely among them.
             over = await asyncio.to_thread(self._over)
-            found = await asyncio.to_thread(follower.poll)
+            found = await asyncio.to_thread(tail.poll)
             for line in found:
                 yield line
             if over and not found:
                 break
             if not found:
                 await asyncio.sleep(_FOLLOW_S)
-        for line in await asyncio.to_thread(list, follower.drain()):
+        for line in await asyncio.to_thread(list, tail.drain()):
             yield line
 
     async def wait(self, *, timeout: float | None = None) -> Outcome:  # noqa: ASYNC109 - the deadline is of the wait alone

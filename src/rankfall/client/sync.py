@@ -22,7 +22,7 @@ from rankfall.model import FINAL_STATES, JobSpec, Outcome, RunSummary, StatusDoc
 from rankfall.model.jobspec.sizes import sized
 from rankfall.render.line_selection import FirstOrLastRank, LateRankFilter
 from rankfall.rundir import RunDir
-from rankfall.rundir.lines import Follower, Line, LineQuery
+from rankfall.rundir.lines import Line, LineQuery, LineTail
 from rankfall.rundir.requests import requested_sizes
 
 if TYPE_CHECKING:
@@ -54,38 +54,38 @@ def log_iter(
         grep=regex,
     )
     last = _stamp(until)
-    follower = Follower(directory, query)
-    lines = _lines(directory, follower, iter, follow=should_tail)
+    tail = LineTail(directory, query)
+    lines = _lines(directory, tail, iter, follow=should_tail)
     return (_text(line) for line in lines if last is None or line.at is None or line.at <= last)
 
 
 def fetch_logs(directory: RunDir, *, stream: bool, lines: int | None) -> Iterator[str]:
     """As :meth:`rankfall.client.SyncRun.fetch_logs`."""
-    follower = Follower(directory, LineQuery())
+    tail = LineTail(directory, LineQuery())
     usual = FirstOrLastRank(directory)
-    late = LateRankFilter(follower, usual)
+    late = LateRankFilter(tail, usual)
 
     def pick(found: Iterable[Line]) -> Iterator[Line]:
         usual.forget()
         return late.pick(found)
 
-    chosen = _lines(directory, follower, pick, follow=stream)
+    chosen = _lines(directory, tail, pick, follow=stream)
     return map(_text, chosen if stream else deque(chosen, maxlen=lines))
 
 
-def _lines(directory: RunDir, follower: Follower, pick: Pick, *, follow: bool) -> Iterator[Line]:
+def _lines(directory: RunDir, tail: LineTail, pick: Pick, *, follow: bool) -> Iterator[Line]:
     """What ``pick`` takes of a follower's lines: those there are, or all until the run is over."""
     while follow:
         # Asked before the lines are read: what was written before the end is then surely among them.
         with directory.reader() as reader:
             over = reader.run().state in FINAL_STATES
-        found = follower.poll()
+        found = tail.poll()
         yield from pick(found)
         if over and not found:
             break
         if not found:
             time.sleep(_PAUSE_S)
-    yield from pick(follower.drain())
+    yield from pick(tail.drain())
     # The last look at the tables may have told whose earlier lines are.
     yield from pick(())
 

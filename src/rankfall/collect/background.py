@@ -67,35 +67,35 @@ class ProblemReporter:
         self._tell = tell
         self._clock = clock
         # By name: when it was told, and whether it lasts.
-        self._told: dict[str, tuple[float, bool]] = {}
+        self._reported: dict[str, tuple[float, bool]] = {}
         # Since when the disk takes nothing, and when that was told last.
         self._full: tuple[float, float] | None = None
 
     def say(self, name: str, text: str) -> None:
         """It is so: told unless that is known."""
         now = self._clock()
-        told, lasts = self._told.get(name, (None, False))
-        if told is not None and (lasts or now - told < AGAIN_S):
+        reported, lasts = self._reported.get(name, (None, False))
+        if reported is not None and (lasts or now - reported < AGAIN_S):
             return
-        self._told.pop(name, None)
-        self._told[name] = (now, True)
-        while len(self._told) > _MAX:
-            del self._told[next(iter(self._told))]
+        self._reported.pop(name, None)
+        self._reported[name] = (now, True)
+        while len(self._reported) > _MAX:
+            del self._reported[next(iter(self._reported))]
         self._tell(text)
 
     def full(self, error: OSError) -> None:
         """What came could not be stored."""
         now = self._clock()
-        since, told = self._full or (now, now)
+        since, reported_at = self._full or (now, now)
         if self._full is None:
             self._tell(f"what comes from the cluster cannot be stored: {error_text(error)}; it is tried again")
-        elif now - told >= FULL_AGAIN_S:
-            told = now
+        elif now - reported_at >= FULL_AGAIN_S:
+            reported_at = now
             self._tell(
                 f"nothing can be stored for {now - since:.0f} s now, so no line is shown: {error_text(error)}; free space: "
                 "what the cluster still has is fetched again then"
             )
-        self._full = (since, told)
+        self._full = (since, reported_at)
 
     def stored(self) -> None:
         """What comes is stored again."""
@@ -105,9 +105,9 @@ class ProblemReporter:
 
     def over(self, name: str) -> None:
         """It is no longer so."""
-        told = self._told.get(name)
-        if told is not None:
-            self._told[name] = (told[0], False)
+        before = self._reported.get(name)
+        if before is not None:
+            self._reported[name] = (before[0], False)
 
 
 def error_text(error: BaseException) -> str:

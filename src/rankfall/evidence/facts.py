@@ -100,17 +100,17 @@ class Facts:
         self._finished: dict[tuple[int | None, int], set[str]] = {}
         # When Rankfall asked the platform for the end of all slots, by this machine's clock; None: it did not.
         self._stop_at: int | None = None
-        self._sheets: tuple[RankFacts, ...] | None = None
+        self._rank_facts: tuple[RankFacts, ...] | None = None
 
     def set_stop(self, at_ns: int) -> None:
         """Take when Rankfall itself asked for the end of all slots; a signal that a slot got after that was Rankfall's."""
         if self._stop_at != at_ns:
             self._stop_at = at_ns
-            self._sheets = None
+            self._rank_facts = None
 
     def add(self, found: Found) -> None:
         """Take one record."""
-        self._sheets = None
+        self._rank_facts = None
         record = found.record
         key = (record.slot, record.pid)
         self._clock(found)
@@ -135,7 +135,7 @@ class Facts:
         place = self.slots.get(slot) if slot is not None else None
         if place is not None and place.launcher == "plain":
             return
-        self._sheets = None
+        self._rank_facts = None
         key = (slot, reported.pid)
         if reported.kind == "stopped":
             self._agent_stopped.add(key)
@@ -149,7 +149,7 @@ class Facts:
         held = self._steps.get(process)
         if held is None or held[:2] != (step, phase):
             self._steps[process] = (step, phase, at)
-            self._sheets = None
+            self._rank_facts = None
 
     def step_of(self, process: Process) -> int | None:
         """The last step that a process reported."""
@@ -159,20 +159,20 @@ class Facts:
     def add_line_time(self, *, slot: int, ordinal: int, at: int) -> None:
         """Take when the last bytes of a process came."""
         self._last_lines[slot, ordinal] = at
-        self._sheets = None
+        self._rank_facts = None
 
     def set_finished(self, *, slot: int, ordinal: int, by: str, done: bool) -> None:
         """Take whether the text of a stream of a process says that its work is done."""
         said = self._finished.setdefault((slot, ordinal), set())
         if (by in said) != done:
             (said.add if done else said.discard)(by)
-            self._sheets = None
+            self._rank_facts = None
 
     def set_slot(self, facts: SlotFacts) -> None:
         """Take what is known of a slot from somewhere else than records."""
         if self.slots.get(facts.slot) != facts:
             self.slots[facts.slot] = facts
-            self._sheets = None
+            self._rank_facts = None
 
     def renew(self, slot: int, instance: int) -> None:
         """Forget all that is known of a slot: it is started again, and nothing of the start before is true of the new one."""
@@ -195,7 +195,7 @@ class Facts:
         self._agent_stopped = {key for key in self._agent_stopped if key[0] != slot}
         self._reported_ranks = {rank: said for rank, said in self._reported_ranks.items() if said[1] != slot}
         self._signalled.pop(slot, None)
-        self._sheets = None
+        self._rank_facts = None
 
     def rank_of(self, slot: int | None, pid: int | None) -> int | None:
         """Global rank of a process, when a start record told."""
@@ -217,9 +217,9 @@ class Facts:
 
     def ranks(self) -> tuple[RankFacts, ...]:
         """One fact sheet a process that was a rank, older rounds included, in order of rank and round."""
-        if self._sheets is None:
-            self._sheets = self._all_rank_facts()
-        return self._sheets
+        if self._rank_facts is None:
+            self._rank_facts = self._all_rank_facts()
+        return self._rank_facts
 
     def _round(self, key: Process, start: Record, rank: int) -> int:
         if start.round is not None:
@@ -242,12 +242,12 @@ class Facts:
     def _all_rank_facts(self) -> tuple[RankFacts, ...]:
         if self._elastic:
             self._gang_rounds = rounds_of(self._seats())
-        sheets = [self._sheet(key, record, name) for key, (record, name) in self._starts.items()]
-        known = {sheet.rank for sheet in sheets}
+        rank_facts = [self._sheet(key, record, name) for key, (record, name) in self._starts.items()]
+        known = {sheet.rank for sheet in rank_facts}
         for rank, (reported, slot, where) in sorted(self._reported_ranks.items()):
             if rank not in known and self.rank_of(slot, reported.pid) is None:
-                sheets.append(self._facts_from_report(rank, reported, slot, where))
-        return tuple(sorted(sheets, key=lambda r: (r.rank, r.round or 0, r.started_at or 0, r.pid or 0)))
+                rank_facts.append(self._facts_from_report(rank, reported, slot, where))
+        return tuple(sorted(rank_facts, key=lambda r: (r.rank, r.round or 0, r.started_at or 0, r.pid or 0)))
 
     def _sheet(self, key: Process, start: Record, name: str) -> RankFacts:
         slot, pid = key

@@ -136,13 +136,13 @@ class NodeClocks:
     def _known(self, slot: int | None) -> tuple[Bound, Bound]:
         """The fine proofs and the coarse ones, of all slots on the same node."""
         if self._by_node is None:
-            self._by_node = self._put_together()
+            self._by_node = self._combined()
         node = self._node_of(slot)
         if node is not None:
             return self._by_node.get(node) or (Bound(), self._nodes.get(node, Bound()))
         return self._fine.get(slot, Bound()), Bound() if slot is None else self._coarse.get(slot, Bound())
 
-    def _put_together(self) -> dict[str, tuple[Bound, Bound]]:
+    def _combined(self) -> dict[str, tuple[Bound, Bound]]:
         found: dict[str, tuple[Bound, Bound]] = {}
         for slot in (*self._fine, *(slot for slot in self._coarse if slot not in self._fine)):
             node = self._node_of(slot)

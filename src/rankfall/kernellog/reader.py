@@ -201,7 +201,7 @@ _DRIFT: Final = 500e-6
 _LEARNT_S: Final = 1.0
 
 
-class Beginning(NamedTuple):
+class RingStart(NamedTuple):
     """When the kernel's clock was 0, in nanoseconds since the epoch, and seconds on each side of it."""
 
     at: int
@@ -242,13 +242,13 @@ class KernelClock:
         self._live = self._live or live
         self._now = ahead if self._now is None else min(self._now, ahead)
 
-    def beginning(self) -> Beginning:
+    def ring_start(self) -> RingStart:
         """As far as it is known now."""
         steady = self._steady()
         zero = self._real() - steady
         known = [each for each in (self._before, self._now) if each is not None]
         ahead = min(known, default=0)
         if self._live and known:
-            return Beginning(max(0, zero + ahead), _LEARNT_S)
+            return RingStart(max(0, zero + ahead), _LEARNT_S)
         # Nothing live yet: the two clocks began together, and how far they drifted since is not known.
-        return Beginning(max(0, zero + min(0, ahead)), _LEARNT_S + _DRIFT * steady / SECOND)
+        return RingStart(max(0, zero + min(0, ahead)), _LEARNT_S + _DRIFT * steady / SECOND)

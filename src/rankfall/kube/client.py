@@ -98,7 +98,7 @@ class Kube(Objects):
             response.close()
 
     @asynccontextmanager
-    async def flow(
+    async def open_body(
         self,
         path: str,
         *,
@@ -113,8 +113,8 @@ class Kube(Objects):
         request = Request(
             "GET", path, verb=verb, what=what or path, risk=Risk.READ, params=pairs(params), repeat=repeat
         )
-        async with self._transport.flow(request, read_timeout=read_timeout, head=head_timeout) as flow:
-            yield flow
+        async with self._transport.open_body(request, read_timeout=read_timeout, head=head_timeout) as body:
+            yield body
 
     @asynccontextmanager
     async def websocket(

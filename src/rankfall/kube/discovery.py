@@ -166,7 +166,7 @@ class Served:
             )
         if self._plain:
             raise KubeError(
-                f"this server ({_shown(self.version)}) does not say which fields of {kind} it knows",
+                f"this server ({_label(self.version)}) does not say which fields of {kind} it knows",
                 hint="Kubernetes 1.24 and later do",
             )
         schemas = self._asked(self._schemas, api_version)
@@ -202,13 +202,13 @@ async def discover(kube: Kube, resources: Iterable[Resource], *, cache: Path | N
         index = await _index(kube)
     except ObjectNotFound:
         return await _plain(kube, version, wanted)
-    keeper = Cache(cache)
+    kept = Cache(cache)
     schemas = {}
     for name in wanted:
         for _ in range(_TRIES):
             if name not in index:
                 break
-            found = await _schemas(kube, name, index[name], keeper)
+            found = await _schemas(kube, name, index[name], kept)
             if found is not None:
                 schemas[name] = found
                 break
@@ -293,7 +293,7 @@ def _order(version: str) -> tuple[int, int, int, str]:
     return (rank, -numbers.matched(match[1]), -numbers.matched(match[3]), version)
 
 
-def _shown(version: tuple[int, int]) -> str:
+def _label(version: tuple[int, int]) -> str:
     return f"Kubernetes {version[0]}.{version[1]}"
 
 

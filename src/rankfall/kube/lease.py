@@ -74,7 +74,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Silence:
+class HolderIdle:
     """Watches one lease from outside. Seconds of any clock that never runs backward.
 
     Attributes:
@@ -199,7 +199,7 @@ class LeaseLock:
             return None
         if any(found.labels.get(key) != value for key, value in self._labels.items()):
             raise LeaseLost(
-                f"{self._shown} is not of this run (held by {excerpt(found.holder) or 'nobody'})",
+                f"{self._label} is not of this run (held by {excerpt(found.holder) or 'nobody'})",
                 record=found,
                 hint="it was left alone; give the job another name",
             )
@@ -241,11 +241,11 @@ class LeaseLock:
             self._owners = self._owners if owners is None else owners
             for _ in range(_TRIES):
                 if self._record is None:
-                    raise LeaseLost(f"{self._shown} is not held by this process any more", record=None)
+                    raise LeaseLost(f"{self._label} is not held by this process any more", record=None)
                 if await self._write(kube, self._record, {"renewTime": stamp(time.time_ns())}):
                     return
                 await self._see_whose(kube)
-            raise Unreachable(f"{self._shown} changes faster than it can be renewed", hint="it is tried again")
+            raise Unreachable(f"{self._label} changes faster than it can be renewed", hint="it is tried again")
 
     async def give_back(self, kube: Kube) -> None:
         """Hold it no more, so that the next one need not wait. Its having been lost is fine.
@@ -278,8 +278,8 @@ class LeaseLock:
     # -- inside
 
     @property
-    def _shown(self) -> str:
-        return LEASES.shown(self.name, self.namespace)
+    def _label(self) -> str:
+        return LEASES.label(self.name, self.namespace)
 
     def _hold(self) -> dict[str, Any]:
         now = stamp(time.time_ns())
@@ -301,7 +301,7 @@ class LeaseLock:
             return
         self._record = None
         holder = excerpt(found.holder) if found is not None and found.holder else "nobody"
-        raise LeaseLost(f"{self._shown} is held by {holder} now", record=found)
+        raise LeaseLost(f"{self._label} is held by {holder} now", record=found)
 
     async def _create(self, kube: Kube) -> bool:
         meta: dict[str, Any] = {
@@ -355,5 +355,5 @@ class LeaseLock:
                 return await request
         except TimeoutError:
             raise Unreachable(
-                f"{self._shown}: no answer for {self._answer_s:g} s", hint="it is tried again", maybe_done=True
+                f"{self._label}: no answer for {self._answer_s:g} s", hint="it is tried again", maybe_done=True
             ) from None

@@ -84,7 +84,7 @@ async def _pages(transport: Transport, resource: Resource, *, space: str | None,
             "GET",
             resource.path(space),
             verb="list",
-            what=resource.shown(None, space),
+            what=resource.label(None, space),
             risk=Risk.READ,
             params=[*params, *following],
         )
@@ -164,7 +164,7 @@ class Objects:
             page: objects a request.
         """
         found = await self.raw_list(resource, namespace=namespace, labels=labels, fields=fields, page=page)
-        what = resource.shown(None, self._space(resource, namespace) or None)
+        what = resource.label(None, self._space(resource, namespace) or None)
         items = (self._decoded(bytes(row), what=what) for row in found.items)
         return Listing([labelled(item, resource) for item in items if isinstance(item, dict)], found.resource_version)
 
@@ -205,7 +205,7 @@ class Objects:
                 "POST",
                 resource.path(space),
                 verb="create",
-                what=resource.shown(name, space),
+                what=resource.label(name, space),
                 risk=Risk.READ if dry_run else Risk.TWICE,
                 params=params,
                 body=msgspec.json.encode(body),
@@ -346,7 +346,7 @@ class Objects:
                 "DELETE",
                 resource.path(space),
                 verb="deletecollection",
-                what=f"{resource.shown(None, space)} with {labels}",
+                what=f"{resource.label(None, space)} with {labels}",
                 risk=Risk.TWICE,
                 params=[("labelSelector", labels)],
                 body=msgspec.json.encode(delete_options(propagation, grace, {})),
@@ -386,7 +386,7 @@ class Objects:
         kind: str = "application/json",
     ) -> Object:
         space = self._space(resource, namespace)
-        what = resource.shown(name, space)
+        what = resource.label(name, space)
         return await self._json(
             Request(
                 method,

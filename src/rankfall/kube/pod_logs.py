@@ -78,8 +78,8 @@ async def open_log(
         limitBytes=_count("limit_bytes", limit_bytes, least=1),
     )
     space = kube.namespace if namespace is None else namespace
-    what = f"log of {PODS.shown(pod, space)}, container {container}"
-    opened = kube.flow(
+    what = f"log of {PODS.label(pod, space)}, container {container}"
+    opened = kube.open_body(
         PODS.path(space, pod, "log"),
         params=params,
         read_timeout=read_timeout,
@@ -89,14 +89,14 @@ async def open_log(
         what=what,
         repeat=repeat,
     )
-    async with opened as flow:
-        yield _chunks(flow, what=f"get {what}", server=kube.access.server, gather_s=gather_s)
+    async with opened as body:
+        yield _chunks(body, what=f"get {what}", server=kube.access.server, gather_s=gather_s)
 
 
-async def _chunks(flow: BodyStream, *, what: str, server: str, gather_s: float) -> AsyncIterator[bytes]:
+async def _chunks(body: BodyStream, *, what: str, server: str, gather_s: float) -> AsyncIterator[bytes]:
     while True:
         try:
-            chunk = await flow.chunk()
+            chunk = await body.chunk()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             lost = broken(error, what=what, server=server)
         else:
@@ -104,7 +104,7 @@ async def _chunks(flow: BodyStream, *, what: str, server: str, gather_s: float) 
                 return
             yield chunk
             # Also without a pause others have their turn: a body may come as fast as it is read.
-            await (flow.gather(gather_s, size=len(chunk)) if gather_s else asyncio.sleep(0))
+            await (body.gather(gather_s, size=len(chunk)) if gather_s else asyncio.sleep(0))
             continue
         # Outside the block: aiohttp's errors carry the headers that were sent, and must not be chained to ours.
         raise lost

@@ -63,15 +63,15 @@ class Resource(msgspec.Struct, frozen=True):
             parts += [_part(piece, f"subresource of {self.kind}") for piece in subresource.split("/")]
         return "/" + "/".join(quote(part, safe="") for part in parts)
 
-    def shown(self, name: str | None = None, namespace: str | None = None) -> str:
+    def label(self, name: str | None = None, namespace: str | None = None) -> str:
         """How messages name it: ``job default/train-1``, ``jobs in default``, ``nodes``."""
         space = namespace if self.namespaced and namespace else ""
-        shown = f"{space and f'{space}/'}{name}" if name is not None else space
+        name_text = f"{space and f'{space}/'}{name}" if name is not None else space
         # Names of the API are harmless; those that somebody only asks for need not be.
-        shown = shown if shown.isprintable() else ascii(shown)
+        name_text = name_text if name_text.isprintable() else ascii(name_text)
         if name is not None:
-            return f"{self.kind.lower()} {shown}"
-        return f"{self.plural} in {shown}" if shown else self.plural
+            return f"{self.kind.lower()} {name_text}"
+        return f"{self.plural} in {name_text}" if name_text else self.plural
 
 
 def _part(text: str, what: str) -> str:

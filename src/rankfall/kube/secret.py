@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rankfall_inside.redact import MASK, redact
 
-_SHOWN: Final = 300
+_MAX_LISTED: Final = 300
 # Read before redaction: enough that no secret is cut in half at the end of what is shown.
 _READ: Final = 8192
 # A shorter one would be masked in the middle of ordinary words.
@@ -46,7 +46,7 @@ class Secret:
         raise TypeError("a secret is not copied elsewhere")
 
 
-def excerpt(text: str | bytes, *, secrets: Iterable[str] = (), limit: int = _SHOWN) -> str:
+def excerpt(text: str | bytes, *, secrets: Iterable[str] = (), limit: int = _MAX_LISTED) -> str:
     r"""One line of hostile text that is safe to show: bounded, escaped, without secrets.
 
     Args:

@@ -75,7 +75,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     late: int = 0
 
     @classmethod
-    def beginning(cls, at: int) -> State:
+    def starting_at(cls, at: int) -> State:
         """Nothing was read, and nothing before ``at`` is wanted."""
         return cls(mark=at, forgotten=at - 1)
 

@@ -23,7 +23,7 @@ class Target(msgspec.Struct, frozen=True):
     name: str
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """As it was written."""
         return f"{self.kind}/{self.name}"
 
@@ -84,7 +84,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
         slots: pods of a full start, by role.
         launcher: what starts the ranks, as the manifest shows it: ``torchrun``, or ``exec`` where nothing is known.
         restarts: how often its set starts the whole gang again at most.
-        ends_together: whether Kubernetes ends the others when one pod has failed.
+        ends_as_one: whether Kubernetes ends the others when one pod has failed.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     slots: dict[str, int] = {}
     launcher: str = "exec"
     restarts: int = 0
-    ends_together: bool = False
+    ends_as_one: bool = msgspec.field(default=False, name="ends_together")
 
     @property
     def target(self) -> Target:

@@ -35,14 +35,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         changed: it was written, or would be in a dry run.
-        told: what was done, in words.
+        message: what was done, in words.
         note: what could not be done beside it; None = nothing.
         error: why nothing was done at all; None = it was.
     """
 
     node: str
     changed: bool = False
-    told: str = ""
+    message: str = ""
     note: str | None = None
     error: str | None = None
 
@@ -119,14 +119,14 @@ async def _order(kube: Kube, node: NodeObject, decide: Decide, *, policy: Policy
             now = time.time_ns()
             done = decide(node.view, now)
             if done.patch is None or dry_run:
-                return Done(node=name, changed=done.patch is not None, told=done.told, note=node.problem)
+                return Done(node=name, changed=done.patch is not None, message=done.message, note=node.problem)
             try:
                 await write_node(kube, done.patch, node=node, policy=policy, also=policy.keys)
             except Conflict:
                 node = await _get(kube, name, policy)
                 continue
             note = await _condition(kube, done, node, now)
-            return Done(node=name, changed=True, told=done.told, note=note or node.problem)
+            return Done(node=name, changed=True, message=done.message, note=note or node.problem)
     except (InfrastructureError, NotFound) as error:
         return Done(node=name, error=error.message)
     return Done(node=name, error=f"others changed it {_TRIES} times while it was to be written; try again")
@@ -148,15 +148,15 @@ async def _remove(kube: Kube, name: str, keys: Collection[str], *, policy: Polic
         for _ in range(_TRIES):
             node = await _get(kube, name, policy)
             places = [number for number, each in enumerate(node.view.taints) if each.key in keys]
-            told = f"taint {', '.join(sorted({node.view.taints[number].key for number in places}))} is removed"
+            text = f"taint {', '.join(sorted({node.view.taints[number].key for number in places}))} is removed"
             if dry_run or not places:
-                return Done(node=name, changed=bool(places), told=told if places else "has no such taint any more")
+                return Done(node=name, changed=bool(places), message=text if places else "has no such taint any more")
             try:
                 version = node.view.version
                 await patch_as_read(kube, name, [as_read(version), *removals(places)], version=version)
             except Conflict:
                 continue
-            return Done(node=name, changed=True, told=told)
+            return Done(node=name, changed=True, message=text)
     except (InfrastructureError, NotFound) as error:
         return Done(node=name, error=error.message)
     return Done(node=name, error=f"others changed it {_TRIES} times while it was to be written; try again")

@@ -15,7 +15,7 @@ import msgspec
 
 from rankfall.model import decoding
 from rankfall.model.errors import SpecError
-from rankfall.model.node_health.records import shown
+from rankfall.model.node_health.records import printable
 from rankfall.nodes.checks.jobs import Check, checks_from
 from rankfall.nodes.hooks.ladder import Hook, hooks_from
 from rankfall.nodes.rules.fault_rules import Rules, packaged, rules_from
@@ -67,7 +67,7 @@ def parse_config(text: str, *, origin: str) -> HealthConfig:
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number that is longer than Python reads
-        raise SpecError(origin, f"not TOML: {shown(str(error))}") from None
+        raise SpecError(origin, f"not TOML: {printable(str(error))}") from None
     _check_shape(data, origin=origin)
     return HealthConfig(
         policy=_struct(data.get("policy", {}), Policy, place=f"{origin}: policy"),
@@ -126,7 +126,7 @@ def _text(path: Path) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(MAX_FILE + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(str(path), f"cannot be read: {shown(str(error))}", hint="give a TOML file") from None
+        raise SpecError(str(path), f"cannot be read: {printable(str(error))}", hint="give a TOML file") from None
 
 
 def _check_shape(data: Mapping[str, Any], *, origin: str) -> None:
@@ -134,7 +134,7 @@ def _check_shape(data: Mapping[str, Any], *, origin: str) -> None:
     for key, value in data.items():
         if key not in known:
             raise SpecError(
-                f"{origin}: {shown(key, 64)}", "there is no such section", hint=f"known: {', '.join(known)}"
+                f"{origin}: {printable(key, 64)}", "there is no such section", hint=f"known: {', '.join(known)}"
             )
         if key in _TABLES and not isinstance(value, dict):
             raise SpecError(f"{origin}: {key}", "must be a table", hint=f"write [{key}]")
@@ -146,4 +146,4 @@ def _struct(table: Mapping[str, Any], kind: type[Policy], *, place: str) -> Poli
     try:
         return decoding.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise SpecError(place, shown(str(error))) from None
+        raise SpecError(place, printable(str(error))) from None

@@ -78,13 +78,13 @@ async def write_condition(kube: Kube, patch: NodePatch, *, node: NodeObject, now
     Raises:
         KubeError: it could not be written; record and taint say the same.
     """
-    told, before = patch.condition, node.condition or {}
-    if all(before.get(key) == value for key, value in msgspec.structs.asdict(told).items()):
+    wanted, before = patch.condition, node.condition or {}
+    if all(before.get(key) == value for key, value in msgspec.structs.asdict(wanted).items()):
         return None
     at = rfc3339(now)
-    changed = before.get("lastTransitionTime") if before.get("status") == told.status else at
+    changed = before.get("lastTransitionTime") if before.get("status") == wanted.status else at
     condition = {
-        "type": CONDITION, "status": told.status, "reason": told.reason, "message": told.message,
+        "type": CONDITION, "status": wanted.status, "reason": wanted.reason, "message": wanted.message,
         "lastHeartbeatTime": at, "lastTransitionTime": changed or at,
     }  # fmt: skip
     return await kube.patch(

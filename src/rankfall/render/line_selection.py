@@ -16,7 +16,7 @@ from rankfall.model import StoreError
 from rankfall.model.jobspec.sizes import sized
 from rankfall.model.patterns import bounded
 from rankfall.rundir import RunDir
-from rankfall.rundir.lines import Follower, Line, last_known_rank
+from rankfall.rundir.lines import Line, LineTail, last_known_rank
 from rankfall.rundir.lines.query import Ranges, Tracebacks, names_failure
 from rankfall.rundir.requests import requested_sizes
 
@@ -94,19 +94,19 @@ class _Unknown(msgspec.Struct):
     first: Line
     last: int
     known: Ranges
-    shown: set[int] = msgspec.field(default_factory=set)
+    printed: set[int] = msgspec.field(default_factory=set)
 
 
 class LateRankFilter:
     """Lines of some ranks, whenever these become known, and of all others what tells of a failure.
 
     Args:
-        follower: where the lines come from.
+        tail: where the lines come from.
         whole: whether a line is of a rank that is shown whole.
     """
 
-    def __init__(self, follower: Follower, whole: Callable[[Line], bool]) -> None:
-        self._follower = follower
+    def __init__(self, tail: LineTail, whole: Callable[[Line], bool]) -> None:
+        self._tail = tail
         self._whole = whole
         self._choose = DefaultLineFilter(whole)
         self._unknown: dict[str, _Unknown] = {}
@@ -116,20 +116,20 @@ class LateRankFilter:
         for stream in list(self._unknown):
             yield from self._caught_up(stream)
         for line in lines:
-            known = self._follower.ranges_of(line.stream)
+            known = self._tail.ranges_of(line.stream)
             rank = line.rank if line.rank is not None else known.at(line.offset)
             if rank is not None:
                 yield from self._caught_up(line.stream)
             elif line.stream not in self._unknown:
                 self._unknown[line.stream] = _Unknown(line, line.offset, known)
             placed = line if rank == line.rank else msgspec.structs.replace(line, rank=rank)
-            shown = self._choose(placed)
+            chosen = self._choose(placed)
             if rank is None:
                 unknown = self._unknown[line.stream]
                 unknown.last = line.offset
-                if shown:
-                    unknown.shown.add(line.offset)
-            if shown:
+                if chosen:
+                    unknown.printed.add(line.offset)
+            if chosen:
                 yield placed
 
     def _caught_up(self, stream: str) -> Iterator[Line]:
@@ -137,12 +137,12 @@ class LateRankFilter:
         unknown = self._unknown.get(stream)
         if unknown is None:
             return
-        known = self._follower.ranges_of(stream)
+        known = self._tail.ranges_of(stream)
         if known.ranges == unknown.known.ranges:
             return
         del self._unknown[stream]
         if not any(self._whole(msgspec.structs.replace(unknown.first, rank=rank)) for _, _, rank in known.ranges):
             return
-        for line in self._follower.again(stream, first=unknown.first.offset, last=unknown.last):
-            if line.rank is not None and self._whole(line) and line.offset not in unknown.shown:
+        for line in self._tail.again(stream, first=unknown.first.offset, last=unknown.last):
+            if line.rank is not None and self._whole(line) and line.offset not in unknown.printed:
                 yield line

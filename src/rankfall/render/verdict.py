@@ -40,16 +40,16 @@ def evidence_block(verdict: Verdict, frames: Sequence[str], *, width: int, paint
         return ""
     date = formatting.day(verdict.time.at)
     lines = [paint.bold("Evidence") + (paint.dim(f"  {date}, times in UTC") if date else "")]
-    shown = _in_order(verdict)
-    for number, proof in enumerate(shown[:_MAX_EVIDENCE]):
+    proofs = _in_order(verdict)
+    for number, proof in enumerate(proofs[:_MAX_EVIDENCE]):
         lines += _proof(proof, whole=number == 0, width=width, paint=paint)
         if number == 0 and _is_decisive(proof, verdict):
             lines += [f"        at {one_line(frame, width=300)}" for frame in frames]
-    if not shown and verdict.decisive is not None:
+    if not proofs and verdict.decisive is not None:
         lines.append(f"  {verdict.decisive.source}  {paint.dim(one_line(verdict.decisive.where, width=300))}")
         lines += _line_of(verdict.decisive.line, whole=True, width=width)
-    if len(shown) > _MAX_EVIDENCE:
-        lines.append(paint.dim(f"  and {len(shown) - _MAX_EVIDENCE} more, all of them in -o json"))
+    if len(proofs) > _MAX_EVIDENCE:
+        lines.append(paint.dim(f"  and {len(proofs) - _MAX_EVIDENCE} more, all of them in -o json"))
     return "\n".join(lines)
 
 
@@ -88,10 +88,10 @@ def _line_of(text: str, *, whole: bool, width: int) -> list[str]:
     if len(lines) > _MAX_PROOF_LINES:
         cut = len(lines) - _MAX_PROOF_LINES
         lines = [lines[0], f"… {formatting.count(cut, 'line')} left out", *lines[-(_MAX_PROOF_LINES - 1) :]]
-    shown = [shorten(line, room) for line in lines[:-1]]
+    wrapped = [shorten(line, room) for line in lines[:-1]]
     # What the error says stands in the last line, so that one is not cut.
-    shown += textwrap.wrap(lines[-1], room, subsequent_indent="  ", replace_whitespace=False) if lines else []
-    return [f"      {line}" for line in shown]
+    wrapped += textwrap.wrap(lines[-1], room, subsequent_indent="  ", replace_whitespace=False) if lines else []
+    return [f"      {line}" for line in wrapped]
 
 
 _LABEL: Final = 8
@@ -335,10 +335,10 @@ def _independent(verdict: Verdict, *, width: int, paint: Paint) -> str:
 
 
 def _alternatives(verdict: Verdict, *, width: int, paint: Paint) -> str:
-    shown = {(fault.slug, fault.rank) for fault in verdict.independent or ()}
+    named = {(fault.slug, fault.rank) for fault in verdict.independent or ()}
     lines = []
     for other in verdict.alternatives:
-        if (other.slug, other.rank) in shown:
+        if (other.slug, other.rank) in named:
             continue
         who = f"rank {other.rank}, " if other.rank is not None else ""
         lines.append(f"{who}{other.slug}: {one_line(other.rejected, width=300)}")
@@ -348,14 +348,14 @@ def _alternatives(verdict: Verdict, *, width: int, paint: Paint) -> str:
 def _listed(title: str, lines: Sequence[str], *, limit: int, width: int, paint: Paint) -> str:
     if not lines:
         return ""
-    shown = [_wrapped(one_line(line, width=600), first="  ", width=width, indent=2) for line in lines[:limit]]
+    wrapped = [_wrapped(one_line(line, width=600), first="  ", width=width, indent=2) for line in lines[:limit]]
     if len(lines) > limit:
-        shown.append(paint.dim(f"  and {len(lines) - limit} more, all of them in -o json"))
-    return "\n".join([paint.bold(title), *shown])
+        wrapped.append(paint.dim(f"  and {len(lines) - limit} more, all of them in -o json"))
+    return "\n".join([paint.bold(title), *wrapped])
 
 
 def _next(verdict: Verdict, *, apart: bool, width: int, paint: Paint) -> str:
-    told = advice().get(verdict.cause.slug, "")
-    lines = [_wrapped(told, first="  ", width=width, indent=2)] if told and not _nothing_wrong(verdict) else []
+    text = advice().get(verdict.cause.slug, "")
+    lines = [_wrapped(text, first="  ", width=width, indent=2)] if text and not _nothing_wrong(verdict) else []
     lines += [f"  {paint.bold('$')} {command}" for command in next_commands(verdict, apart=apart)]
     return "\n".join([paint.bold("Next"), *lines]) if lines else ""

@@ -229,10 +229,10 @@ class Writer(Queries):
                 self._connection.execute("COMMIT")
                 del self._notes[:notes]
             except sqlite3.Error as error:
-                self._roll_back()
+                self._rollback()
                 raise _failed(self._path, error) from error
             except BaseException:
-                self._roll_back()
+                self._rollback()
                 raise
 
     def _store_notes(self) -> None:
@@ -242,7 +242,7 @@ class Writer(Queries):
             notes = [*notes[: MAX_NOTES - 1], "more of the record is missing than is listed here"]
         self._connection.execute("UPDATE run SET incomplete = ?", (self._encode(notes).decode(),))
 
-    def _roll_back(self) -> None:
+    def _rollback(self) -> None:
         if self._connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")

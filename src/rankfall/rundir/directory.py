@@ -137,7 +137,7 @@ class Reader(Queries):
 
 
 _ID: Final = anchored(r"[a-z0-9][a-z0-9.-]{0,80}", limit=128)
-_SHOWN: Final = 5
+_MAX_LISTED: Final = 5
 
 
 class RunDir(RunPaths):
@@ -199,7 +199,7 @@ class RunDir(RunPaths):
         found = cls(path)
         if found.foreign is None or found.foreign.uid != foreign.uid:
             raise StoreError(
-                f"{path} is the record of another object than {foreign.target.shown} (UID {foreign.uid})",
+                f"{path} is the record of another object than {foreign.target.label} (UID {foreign.uid})",
                 hint="move that directory away, or set RANKFALL_HOME to another folder",
             )
         return found
@@ -222,7 +222,7 @@ class RunDir(RunPaths):
             raise UsageError(f"several runs begin with {run}: {_list(found)}", hint="give more of the id")
         import difflib  # noqa: PLC0415 - for a refusal only
 
-        near = difflib.get_close_matches(run[:100], ids, n=_SHOWN, cutoff=0.5)
+        near = difflib.get_close_matches(run[:100], ids, n=_MAX_LISTED, cutoff=0.5)
         hint = f"near it: {_list(near)}" if near else "rankfall ps lists the runs"
         raise NotFound(f"there is no run {run[:100]!r} in {home}", hint=hint)
 
@@ -316,5 +316,5 @@ def _take_name(fresh: Path, path: Path) -> bool:
 
 
 def _list(ids: list[str]) -> str:
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return ", ".join(ids[:_SHOWN]) + more
+    more = f" and {len(ids) - _MAX_LISTED} more" if len(ids) > _MAX_LISTED else ""
+    return ", ".join(ids[:_MAX_LISTED]) + more

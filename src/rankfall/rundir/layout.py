@@ -279,7 +279,7 @@ class RunPaths:
         return self.path / "lease"
 
     @property
-    def closing_path(self) -> Path:
+    def end_lock_path(self) -> Path:
         """There from right before the final state is stored until nothing of the run's end is left to do; says what comes next."""
         return self.path / "closing"
 

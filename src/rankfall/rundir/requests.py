@@ -59,12 +59,12 @@ def read_requests(path: Path, kind: type[T]) -> list[T]:
     return found
 
 
-def append_request(path: Path, wish: msgspec.Struct, *, verb: str) -> None:
+def append_request(path: Path, request: msgspec.Struct, *, verb: str) -> None:
     """Add a request; one appended line, so that two who ask at once lose nothing.
 
     Args:
         path: of the file, in the run directory.
-        wish: the request.
+        request: the request.
         verb: what is asked for, for the error's words.
 
     Raises:
@@ -73,7 +73,7 @@ def append_request(path: Path, wish: msgspec.Struct, *, verb: str) -> None:
     try:
         fd = private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            os.write(fd, b"\n" + msgspec.json.encode(wish) + b"\n")
+            os.write(fd, b"\n" + msgspec.json.encode(request) + b"\n")
             os.fsync(fd)
         finally:
             os.close(fd)

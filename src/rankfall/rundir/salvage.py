@@ -89,19 +89,19 @@ def streams(run_dir: RunPaths, attempt: int | None = None) -> list[StreamRow]:
     found = []
     for name in find_streams(run_dir.logs_dir, attempt=attempt):
         owner = owners.get((name.attempt, name.role, name.slot, name.local))
-        told = owner if owner is not None and _same_instance(owner, name) else None
-        if told is not None or name.rank is not None:
+        known = owner if owner is not None and _same_instance(owner, name) else None
+        if known is not None or name.rank is not None:
             found.append(
                 StreamRow(
                     stream=name.stream,
                     attempt=name.attempt,
-                    round=told.round if told else None,
+                    round=known.round if known else None,
                     role=name.role,
                     slot=name.slot,
                     instance=name.instance,
                     local=name.local,
-                    rank=told.rank if told else name.rank,
-                    proof="record" if told else "prefix",
+                    rank=known.rank if known else name.rank,
+                    proof="record" if known else "prefix",
                 )
             )
     return found

@@ -294,7 +294,7 @@ def _unattended(run_dir: RunPaths) -> bool:
 
 def _foreign(run_dir: RunPaths) -> str | None:
     try:
-        return run_dir.foreign.target.shown if run_dir.foreign is not None else None
+        return run_dir.foreign.target.label if run_dir.foreign is not None else None
     except StoreError:
         return None
 

@@ -46,7 +46,7 @@ class StorageWatch:
         # Since when, and when it was said last.
         self._since: tuple[float, float] | None = None
 
-    def news(self) -> str | None:
+    def problem(self) -> str | None:
         """What is to be said now; looks at the disk once a second at most."""
         now = self._clock()
         if now - self._looked < _LOOK_S:
@@ -100,7 +100,7 @@ def bad_ends(slots: Iterable[SlotFacts], ranks: Iterable[RankFacts], *, launcher
     return frozenset(found)
 
 
-class News:
+class AttemptEvents:
     """Tells each thing once.
 
     Args:
@@ -118,7 +118,7 @@ class News:
         self._stopper = stopper
         self._attempt = attempt
         self._launcher: Launcher = launcher
-        self.calm = False
+        self.quiet = False
         self._ranks: set[tuple[int, int | None]] = set()
         self._ends: frozenset[BadEnd] = frozenset()
 
@@ -145,7 +145,7 @@ class News:
                 kind = record.error.types[0].rpartition(".")[2]
                 text = f"rank {record.rank}: {kind}: {record.error.message[:300]}"
                 self._events.say(
-                    "stopped" if self.calm else "failure",
+                    "stopped" if self.quiet else "failure",
                     text,
                     at=record.at_ns or now,
                     attempt=self._attempt,
@@ -160,13 +160,13 @@ class News:
     def _announce_ends(
         self, ends: frozenset[BadEnd], slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
     ) -> None:
-        sheets: dict[BadEnd, RankFacts | SlotFacts] = {("slot", s.slot, None): s for s in slots}
-        sheets |= {("rank", r.rank, r.pid): r for r in ranks}
+        facts_of: dict[BadEnd, RankFacts | SlotFacts] = {("slot", s.slot, None): s for s in slots}
+        facts_of |= {("rank", r.rank, r.pid): r for r in ranks}
         for key in sorted(ends, key=lambda end: (end[0], end[1], end[2] or 0)):
-            facts = sheets[key]
+            facts = facts_of[key]
             own = f", by {self._stopper}" if facts.killed_by == "wrapper" else ""
             self._events.say(
-                "stopped" if own or self.calm else "failure",
+                "stopped" if own or self.quiet else "failure",
                 f"{key[0]} {key[1]}{f' on {facts.node}' if facts.node else ''} {_how(facts)}{own}",
                 at=facts.ended_at or now,
                 attempt=self._attempt,
@@ -282,16 +282,16 @@ class AttemptWriter:
         run_store: where to.
         attempt: of which attempt.
         observer: of its ranks and streams.
-        sheets: of its slots.
+        slot_states: of its slots.
     """
 
     def __init__(
-        self, run_store: BestEffortStore, *, attempt: int, observer: AttemptObserver, sheets: SlotStates
+        self, run_store: BestEffortStore, *, attempt: int, observer: AttemptObserver, slot_states: SlotStates
     ) -> None:
         self._run_store = run_store
         self._attempt = attempt
         self._observer = observer
-        self._sheets = sheets
+        self._slot_states = slot_states
         self._unstored: dict[str, Evidence] = {}
         self._stored_at = 0.0
         self._changed = True
@@ -322,7 +322,7 @@ class AttemptWriter:
             self._stored_at, self._changed, self._printed, self._owners = clock, False, False, False
             self._run_store.put_facts(
                 self._attempt,
-                slots=self._sheets.everyone(),
+                slots=self._slot_states.everyone(),
                 ranks=self._observer.ranks(),
                 streams=self._observer.streams(),
             )

@@ -133,7 +133,7 @@ class Attempts:
 
 def announce_verdict(events: EventLog, verdict: Verdict, *, attempt: int) -> None:
     """Report the verdict on an attempt that failed; what was reported of it before is not repeated."""
-    if not events.is_news(attempt, (verdict.cause.slug, verdict.cause.confidence, verdict.rank, verdict.node)):
+    if not events.is_new(attempt, (verdict.cause.slug, verdict.cause.confidence, verdict.rank, verdict.node)):
         return
     who = "all ranks" if verdict.scope == "all" else "no rank" if verdict.rank is None else f"rank {verdict.rank}"
     place = f" on {verdict.node}" if verdict.node else ""

@@ -265,11 +265,11 @@ def _refuse(run_dir: RunDir) -> None:
             hint="leave it out",
         )
     if run_dir.foreign is not None:
-        shown = run_dir.foreign.target.shown
+        label = run_dir.foreign.target.label
         raise Refused(
-            f"--log-source: {shown} was not started by Rankfall, and only a look at the cluster tells which pods are its: its lines are not "
+            f"--log-source: {label} was not started by Rankfall, and only a look at the cluster tells which pods are its: its lines are not "
             "followed out of Loki",
-            hint=f"rankfall logs -f {shown} follows them by the API; rankfall logs {shown} --log-source loki takes in once what Loki has of pods "
+            hint=f"rankfall logs -f {label} follows them by the API; rankfall logs {label} --log-source loki takes in once what Loki has of pods "
             "that were seen and are gone",
         )
     if run_dir.spec.unattended:

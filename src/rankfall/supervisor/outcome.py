@@ -79,7 +79,7 @@ Left = Literal["files", "rest"]
 def pending_cleanup(run_dir: RunDir) -> Left | None:
     """What is still to be done first; None when nothing is."""
     try:
-        with run_dir.closing_path.open("rb") as file:
+        with run_dir.end_lock_path.open("rb") as file:
             return "rest" if file.read(16).startswith(b"rest") else "files"
     except OSError:
         return None
@@ -89,14 +89,14 @@ def begin(run_dir: RunDir) -> None:
     """Say that a final state is stored next."""
     # On a full disk the run ends all the same.
     with contextlib.suppress(OSError):
-        write_file(run_dir.closing_path, b"files\n")
+        write_file(run_dir.end_lock_path, b"files\n")
 
 
 def done(run_dir: RunDir) -> None:
     """Say that nothing is left to do. Whose files could not be written keeps the mark: there may be room later."""
     if pending_cleanup(run_dir) == "rest":
         with contextlib.suppress(OSError):
-            run_dir.closing_path.unlink()
+            run_dir.end_lock_path.unlink()
 
 
 def write_files(run_dir: RunDir, run_store: BestEffortStore) -> None:
@@ -121,9 +121,9 @@ def write_files(run_dir: RunDir, run_store: BestEffortStore) -> None:
             run_store.note(f"log_dir: {problem}; the same files are in {run_dir.path}"[:500])
     if pending_cleanup(run_dir) is not None:
         with contextlib.suppress(OSError):
-            half = run_dir.closing_path.with_suffix(".half")
+            half = run_dir.end_lock_path.with_suffix(".half")
             write_file(half, b"rest\n")
-            half.replace(run_dir.closing_path)
+            half.replace(run_dir.end_lock_path)
 
 
 def finish_files(run_dir: RunDir) -> None:

@@ -71,7 +71,7 @@ class NodeReporter:
         self._control = control
         self._over = over
         self._answer_s = answer_s
-        self._told: dict[int, bool] = {}
+        self._reported: dict[int, bool] = {}
 
     def tell(self, plan: Plan, diagnosis: Diagnosis | None) -> None:
         """Tell the node of an attempt that fell, where the verdict blames one; once.
@@ -81,11 +81,11 @@ class NodeReporter:
             diagnosis: of its end; None where nothing is said of it.
         """
         word = _word(diagnosis)
-        if word is None or plan.attempt in self._told or not isinstance(self._backend, NodeReportingBackend):
+        if word is None or plan.attempt in self._reported or not isinstance(self._backend, NodeReportingBackend):
             return
         node, verdict = word
-        problem = self._backend.blame(plan, node, verdict)
-        self._told[plan.attempt] = problem is None
+        problem = self._backend.report_node(plan, node, verdict)
+        self._reported[plan.attempt] = problem is None
         now = time.time_ns()
         if problem is not None:
             self._events.say("gap", problem, at=now)
@@ -107,7 +107,7 @@ class NodeReporter:
         if word is None or not isinstance(self._backend, NodeReportingBackend):
             return
         node, verdict = word
-        problem = self._backend.blame(plan, node, verdict)
+        problem = self._backend.report_node(plan, node, verdict)
         text = f"node {node} was told that it felled slot {slot} of attempt {plan.attempt}: {verdict.cause}"
         self._events.say("gap" if problem is not None else "blamed", problem or text, at=time.time_ns())
 
@@ -117,7 +117,7 @@ class NodeReporter:
         Returns when it is, when nobody is there who could, when ``over`` says so, or when the longest wait is over.
         """
         word = _word(diagnosis)
-        if word is None or not self._told.get(plan.attempt) or not isinstance(self._backend, NodeReportingBackend):
+        if word is None or not self._reported.get(plan.attempt) or not isinstance(self._backend, NodeReportingBackend):
             return
         node, verdict = word
         until, said = time.monotonic() + self._answer_s, False

@@ -111,9 +111,9 @@ class Control:
         # An eventfd, not a lock: a signal handler may run while this very thread waits.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stirred = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._closing = threading.Lock()
+        self._handover_lock = threading.Lock()
         self._cancel: str | None = None
-        self._wish: ReleaseRequest | None = None
+        self._release_request: ReleaseRequest | None = None
         self._signals: deque[int] = deque(maxlen=16)
 
     def cancel(self, reason: str = "") -> None:
@@ -124,18 +124,18 @@ class Control:
 
     def release(self) -> None:
         """Let go of the run: its slots go on without a supervisor."""
-        self._wish = self._wish or "release"
+        self._release_request = self._release_request or "release"
         self._wake_waiter()
 
     def hand_over(self) -> None:
         """Let go of the run and leave it to a detached supervisor."""
-        self._wish = "hand_over" if self.lost is None else "release"
+        self._release_request = "hand_over" if self.lost is None else "release"
         self._wake_waiter()
 
     def lose(self, why: str) -> None:
         """Let go of the run, because somebody else supervises it."""
         self.lost = self.lost or why
-        self._wish = "release"
+        self._release_request = "release"
         self._wake_waiter()
 
     def signalled(self, number: int) -> None:
@@ -154,9 +154,9 @@ class Control:
         return self._cancel is not None or bool(self._signals)
 
     @property
-    def wish(self) -> ReleaseRequest | None:
+    def release_request(self) -> ReleaseRequest | None:
         """What is wished other than the end."""
-        return self._wish
+        return self._release_request
 
     def take_signals(self) -> list[int]:
         """Signals that came since the last call."""
@@ -168,7 +168,7 @@ class Control:
     def stir(self) -> None:
         """There is something to see: whoever waits until something stirs looks now. Not for signal handlers."""
         # The thread that calls may outlive the supervisor: by then the descriptor may be somebody else's.
-        with self._closing:
+        with self._handover_lock:
             _write(self._stirred)
 
     def wait(self, seconds: float, *, wake_after: float | None = None) -> None:
@@ -193,7 +193,7 @@ class Control:
 
     def close(self) -> None:
         """Give the descriptors back; wishes after this are lost."""
-        with self._closing:
+        with self._handover_lock:
             for event in (self._wake, self._stirred):
                 if event >= 0:
                     os.close(event)
@@ -418,8 +418,8 @@ def refuse_foreign(run_dir: RunDir, verb: str) -> None:
     foreign = run_dir.foreign
     if foreign is None:
         return
-    shown = foreign.target.shown
+    label = foreign.target.label
     raise Refused(
-        f"rankfall {verb} is for runs that Rankfall started; {shown} is only looked at",
-        hint=f"rankfall logs -f {shown} follows it; kubectl, or the tool that made it, changes it",
+        f"rankfall {verb} is for runs that Rankfall started; {label} is only looked at",
+        hint=f"rankfall logs -f {label} follows it; kubectl, or the tool that made it, changes it",
     )

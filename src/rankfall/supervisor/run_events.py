@@ -90,7 +90,7 @@ class EventLog:
         self._waiting: deque[bytes] = deque(maxlen=_MAX_WAITING)
         self._reported: dict[int, object] = {}
 
-    def is_news(self, attempt: int, verdict: object) -> bool:
+    def is_new(self, attempt: int, verdict: object) -> bool:
         """Whether this is another verdict on the attempt than the one that was reported last; it then counts as reported."""
         before = self._reported.get(attempt)
         self._reported[attempt] = verdict
@@ -131,14 +131,14 @@ def sparing(say: Callable[[str], None], *, clock: Callable[[], float] = time.mon
         say: takes the text.
         clock: monotonic, seconds.
     """
-    told: dict[str, tuple[float, float]] = {}
+    next_at: dict[str, tuple[float, float]] = {}
 
     def tell(text: str) -> None:
         now, subject = clock(), text.partition(", for ")[0]
-        began, due = told.get(subject, (now, now))
+        began, due = next_at.get(subject, (now, now))
         if now >= due:
-            told.clear()
-            told[subject] = (began, now + max(_SOONEST_S, _LONGER * (now - began)))
+            next_at.clear()
+            next_at[subject] = (began, now + max(_SOONEST_S, _LONGER * (now - began)))
             say(text)
 
     return tell

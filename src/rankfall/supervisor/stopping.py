@@ -143,7 +143,7 @@ class Stopping:
         self._grace = grace
         self._reason = reason
         self._followed = followed
-        self._told: set[int] = set()
+        self._requested: set[int] = set()
         self._asked: float | None = None
         self.began = now
 
@@ -159,16 +159,16 @@ class Stopping:
                 return
             self._asked = now
         left = set(running)
-        untold = left - self._told
+        untold = left - self._requested
         if untold:
-            self._told.update(self._backend.stop(self._plan, untold, grace=self._grace, reason=self._reason))
+            self._requested.update(self._backend.stop(self._plan, untold, grace=self._grace, reason=self._reason))
         if left and now - self._asked > self._grace + FORCE_AFTER_S:
             self._backend.end(self._plan, left, grace=0.0)
 
 
 # For a wrapper to write its end and leave, on a busy disk; and between two looks.
 _LEAVE_S: Final = 5.0
-_LEAVING_STEP_S: Final = 0.01
+_DRAIN_STEP_S: Final = 0.01
 # How long the kubelet may take to say how a container ended; likewise.
 _LAST_STATE_S: Final = 10.0
 _POD_STEP_S: Final = 0.05
@@ -194,7 +194,7 @@ def wait_until_left(plan: Plan, slots: Collection[int], *, backend: Backend, con
         control: wakes the wait.
         wait: takes what is waited for.
     """
-    most, step = (_LEAVE_S, _LEAVING_STEP_S) if plan.cluster is None else (_LAST_STATE_S, _POD_STEP_S)
+    most, step = (_LEAVE_S, _DRAIN_STEP_S) if plan.cluster is None else (_LAST_STATE_S, _POD_STEP_S)
     begun = time.monotonic()
     while time.monotonic() - begun < most and (left := [slot for slot in slots if backend.alive(plan, slot)]):
         if time.monotonic() - begun >= _WORTH_S:

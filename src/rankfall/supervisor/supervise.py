@@ -75,16 +75,16 @@ def mirror_to_log_dir(run_dir: RunDir) -> Iterator[None]:
 
 
 def _keep(run_dir: RunDir, files: LogDir, over: threading.Event) -> None:
-    told: str | None = None
+    last: str | None = None
     pause = 0.0
     while not over.wait(pause):
         began = time.monotonic()
         problem = files.advance()
         pause = max(_PAUSE_S, _SHARE * (time.monotonic() - began))
-        if problem is not None and problem != told:
+        if problem is not None and problem != last:
             text = f"log_dir: {problem}; its lines are kept and come there when it can be written"
             EventLog(run_dir.path, None).say("gap", text, at=time.time_ns())
-        told = problem
+        last = problem
 
 
 def supervise(
@@ -139,7 +139,7 @@ def supervise(
                         # Who looks at a job of another tool waits for no second copy of its lines.
                         compress_ended_runs(run_dir)
                     done(run_dir)
-            if own.wish == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
+            if own.release_request == "hand_over" and not run_dir.spec.unattended and outcome.state not in FINAL_STATES:
                 from rankfall.supervisor.detach import spawn_detached  # noqa: PLC0415 - detach starts this very module
 
                 spawn_detached(run_dir)

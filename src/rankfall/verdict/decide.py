@@ -302,8 +302,8 @@ class _Case:
         if row is not None and not again and not declared and verdict.retry == "no":
             return self._stop("exit_code", f"exit code {code} is permanent: {row.meaning}")
         if verdict.retry == "no" and not declared and not again:
-            told = verdict.decisive.line if cause.slug == DEADLINE and verdict.decisive else None
-            return self._stop("cause_no", told or f"{cause.slug} would fall again")
+            words = verdict.decisive.line if cause.slug == DEADLINE and verdict.decisive else None
+            return self._stop("cause_no", words or f"{cause.slug} would fall again")
         names = [cause.slug, cause.family]
         drawn = self._budgets.named([*names, USER] if declared else [n for n in names if self._has_number(n)])
         spent = _spent(drawn)

@@ -57,7 +57,7 @@ class Printed:
         count[0] += data.count(b"\n") + 1
         count[1] += size
 
-    def told(self) -> dict[str, list[int]]:
+    def counts(self) -> dict[str, list[int]]:
         """For the record of the slot's end: [lines, bytes] by stream."""
         found: dict[str, list[int]] = {}
         for prefix, (lines, size) in self._counts.items():

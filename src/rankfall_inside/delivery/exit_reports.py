@@ -188,8 +188,10 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
     size = _MAX_MESSAGE
     frames: list[dict[str, Any]] = []
     while True:
-        shown = dict(info, types=types[: max(1, min(_MAX_TYPES, size // 64))], message=records.cut(message, size)[0])
-        line = _line(short, shown, frames)
+        shortened = dict(
+            info, types=types[: max(1, min(_MAX_TYPES, size // 64))], message=records.cut(message, size)[0]
+        )
+        line = _line(short, shortened, frames)
         if len(line) <= room or not size:
             break
         size = size * 3 // 4
@@ -199,7 +201,7 @@ def _error_line(record: Mapping[str, Any], room: int) -> bytes:
         line = _line(few, {"types": [name[:32] for name in types[:1]]}, [])
         return line if len(line) <= room else b""
     for frame in _user_frames(said.get("frames")):
-        longer = _line(short, shown, [frame, *frames])
+        longer = _line(short, shortened, [frame, *frames])
         if len(longer) > room:
             break
         frames.insert(0, frame)

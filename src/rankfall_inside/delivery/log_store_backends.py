@@ -176,7 +176,7 @@ EVERY_S = 2.0
 # Pieces of one part; rankfall.collect.stores.log_bucket reads no more.
 MAX_PIECES = 16_000
 # Chunks of a stream that came within this are one piece, nanoseconds.
-_TOGETHER_NS = 1_000_000
+_SAME_STAMP_NS = 1_000_000
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
 
 
@@ -269,7 +269,7 @@ class Parts:
 
     def _add(self, stream: str, one: _Stream, data: bytes, stamp: int) -> None:
         last = self._pieces[-1] if self._pieces else None
-        if last is not None and last[0] == stream and stamp - last[2] < _TOGETHER_NS:
+        if last is not None and last[0] == stream and stamp - last[2] < _SAME_STAMP_NS:
             self._data[-1].append(data)
         else:
             if last is None:

@@ -43,7 +43,7 @@ class Delivery:
         self._trouble = ""
         self._refused = self._last = False
         self._left = 0
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._wanted = self._served = 0
 
     def start(self) -> None:
@@ -60,12 +60,12 @@ class Delivery:
         """
         if not self._url:
             return []
-        with self._news:
+        with self._changed:
             self._wanted += 1
             self._last = last
             wanted = self._wanted
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._served >= wanted, timeout=limit)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._served >= wanted, timeout=limit)
             if self._served >= wanted and not self._left:
                 return []
             trouble = self._trouble or f"no answer within {limit:.0f} s"
@@ -78,13 +78,13 @@ class Delivery:
             self._refused, self._trouble = True, str(error)[:300]
             put = _nowhere
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._wanted > self._served, timeout=_PAUSE_S)
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted > self._served, timeout=_PAUSE_S)
                 wanted, last = self._wanted, self._last
             left = self._pass(put)
-            with self._news:
+            with self._changed:
                 self._left, self._served = left, wanted
-                self._news.notify_all()
+                self._changed.notify_all()
             if last:
                 return
 

@@ -28,7 +28,7 @@ def install() -> None:
     import atexit
 
     atexit.register(_at_exit)
-    os.register_at_fork(after_in_child=_silence)
+    os.register_at_fork(after_in_child=_forget_in_child)
     _faulthandler()
     if "multiprocessing.util" in sys.modules or is_spawn_child():
         from rankfall_inside.hook import children
@@ -36,7 +36,7 @@ def install() -> None:
         children.watch(saw)
 
 
-def _silence() -> None:
+def _forget_in_child() -> None:
     state.silent = True
 
 
@@ -145,20 +145,20 @@ def saw(error: BaseException, *, thread: str | None = None) -> None:
         if not try_claim() or os.getpid() != state.pid or getattr(error, _SEEN, False):
             return
         code = None
-        shown = error
+        raised = error
         if isinstance(error, SystemExit):
             code = exit_code(error.code)
             if not code:
                 return
-            shown = error.__context__ or error
-            if getattr(shown, _SEEN, False):
+            raised = error.__context__ or error
+            if getattr(raised, _SEEN, False):
                 return
-        for one in (error, shown):
+        for one in (error, raised):
             try:
                 setattr(one, _SEEN, True)
             except Exception:
                 continue
-        put(shown, thread=thread, code=code, handled=shown is not error)
+        put(raised, thread=thread, code=code, handled=raised is not error)
     except BaseException:
         return
 
@@ -168,7 +168,7 @@ def put(error: BaseException, *, thread: str | None, code: int | None, handled: 
     from rankfall_inside.hook import error_record, rank_process
 
     rank_process.flush()
-    state.told = state.told or thread is None
+    state.reported = state.reported or thread is None
     info, flags = error_record.describe(error, thread=thread, exit_code=code, handled=handled)
     fields = dict(state.fields, step=state.step, step_ns=state.step_ns, phase=state.phase, error=info, **flags)
     write("error", fields, sync=True)
@@ -189,7 +189,7 @@ def _at_exit() -> None:
     if _pending:
         code, context = _pending[-1]
         if context is None or isinstance(context, SystemExit):
-            if state.told:
+            if state.reported:
                 # multiprocessing's own exit after an exception that is recorded already
                 return
             context = SystemExit(code)

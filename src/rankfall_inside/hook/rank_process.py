@@ -41,7 +41,7 @@ class State:
         self.phase: str | None = None
         self.progress_due = 0.0
         # An error of the main thread is recorded.
-        self.told = False
+        self.reported = False
 
 
 def _nothing() -> None:

@@ -95,7 +95,7 @@ def frame(kind: bytes, body: bytes = b"") -> bytes:
     return _HEAD.pack(kind, len(body)) + body
 
 
-def shown(path: bytes) -> str:
+def printable(path: bytes) -> str:
     """A path for people; names may hold any byte but two."""
     text = path.decode("utf-8", "backslashreplace")
     return text if text.isprintable() else ascii(text)

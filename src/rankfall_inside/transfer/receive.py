@@ -15,7 +15,7 @@ import stat
 from rankfall_inside import private_files
 from rankfall_inside.transfer import frames
 from rankfall_inside.transfer import tree as trees
-from rankfall_inside.transfer.frames import Channel, TransferError, shown
+from rankfall_inside.transfer.frames import Channel, TransferError, printable
 from rankfall_inside.transfer.send import COUNTS, HAVE, SAME, START, Counts, hash_of, path_of
 from rankfall_inside.transfer.tree import FILE, FOLDER, LINK, Entry
 
@@ -77,7 +77,7 @@ class Receiver:
             if isinstance(error, ConnectionError):
                 raise
             where = error.filename if isinstance(error.filename, bytes) else self._dest
-            msg = f"{shown(where)}: {error.strerror}"
+            msg = f"{printable(where)}: {error.strerror}"
             raise TransferError(msg) from None
         finally:
             for part in self._parts.values():
@@ -98,14 +98,14 @@ class Receiver:
         trees.check(self._entries)
         if self._entries[0].kind == FILE and os.path.isdir(self._dest):
             if body in (b"", b".", b"..") or b"/" in body or b"\0" in body:
-                msg = f"{shown(body)}: no name of a file"
+                msg = f"{printable(body)}: no name of a file"
                 raise TransferError(msg)
             self._dest = os.path.join(self._dest, body)
 
     def _folders(self) -> None:
         if self._entries[0].kind == FOLDER:
             if os.path.lexists(self._dest) and not os.path.isdir(self._dest):
-                msg = f"{shown(self._dest)}: a folder cannot replace a file"
+                msg = f"{printable(self._dest)}: a folder cannot replace a file"
                 raise TransferError(msg)
             os.makedirs(self._dest, self._folder_mode, exist_ok=True)
         else:
@@ -117,10 +117,10 @@ class Receiver:
                 if mode is None:
                     os.mkdir(place, self._folder_mode)
                 elif not stat.S_ISDIR(mode):
-                    msg = f"{shown(place)}: is in the way of a folder and no folder itself"
+                    msg = f"{printable(place)}: is in the way of a folder and no folder itself"
                     raise TransferError(msg)
             elif mode is not None and stat.S_ISDIR(mode):
-                msg = f"{shown(place)}: a folder is in the way of a file"
+                msg = f"{printable(place)}: a folder is in the way of a file"
                 raise TransferError(msg)
 
     def _tell(self) -> None:
@@ -210,7 +210,7 @@ class Receiver:
             path = self._part_path(entry)
             part = self._open(path) or self._open(_other(path))
             if part is None:
-                msg = f"{shown(path)}: another transfer writes it"
+                msg = f"{printable(path)}: another transfer writes it"
                 raise TransferError(msg)
         try:
             if offset not in (0, part.size):
@@ -241,7 +241,7 @@ class Receiver:
                 view = view[os.write(part.fd, view) :]
         if at != entry.size or part.digest.digest() != body:
             os.unlink(part.path)
-            msg = f"{shown(entry.path)}: its checksum is wrong after the copy; copy it again"
+            msg = f"{printable(entry.path)}: its checksum is wrong after the copy; copy it again"
             raise TransferError(msg)
         return at - offset
 

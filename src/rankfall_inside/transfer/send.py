@@ -11,7 +11,7 @@ import os
 import struct
 
 from rankfall_inside.transfer import frames
-from rankfall_inside.transfer.frames import Channel, TransferError, shown
+from rankfall_inside.transfer.frames import Channel, TransferError, printable
 from rankfall_inside.transfer.tree import FILE, Tree
 
 TYPE_CHECKING = False
@@ -125,9 +125,9 @@ def _send_file(index: int, tree: Tree, channel: Channel, held: list[Held]) -> in
     except OSError as error:
         if isinstance(error, ConnectionError):
             raise
-        raise TransferError(f"{shown(place)}: {error.strerror}") from None
+        raise TransferError(f"{printable(place)}: {error.strerror}") from None
     if offset + sent != entry.size:
-        raise TransferError(f"{shown(place)}: changed while it was copied; copy it when nobody writes it")
+        raise TransferError(f"{printable(place)}: changed while it was copied; copy it when nobody writes it")
     channel.put(frames.SUM, digest.digest())
     return sent
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 from rankfall_inside.transfer import frames
-from rankfall_inside.transfer.frames import Channel, TransferError, TransferInterruptedError, shown
+from rankfall_inside.transfer.frames import Channel, TransferError, TransferInterruptedError, printable
 from rankfall_inside.transfer.receive import Receiver
 from rankfall_inside.transfer.send import send
 from rankfall_inside.transfer.tree import scan
@@ -20,13 +20,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Sequence
 
-_BEAT_S = 1.0
+_KEEP_ALIVE_S = 1.0
 _FAILED = 1
 _USAGE = 2
 _WORDS = 5
 
 
-class Beat:
+class KeepAlive:
     """A file that is made whenever something moved; who watches over us takes it away."""
 
     def __init__(self, path: str) -> None:
@@ -37,7 +37,7 @@ class Beat:
         """Something moved."""
         now = time.monotonic()
         if now >= self._due and self._path:
-            self._due = now + _BEAT_S
+            self._due = now + _KEEP_ALIVE_S
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) < _WORDS or argv[0] not in ("send", "receive"):
         sys.stderr.write("rankfall: carry: send|receive OWNER BASE PATH BEAT [EXCLUDE...]\n")
         return _USAGE
-    verb, owner, base, below, beat = argv[:_WORDS]
-    channel = Channel(sys.stdin.buffer.read, _write, tick=Beat(beat), answers=True)
+    verb, owner, base, below, keep_alive = argv[:_WORDS]
+    channel = Channel(sys.stdin.buffer.read, _write, tick=KeepAlive(keep_alive), answers=True)
     try:
         place = inside(bytes.fromhex(base), bytes.fromhex(below))
         if verb == "receive":
@@ -81,13 +81,13 @@ def inside(base: bytes, below: bytes) -> bytes:
         CarryError: it leads out of it, by its words or by links on the way.
     """
     if b"\0" in below or below.startswith(b"/") or b".." in below.split(b"/"):
-        msg = f"{shown(below)}: no path below {shown(base)}"
+        msg = f"{printable(below)}: no path below {printable(base)}"
         raise TransferError(msg)
     place = os.path.normpath(os.path.join(base, below))
     root = os.path.realpath(base)
     real = os.path.realpath(place)
     if real != root and not real.startswith(root.rstrip(b"/") + b"/"):
-        msg = f"{shown(below)}: leads out of {shown(base)}"
+        msg = f"{printable(below)}: leads out of {printable(base)}"
         raise TransferError(msg)
     return place
 

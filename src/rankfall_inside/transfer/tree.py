@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 
-from rankfall_inside.transfer.frames import TransferError, shown
+from rankfall_inside.transfer.frames import TransferError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ def scan(root: bytes, *, exclude: Iterable[str] = (), skip: bytes = b"") -> Tree
         found = os.stat(place)
         left_out = _identity(os.stat(skip)) if skip and os.path.isdir(skip) else None
     except OSError as error:
-        msg = f"{shown(root)}: {error.strerror}"
+        msg = f"{printable(root)}: {error.strerror}"
         raise TransferError(msg) from None
     name = os.path.basename(place)
     if stat.S_ISREG(found.st_mode):
         return Tree(name, [_file(b"", found)], [place])
     if not stat.S_ISDIR(found.st_mode):
-        msg = f"{shown(root)}: neither a file nor a folder"
+        msg = f"{printable(root)}: neither a file nor a folder"
         raise TransferError(msg)
     tree = Tree(name, [Entry(b"", FOLDER)], [place])
     waiting = [(b"", place)]
@@ -146,7 +146,7 @@ def merged(trees: Sequence[Tree]) -> Tree:
         for entry, place in zip(tree.entries, tree.places):
             old = found.get(entry.path)
             if old is not None and (old[0].kind == FOLDER) != (entry.kind == FOLDER):
-                msg = f"{shown(old[1])} and {shown(place)}: one is a folder and the other is none"
+                msg = f"{printable(old[1])} and {printable(place)}: one is a folder and the other is none"
                 raise TransferError(msg)
             found[entry.path] = (entry, place)
     # A folder's path is the beginning of what is in it, so it sorts before that.
@@ -172,20 +172,20 @@ def check(entries: Sequence[Entry]) -> None:
     for entry in entries:
         path = entry.path
         if entry.kind not in (FILE, FOLDER, LINK) or entry.size > _MAX_SIZE or path in kinds:
-            msg = f"{shown(path)}: the list of files is damaged"
+            msg = f"{printable(path)}: the list of files is damaged"
             raise TransferError(msg)
         if path and not _plain(path):
-            msg = f"{shown(path)}: no path below a folder"
+            msg = f"{printable(path)}: no path below a folder"
             raise TransferError(msg)
         if path and kinds.get(path.rpartition(b"/")[0]) != FOLDER:
-            msg = f"{shown(path)}: does not lie in a folder of this transfer"
+            msg = f"{printable(path)}: does not lie in a folder of this transfer"
             raise TransferError(msg)
         kinds[path] = entry.kind
         if entry.kind == LINK:
             links[path] = entry.target
     for path, target in links.items():
         if not _inside(path, target, links):
-            msg = f"{shown(path)} -> {shown(target)}: the link points out of what is copied; make it relative and inside, or exclude it"
+            msg = f"{printable(path)} -> {printable(target)}: the link points out of what is copied; make it relative and inside, or exclude it"
             raise TransferError(msg)
 
 
@@ -235,7 +235,7 @@ def _listed(folder: bytes, *, root: bytes) -> list[os.DirEntry[bytes]]:
         with os.scandir(folder) as found:
             return sorted(found, key=lambda one: one.name)
     except OSError as error:
-        msg = f"{shown(folder or root)}: {error.strerror}"
+        msg = f"{printable(folder or root)}: {error.strerror}"
         raise TransferError(msg) from None
 
 
@@ -245,13 +245,13 @@ def _entry(path: bytes, child: os.DirEntry[bytes]) -> Entry:
         if stat.S_ISLNK(found.st_mode):
             return Entry(path, LINK, target=os.readlink(child.path))
     except OSError as error:
-        msg = f"{shown(child.path)}: {error.strerror}"
+        msg = f"{printable(child.path)}: {error.strerror}"
         raise TransferError(msg) from None
     if stat.S_ISDIR(found.st_mode):
         return Entry(path, FOLDER)
     if stat.S_ISREG(found.st_mode):
         return _file(path, found)
-    msg = f"{shown(child.path)}: a device, socket or pipe cannot be copied; exclude it"
+    msg = f"{printable(child.path)}: a device, socket or pipe cannot be copied; exclude it"
     raise TransferError(msg)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # After a second request to end.
 _HURRY_S = 1.0
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 # With one of these a kubelet stops a container (the image chooses which), and a SIGKILL to everything follows.
 _LAST_CALLS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _MAX_BUFFER = 1 << 16
@@ -67,13 +67,13 @@ class Orders:
         self.deadline: float | None = None
 
     @property
-    def ending(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether anybody has asked for the end."""
         return self.asked is not None or self.stop_reason is not None
 
     def signal(self, number: int, sender: int) -> None:
         """A signal to the wrapper itself: recorded with its sender and passed on to the command."""
-        if number in _ENDING:
+        if number in _STOP_SIGNALS:
             seen = {"signal": number, "how": "received", "sender_pid": sender}
             words = procfs.cmdline(sender) if sender else ()
             if words:
@@ -81,7 +81,7 @@ class Orders:
             seen["ours"] = sender > 0 and str(sender) == self._supervisor
             seen["reason"] = "signal from outside to the wrapper, passed on to the command"
             self._files.write("kill", {"pid": self._files.pid, "exit": seen}, False, True)
-            if self.ending:
+            if self.stop_requested:
                 self.shorten_grace(_HURRY_S)
             elif self._options.alone and number in _LAST_CALLS:
                 # Before the kubelet kills everything: ends and the last records are still told.
@@ -98,7 +98,7 @@ class Orders:
 
     def grace_expired(self) -> bool:
         """Whether somebody asked for the end and the time for it is over; with it goes the time to wait for whoever reads stdout."""
-        if not self.ending:
+        if not self.stop_requested:
             return False
         if self.deadline is None:
             self.shorten_grace(self._options.grace)
@@ -138,7 +138,7 @@ class Orders:
         self.shorten_grace(grace)
 
 
-TOLD, WRONG_USAGE, NOBODY = 0, 2, 3
+DELIVERED, WRONG_USAGE, NOBODY = 0, 2, 3
 # A write of up to PIPE_BUF bytes is never mixed with another's.
 _MAX_BYTES = 4096
 
@@ -169,7 +169,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             os.close(fd)
     except OSError as error:
         return _say(NOBODY, f"tell: no wrapper listens in {folder} ({error.strerror})")
-    return TOLD
+    return DELIVERED
 
 
 def _is_command(words: Sequence[str]) -> bool:

@@ -42,14 +42,14 @@ class Heartbeat:
         self._place = {name: place[name] for name in _PLACE if name in place}
         self._tell = tell
         # By ordinal: when it was told of last, and what.
-        self._told: dict[int, tuple[float, tuple[Any, ...]]] = {}
+        self._written: dict[int, tuple[float, tuple[Any, ...]]] = {}
 
-    def beat(self, processes: Mapping[int, Stat]) -> None:
+    def write_marks(self, processes: Mapping[int, Stat]) -> None:
         """Tell of each rank whose turn it is; ``processes`` is what /proc says now."""
         now = time.monotonic()
         living = self._ranks.live()
         for rank in living:
-            at, before = self._told.get(rank.ordinal, (0.0, ()))
+            at, before = self._written.get(rank.ordinal, (0.0, ()))
             if before and now - at < EVERY_S:
                 continue
             seen = processes.get(rank.pid)
@@ -58,7 +58,7 @@ class Heartbeat:
             state = (cpu_s, *last.values())
             if state == before and now - at < QUIET_S:
                 continue
-            self._told[rank.ordinal] = (now, state)
+            self._written[rank.ordinal] = (now, state)
             self._tell(
                 "progress",
                 dict(
@@ -70,8 +70,10 @@ class Heartbeat:
                     **last,
                 ),
             )
-        if len(self._told) > len(living):
-            self._told = {rank.ordinal: self._told[rank.ordinal] for rank in living if rank.ordinal in self._told}
+        if len(self._written) > len(living):
+            self._written = {
+                rank.ordinal: self._written[rank.ordinal] for rank in living if rank.ordinal in self._written
+            }
 
 
 # SIGRTMIN+7: far from the ones that libraries take (glibc's first two, profilers' next ones).

@@ -67,7 +67,7 @@ class Pump:
         self._store = store
         self._pipes: dict[int, _Pipe] = {}
         # When gaps were told last, on the monotonic clock.
-        self._told = 0.0
+        self._reported_at = 0.0
         # A byte may become many with its prefix: less at once where all of it waits in memory.
         self._chunk = stream_files.CHUNK if stream_dir else stream_files.SMALL_CHUNK
         if console is not None:
@@ -123,12 +123,12 @@ class Pump:
     def tell_gaps(self) -> None:
         """Tell the gaps that are over; seldom, so that a disk that is full again and again is not filled with them."""
         now = time.monotonic()
-        if now - self._told < _GAPS_EVERY_S:
+        if now - self._reported_at < _GAPS_EVERY_S:
             return
         for pipe in self._pipes.values():
             gaps = pipe.sink.take_gaps()
             if gaps:
-                self._told = now
+                self._reported_at = now
                 self._on_gap(f"{pipe.name}.{pipe.kind}", gaps)
 
     def _close(self, fd: int) -> None:
@@ -185,7 +185,7 @@ class LogStoreSession:
     def __init__(self, store: LogStore | None, files: SlotFiles) -> None:
         self._store = store
         self._files = files
-        self._told_trouble = self._told_lost = False
+        self._reported_trouble = self._reported_lost = False
 
     def begin(self) -> dict[str, str]:
         """Say where lines go; fields of the slot's start record."""
@@ -199,11 +199,11 @@ class LogStoreSession:
         store = self._store
         if store is None:
             return
-        if store.trouble and not self._told_trouble:
-            self._told_trouble = True
+        if store.trouble and not self._reported_trouble:
+            self._reported_trouble = True
             say(f"the log store {store.path} takes nothing: {store.trouble}; it is tried again")
-        if store.lost and not self._told_lost:
-            self._told_lost = True
+        if store.lost and not self._reported_lost:
+            self._reported_lost = True
             text = f"the log store {store.path} is too slow: lines of ranks are lost"
             say(text)
             self._files.write("gap", {"notes": [text]}, False)
@@ -226,7 +226,7 @@ class LogStoreSession:
             gaps = store.finish(_STEP_S)
             if store.done or hopeless() or time.monotonic() - began > _MOST_S:
                 break
-            loop.turn(0.0)
+            loop.run_once(0.0)
         if not store.done:
             store.give_up()
             gaps = store.finish(0.0)

@@ -25,7 +25,7 @@ _FIRST_S, _LAST_S = 0.1, 2.0
 # When the wait is spoken of first, and then again.
 _SAY_S, _AGAIN_S = 5.0, 60.0
 # More names than this are counted, not listed.
-_MAX_SHOWN = 5
+_MAX_LISTED = 5
 
 
 class Child:
@@ -120,8 +120,10 @@ class Names:
             self._due = now + _AGAIN_S
             self._said = True
             left = [self._names[number] for number in self._missing]
-            more = f" and {len(left) - _MAX_SHOWN} more" if len(left) > _MAX_SHOWN else ""
-            self._say(f"waiting for names to resolve: {', '.join(left[:_MAX_SHOWN])}{more} ({now - self._began:.0f} s)")
+            more = f" and {len(left) - _MAX_LISTED} more" if len(left) > _MAX_LISTED else ""
+            self._say(
+                f"waiting for names to resolve: {', '.join(left[:_MAX_LISTED])}{more} ({now - self._began:.0f} s)"
+            )
         if self._child.status is not None and not self.done:
             # It was killed by something: begin again with what is missing.
             self._child.close()

@@ -112,9 +112,9 @@ class SlotFiles:
     def write(self, kind: str, fields: Mapping[str, Any], sync: bool, first: bool = False) -> None:  # noqa: FBT001, FBT002 - passed on as a callback
         """Write one record: on the log channel, where there is one, then as a file; what is in neither is counted in ``unwritten``."""
         record = self._new(kind, fields)
-        told = self._tell(record, first=first)
+        delivered = self._tell(record, first=first)
         stored = self._store(record, sync=sync)
-        if not told and not stored:
+        if not delivered and not stored:
             self.unwritten += 1
 
     def _store(self, record: dict[str, Any], *, sync: bool) -> bool:
@@ -133,8 +133,8 @@ class SlotFiles:
 
     def pass_on(self, record: dict[str, Any], *, stored: bool) -> None:
         """A hook's record: to the log channel, and to the folder when the hook could not do that."""
-        told = self._tell(record)
-        if not stored and not self._store(record, sync=False) and not told:
+        reported = self._tell(record)
+        if not stored and not self._store(record, sync=False) and not reported:
             self.unwritten += 1
 
     def mark_kill(self, pid: int, signum: int, reason: str, fields: Mapping[str, Any]) -> None:
@@ -150,8 +150,8 @@ class SlotFiles:
     def finish(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The slot's end: a ``slot_end`` record, then ``end.json`` with the same content, last of all; the record."""
         record = self._new("slot_end", fields)
-        told = self._tell(record)
-        if not self._store(record, sync=True) and not told:
+        reported = self._tell(record)
+        if not self._store(record, sync=True) and not reported:
             self.unwritten += 1
         path = os.path.join(self.path, "end.json")
         try:

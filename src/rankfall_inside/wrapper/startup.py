@@ -243,9 +243,9 @@ class Startup:
         self._wait(names, lambda: names.done)
 
     def _wait(self, work: preflight.Child | preflight.Names, done: Callable[[], bool]) -> None:
-        while not done() and not self._orders.ending:
+        while not done() and not self._orders.stop_requested:
             self._signals(work)
-            self._loop.turn(0)
+            self._loop.run_once(0)
             work.step()
         work.close()
 

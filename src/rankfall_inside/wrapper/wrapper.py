@@ -97,7 +97,7 @@ class Wrapper:
             or options.exit_code == "cause"
             or os.path.exists(self._last_words)
         )
-        self._roll = RankRegistry(
+        self._registry = RankRegistry(
             files,
             self._loop,
             falls=self._falls,
@@ -105,8 +105,8 @@ class Wrapper:
             why_ours=self._why_ours,
             on_claims=self._claimed,
         )
-        self._ranks = self._roll.ranks
-        self._commands = Commands(options, files, fields=self._roll.fields)
+        self._ranks = self._registry.ranks
+        self._commands = Commands(options, files, fields=self._registry.fields)
         self._orders = Orders(
             options,
             files,
@@ -115,7 +115,7 @@ class Wrapper:
             on_stacks=self._collect_stacks,
             on_asked=self._falls.asked,
         )
-        self._pulse = Heartbeat(self._ranks, place=files.place, tell=files.tell)
+        self._heartbeat = Heartbeat(self._ranks, place=files.place, tell=files.tell)
         self._control = files.control()
         self._signals = -1
         self._refused = ""
@@ -130,7 +130,7 @@ class Wrapper:
         """Run the command to its end; the exit code for this process."""
         processes.become_subreaper()
         self._loop.watch(self._control, lambda: self._orders.lines(read_available(self._control)))
-        self._roll.begin()
+        self._registry.begin()
         self._begin()
         # Only now: a thread must not be there while processes are forked.
         self._signals = signals.start()
@@ -139,7 +139,7 @@ class Wrapper:
         self._reap()
         while self._commands.started and not self._over():
             try:
-                self._turn()
+                self._step()
             except OSError as error:
                 # No descriptors, no memory: what was to be done is missing, the job goes on.
                 self._trouble = f"the wrapper met {error!r}"
@@ -151,8 +151,8 @@ class Wrapper:
     # -- start
 
     def _begin(self) -> None:
-        prelude = Startup(self._options, self._orders, self._loop, self._environ)
-        choice = prelude.choose(self._torchrun)
+        startup_steps = Startup(self._options, self._orders, self._loop, self._environ)
+        choice = startup_steps.choose(self._torchrun)
         self._refused = choice.problem
         fields = {
             "pid": self._pid,
@@ -166,8 +166,8 @@ class Wrapper:
         if choice.problem:
             say(choice.problem)
         else:
-            prelude.wait_for_names(self._waiting)
-        if not choice.problem and not self._orders.ending:
+            startup_steps.wait_for_names(self._waiting)
+        if not choice.problem and not self._orders.stop_requested:
             self._start(choice)
 
     def _waiting(self, text: str) -> None:
@@ -192,7 +192,7 @@ class Wrapper:
 
     # -- loop
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         now = time.monotonic()
         due = self._next_scan
         plain = self._commands.plain
@@ -200,19 +200,19 @@ class Wrapper:
             due = due if deadline is None else min(due, deadline)
         if self._ender is not None or self._stacks is not None:
             due = now + _STEP_S
-        self._loop.turn(due - now)
+        self._loop.run_once(due - now)
         now = time.monotonic()
         if now >= self._next_scan:
             young = now - self._began < _FAST_FOR_S and len(self._ranks.live()) < self._options.nproc
             self._storing.watch()
             self._pump.tell_gaps()
             self._next_scan = now + (_SCAN_FAST_S if young else _SCAN_SLOW_S)
-            self._roll.claims()
+            self._registry.claims()
             snapshot = procfs.snapshot()
             self._ranks.scan(self._pid, snapshot)
             if self._channel.active:
-                self._roll.hear()
-                self._pulse.beat(snapshot)
+                self._registry.hear()
+                self._heartbeat.write_marks(snapshot)
         if plain is not None:
             plain.step()
         if self._stacks is not None and self._stacks.step():
@@ -259,7 +259,7 @@ class Wrapper:
 
     def _reap(self) -> None:
         for pid, status in processes.ended():
-            self._roll.reaped(pid, status)
+            self._registry.reaped(pid, status)
             if self._commands.reaped(pid, status):
                 found = ranks.exit_fields(status)
                 number = found.get("signal")
@@ -282,7 +282,7 @@ class Wrapper:
                 self._orders.signal(number, sender)
 
     def _collect_stacks(self) -> None:
-        self._roll.claims()
+        self._registry.claims()
         if self._stacks is None:
             self._stacks = liveness.Collector(self._files.path, self._ranks.live(), write=self._files.write)
 
@@ -307,16 +307,16 @@ class Wrapper:
         self._files.write("gap", {"ordinal": ordinal, "rank": rank, "notes": texts[:_MAX_TEXTS], "lost": lost}, False)
 
     def _finish(self) -> None:
-        self._roll.claims()
+        self._registry.claims()
         while not self._pump.drain():
             # A slow reader of stdout: what the pipes still hold has to wait for it.
-            self._loop.turn(_SCAN_SLOW_S)
+            self._loop.run_once(_SCAN_SLOW_S)
             if self._orders.grace_expired():
                 break
         for stream, gap in self._storing.finish(self._loop, self._orders.grace_expired):
             self._gap(stream, [gap])
         self._reap()
-        self._roll.settle()
+        self._registry.settle()
         self._gaps += self._delivery.settle(self._orders.time_left(_STORE_S))
         end = self._files.finish(
             {
@@ -343,9 +343,9 @@ class Wrapper:
         """What stdout was given, for a reader that stores it: who has a record of it by the same way."""
         if self._console is None or not self._channel.active:
             return {}
-        return {"printed": self._console.printed.told()}
+        return {"printed": self._console.printed.counts()}
 
     def _flush(self) -> None:
         """Wait until the reader of stdout has everything; once somebody wants the end, until the time is over."""
         while self._console is not None and not self._console.empty and not self._orders.grace_expired():
-            self._loop.turn(_SCAN_SLOW_S)
+            self._loop.run_once(_SCAN_SLOW_S)

@@ -26,7 +26,7 @@ def template(*command: str, names: tuple[str, ...] = ("main",), **meta: Any) -> 
 
 def test_a_job_is_found_by_its_own_selector_and_says_whether_it_retries():
     found = foreign_of("job", item(completions=4, parallelism=4, completionMode="Indexed", template=template("x")))
-    assert (found.selector, found.slots, found.ends_together) == (
+    assert (found.selector, found.slots, found.ends_as_one) == (
         f"batch.kubernetes.io/controller-uid={UID}",
         {"worker": 4},
         False,
@@ -34,7 +34,7 @@ def test_a_job_is_found_by_its_own_selector_and_says_whether_it_retries():
     own = foreign_of(
         "job", item(backoffLimit=0, selector={"matchLabels": {"a": "b", "c": "d"}}, template=template("x"))
     )
-    assert (own.selector, own.slots, own.ends_together, own.marks.index) == ("a=b,c=d", {"worker": 1}, True, "")
+    assert (own.selector, own.slots, own.ends_as_one, own.marks.index) == ("a=b,c=d", {"worker": 1}, True, "")
 
 
 def jobset(**fields: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def jobset(**fields: Any) -> dict[str, Any]:
 
 def test_a_jobset_has_roles_and_several_jobs_a_role():
     found = foreign_of("jobset", jobset())
-    assert (found.slots, found.launcher, found.restarts, found.ends_together) == (
+    assert (found.slots, found.launcher, found.restarts, found.ends_as_one) == (
         {"launcher": 1, "node": 6},
         "torchrun",
         3,
@@ -101,7 +101,7 @@ def test_jobs_of_the_training_operator_are_found_by_replica_type_and_number(kind
     replicas = {"Master": {"template": own, "restartPolicy": "Never"}, "Worker": {"replicas": 2, "template": own}}
     found = foreign_of(kind, item(**{field: replicas}))
     assert (found.selector, found.slots) == ("training.kubeflow.org/job-name=x", {"master": 1, "worker": 2})
-    assert (found.marks.containers["worker"], found.ends_together) == (container, False)
+    assert (found.marks.containers["worker"], found.ends_as_one) == (container, False)
     labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "1"}
     assert found.marks.place(labels, {}) == ("worker", 1)
     assert found.marks.place({}, {}) == (None, None)

@@ -64,7 +64,7 @@ class Desk:
 
     def backend(self) -> ClusterBackend:
         made = ClusterBackend()
-        made._portal = EventLoopThread(self.api.kube)
+        made._loop_thread = EventLoopThread(self.api.kube)
         self.backends.append(made)
         return made
 

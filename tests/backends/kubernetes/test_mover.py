@@ -16,7 +16,7 @@ from rankfall.backends import files
 from rankfall.backends.kubernetes.copy import copy_pod, transfer, workspace
 from rankfall.backends.kubernetes.copy import transfer as movers
 from rankfall.backends.kubernetes.copy.copy_pod import manifest, running
-from rankfall.backends.kubernetes.copy.transfer import mover
+from rankfall.backends.kubernetes.copy.transfer import copy_pod_of
 from rankfall.kube.client import Kube
 from rankfall.model import InfrastructureError, Kubernetes, Workspace, spec_from
 from rankfall.rundir import RunDir
@@ -47,7 +47,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], A
 async def put(
     made: Cluster, kube: Kube, source: Path, below: bytes, say: Callable[[str], None] = lambda _: None
 ) -> Any:
-    async with mover(kube, made.volume, say=say) as one:
+    async with copy_pod_of(kube, made.volume, say=say) as one:
         return await one.put(scan(os.fsencode(source)), below)
 
 
@@ -55,7 +55,7 @@ def test_there_and_back_through_one_pod(play, tmp_path):
     source = odd_tree(tmp_path / "source")
 
     async def story(made: Cluster, kube: Kube) -> None:
-        async with mover(kube, made.volume, say=print) as one:
+        async with copy_pod_of(kube, made.volume, say=print) as one:
             counts = await one.put(scan(os.fsencode(source)), b"a/b c")
             again = await one.put(scan(os.fsencode(source)), b"a/b c")
             back = await one.get(b"a/b c", tmp_path / "back", exclude=["*.sh"])
@@ -134,13 +134,13 @@ def test_what_the_other_side_cannot_do_is_said_in_its_words(play, tmp_path):
         (tmp_path / "volume" / "x").write_text("in the way")
         with pytest.raises(InfrastructureError, match="a folder cannot replace a file"):
             await put(made, kube, source, b"x")
-        async with mover(kube, made.volume, say=print) as one:
+        async with copy_pod_of(kube, made.volume, say=print) as one:
             with pytest.raises(InfrastructureError, match="No such file"):
                 await one.get(b"nothing", tmp_path / "y")
         (tmp_path / "source" / "word").write_text("1")
         tree = scan(os.fsencode(source))
         (tmp_path / "source" / "word").write_text("12")
-        async with mover(kube, made.volume, say=print) as one:
+        async with copy_pod_of(kube, made.volume, say=print) as one:
             with pytest.raises(InfrastructureError, match="changed while it was copied"):
                 await one.put(tree, b"z")
         assert made.sessions == 3

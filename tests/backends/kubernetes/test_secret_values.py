@@ -40,10 +40,11 @@ def test_i18_p9_a_secret_variable_is_a_reference_and_comes_whole(backend: str, r
         _, variables = started(made)
         assert (variables["HF_TOKEN"], variables["LR"]) == (VALUE, "0.1")
     assert (
-        set(one["data"].values()) & set(next(s for s in made.shown() if s["kind"] == "Secret")["data"].values())
+        set(one["data"].values())
+        & set(next(s for s in made.masked_objects() if s["kind"] == "Secret")["data"].values())
         == set()
     )
-    assert next(s for s in made.shown() if s["kind"] == "Secret")["data"] == {"worker.env.HF_TOKEN": "***"}
+    assert next(s for s in made.masked_objects() if s["kind"] == "Secret")["data"] == {"worker.env.HF_TOKEN": "***"}
 
 
 @settings(max_examples=50)

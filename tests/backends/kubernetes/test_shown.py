@@ -38,7 +38,7 @@ def test_secrets_never_show(backend, runtime, names, option, value):
         kubernetes=section,
     )
     made = compiled(job, token=MARK)
-    text = json.dumps(made.shown())
+    text = json.dumps(made.masked_objects())
     assert MARK not in text
     assert MARK not in json.dumps(made.notes)
     assert "shown" in text
@@ -49,13 +49,13 @@ def test_secrets_never_show(backend, runtime, names, option, value):
 def test_what_is_sent_is_not_touched_by_showing_it():
     made = compiled(spec(env={"HF_TOKEN": "$x", "PLAIN": "$y"}))
     before = json.dumps(made.objects)
-    made.shown()
+    made.masked_objects()
     assert json.dumps(made.objects) == before
     assert expand(container(made)["env"][-1]["value"], {}) == "$y"
 
 
 def test_the_bundle_is_told_by_size_and_digest():
-    (shown,) = [item for item in compiled(spec()).shown() if item["kind"] == "ConfigMap"]
+    (shown,) = [item for item in compiled(spec()).masked_objects() if item["kind"] == "ConfigMap"]
     assert shown["binaryData"]["inside.pyz"].startswith(f"<{len(BUNDLE)} bytes, sha256 ")
 
 
@@ -65,6 +65,6 @@ def test_references_to_secrets_are_shown():
         "image_pull_secrets": ["pull"],
         "volumes": [{"name": "certs", "secret": {"secretName": "certificates"}}],
     }
-    text = json.dumps(compiled(spec(kubernetes=section)).shown())
+    text = json.dumps(compiled(spec(kubernetes=section)).masked_objects())
     for reference in ("hugging-face", "pull", "certificates"):
         assert reference in text

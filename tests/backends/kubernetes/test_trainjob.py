@@ -57,7 +57,7 @@ def test_without_a_named_runtime_the_job_gets_one_of_its_own():
 
 
 def test_jobapi_s22_a_ttl_is_in_no_manifest_because_a_runtimes_would_bring_the_set_back():
-    assert "ttl" not in json.dumps(compiled(spec(backend="trainjob", ttl_s=5)).shown()).lower()
+    assert "ttl" not in json.dumps(compiled(spec(backend="trainjob", ttl_s=5)).masked_objects()).lower()
 
 
 def test_a_platforms_runtime_is_used_as_given():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankfall.collect.loki.resume_state import LokiState
 from rankfall.collect.pods.line_splitter import stamp_text
-from rankfall.collect.pods.log_tailer import Follower
+from rankfall.collect.pods.log_tailer import LogTailer
 from rankfall.loki.errors import LokiError
 from support.loki_world import UID, World, at
 
@@ -120,7 +120,7 @@ def test_a_log_of_the_api_is_continued_and_a_log_that_loki_began_is_left_by_the_
     instances = world.instances()
     log = instances.open(0, uid=UID, number=0)
     log.opened()
-    log.feed(f"{stamp_text(at(1))} [rank 0] 1\n{stamp_text(at(2))} [rank 0] 2\n".encode())
+    log.push(f"{stamp_text(at(1))} [rank 0] 1\n{stamp_text(at(2))} [rank 0] 2\n".encode())
     instances.close()
     for second in (1, 2, 3):
         world.loki.add(at(second), f"[rank 0] {second}")
@@ -140,7 +140,7 @@ def test_a_log_of_the_api_is_continued_and_a_log_that_loki_began_is_left_by_the_
     instances = world.instances()
     log = instances.open(0, uid=UID, number=0)
     assert log.cursor.closed == "lost"
-    follower = Follower(
+    follower = LogTailer(
         None, pod="p", namespace="n", container="c", log=log,
         state=lambda: pytest.fail("asked"), refresh=lambda: pytest.fail("asked"), trouble=print,
     )  # fmt: skip
@@ -159,7 +159,7 @@ def test_lines_without_a_proof_wait_for_it_and_are_not_lost(world):
     instances = world.instances()
     log = instances.open(0, uid=UID, number=0)
     log.opened()
-    log.feed(f"{stamp_text(at(1))} [rank 0] 1\n".encode())
+    log.push(f"{stamp_text(at(1))} [rank 0] 1\n".encode())
     instances.close()
     world.loki.add(at(2), "[rank 0] 2")
 

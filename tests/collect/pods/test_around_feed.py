@@ -75,7 +75,7 @@ class Scene:
         for name in ("REFUSED_S", "AGAIN_S", "POLL_INTERVAL_S"):
             monkeypatch.setattr(cluster_context, name, 0.01)
         self.path = context_path(run, 1)
-        self.feed = self.made()
+        self.push = self.made()
 
     def made(self, backend: str = "trainjob") -> ContextCollector:
         source = PodSource(
@@ -97,10 +97,10 @@ class Scene:
         )
 
     def held(self, kind: type) -> list[Any]:
-        return [fact for fact in self.feed._file.newest.values() if isinstance(fact, kind)]
+        return [fact for fact in self.push._file.newest.values() if isinstance(fact, kind)]
 
     async def follow(self, *conditions) -> None:
-        task = asyncio.create_task(self.feed.run())
+        task = asyncio.create_task(self.push.run())
         try:
             for true, what in conditions:
                 await until(true, what)
@@ -114,7 +114,7 @@ class Scene:
 def scene(tmp_path, monkeypatch):
     made = Scene(tmp_path, monkeypatch)
     yield made
-    made.feed.close()
+    made.push.close()
 
 
 def test_what_is_of_the_attempt_is_kept_and_nothing_else(scene):
@@ -157,7 +157,7 @@ def test_an_event_that_comes_before_its_pod_is_joined_to_it_later(scene):
         asked = lambda: any(plural == "events" for plural, _ in scene.server.asked)  # noqa: E731
         await scene.follow(
             (asked, "a watch"),
-            (lambda: bool(scene.feed._strange), "a stranger"),
+            (lambda: bool(scene.push._strange), "a stranger"),
             (lambda: scene.pods.append(PodFact(seen_ns=1, name="job-1", uid="u1", slot=1)) or True, "the pod"),
             (lambda: [e.uid for e in scene.held(EventFact)] == ["b"], "its Event"),
         )
@@ -174,12 +174,12 @@ def test_many_nodes_are_watched_together(scene, monkeypatch):
         await scene.follow((lambda: len(scene.held(NodeFact)) == 5, "nodes"))
         # A pod that comes to one of the others needs no further request.
         scene.pods.append(PodFact(seen_ns=1, name="job-8", uid="u8", slot=8, node="n8"))
-        scene.feed._settle()
+        scene.push._settle()
 
     asyncio.run(story())
     assert scene.server.asked.count(("nodes", "")) == 1
     assert len(scene.held(NodeFact)) == 6
-    asyncio.run(scene.feed.take())
+    asyncio.run(scene.push.take())
 
 
 def test_what_is_refused_is_written_down_and_asked_for_again(scene):
@@ -203,7 +203,7 @@ def test_what_is_refused_is_written_down_and_asked_for_again(scene):
         "what Kubernetes said of the pods (Events): the server is away",
     }
     scene.server.refused = {NODES: Forbidden("no", status=403, reason="Forbidden")}
-    asyncio.run(scene.feed.take())
+    asyncio.run(scene.push.take())
     assert [note.over for note in scene.held(Unseen) if "nodes" in note.text] == [False]
 
 
@@ -225,22 +225,22 @@ def test_events_beyond_the_bound_are_counted_out_and_a_full_disk_is_told(scene, 
         EVENTS: [event(str(n), kind="Pod", name="job-0", about="u0") for n in range(3)]
         + [event(f"s{n}", kind="Pod", name="other", about="x") for n in range(3)]
     }
-    asyncio.run(scene.feed.take())
+    asyncio.run(scene.push.take())
     assert len(scene.held(EventFact)) == 1
     assert "beyond the first 1" in scene.held(Unseen)[0].text
-    assert list(scene.feed._strange) == ["s2"]
+    assert list(scene.push._strange) == ["s2"]
 
     def refuse(_: object) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(scene.feed._file, "add", refuse)
+    monkeypatch.setattr(scene.push._file, "add", refuse)
     scene.server.objects[NODES] = [node("n1")]
-    asyncio.run(scene.feed.take())
+    asyncio.run(scene.push.take())
     assert scene.full
 
 
 def test_of_a_workload_that_vanished_unseen_its_last_state_is_kept(scene):
-    take = scene.feed._work(JOBS)
+    take = scene.push._work(JOBS)
     take({"metadata": {"name": "job", "uid": "j"}, "spec": {"suspend": True}}, False)
     take({"metadata": {"name": "job", "uid": "j"}}, True)
     (fact,) = scene.held(WorkFact)

@@ -82,7 +82,7 @@ def read(folder: Path, pieces: list[bytes]) -> tuple[dict[str, bytes], list[obje
     log = InstanceLog(folder, on_record=lambda line, _at: len(line) > len("?rankfall/1 TOKEN"), now=lambda: SECOND * NS)
     log.opened()
     for piece in pieces:
-        log.feed(piece)
+        log.push(piece)
     log.finish()
     cursor = log.cursor
     known: list[object] = [
@@ -196,7 +196,7 @@ def test_records_keep_the_lines_before_and_behind_them_in_chunks(tmp_path, monke
     foreign = b"%b.5Z \x1erankfall/1 foreign\n" % STAMP
     log = InstanceLog(tmp_path, on_record=record, now=lambda: SECOND * NS)
     log.opened()
-    log.feed(usual + records[0] + usual.splitlines(keepends=True)[0] + records[1] + foreign + usual)
+    log.push(usual + records[0] + usual.splitlines(keepends=True)[0] + records[1] + foreign + usual)
     log.close()
     held = log.held()
     # Only from the first record to the last.

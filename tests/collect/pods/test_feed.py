@@ -148,7 +148,7 @@ def test_any_schedule_every_line_once_and_an_end(schedule, past, join, tmp_path_
 
 
 def test_over_tls_lines_records_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "IDLE_TIMEOUT_S", 60.0)
     monkeypatch.setattr(log_tailer, "SETTLE_S", 10.0)
 
     async def story(made: World, fed: Fed) -> None:
@@ -252,7 +252,7 @@ def test_a_follow_that_does_not_join_what_was_read_begins_at_the_cursor(tmp_path
 
 
 def test_launch_s28_a_late_pod_is_followed_from_its_first_line_and_the_others_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "IDLE_TIMEOUT_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         first, late = made.add(0), made.add(1, start=False)
@@ -302,17 +302,17 @@ def test_a_feed_follows_when_each_log_of_a_running_container_was_opened(tmp_path
         second.faults += ["502"] * 10_000
         made.pods_refused = 503
         fed.start()
-        assert fed.feed is not None
+        assert fed.push is not None
         await until(lambda: fed.troubles, "a word of pods that cannot be listed")
-        assert not fed.feed.following
-        assert fed.feed.blind
+        assert not fed.push.following
+        assert fed.push.blind
         made.pods_refused = None
         await until(lambda: len(second.requests) >= 5 and first.requests, "tries of both logs")
-        assert not fed.feed.following
+        assert not fed.push.following
         second.faults.clear()
         # One that has not begun has no log.
-        await until(lambda: fed.feed.following, "that all logs are open")
-        await until(lambda: not fed.feed.blind, "that the pods are watched again")
+        await until(lambda: fed.push.following, "that all logs are open")
+        await until(lambda: not fed.push.blind, "that the pods are watched again")
         assert fed.fact(late) is not None
 
     play(tmp_path, story)
@@ -324,7 +324,7 @@ def test_a_log_that_cannot_be_had_is_not_waited_for_for_ever(tmp_path, monkeypat
     async def story(made: World, fed: Fed) -> None:
         made.add(0).faults += ["502"] * 10_000
         fed.start()
-        await until(lambda: fed.feed.following, "that the log was tried for a while")
+        await until(lambda: fed.push.following, "that the log was tried for a while")
 
     play(tmp_path, story)
 
@@ -385,7 +385,7 @@ def test_logs_s23_a_clean_end_of_a_container_that_runs_is_resumed_within_2_s_and
     # The pauses that the product has.
     monkeypatch.setattr(log_tailer, "_FIRST_S", 0.1)
     monkeypatch.setattr(log_tailer, "SETTLE_S", 1.0)
-    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "IDLE_TIMEOUT_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0, start=False)
@@ -488,7 +488,7 @@ def test_a_container_that_was_restarted_very_often_costs_few_records(tmp_path):
 
 
 def test_a_dead_connection_is_found_soon_where_the_log_had_spoken_until_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "IDLE_TIMEOUT_S", 60.0)
     monkeypatch.setattr(log_tailer, "KNOWN_S", 0.2)
     monkeypatch.setattr(log_tailer, "QUIET_S", 0.2)
 
@@ -509,7 +509,7 @@ def test_a_dead_connection_is_found_soon_where_the_log_had_spoken_until_then(tmp
 
 def test_launch_s27_a_pod_that_is_deleted_at_once_keeps_what_came_and_its_gap_is_recorded(tmp_path, monkeypatch):
     # Its stream stays open and silent: the deletion alone tells that nothing more comes.
-    monkeypatch.setattr(log_tailer, "SILENCE_S", 60.0)
+    monkeypatch.setattr(log_tailer, "IDLE_TIMEOUT_S", 60.0)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -813,7 +813,7 @@ def test_a_crash_is_told_and_the_work_taken_up_again(tmp_path, monkeypatch):
 
 
 def test_a_crash_of_one_log_is_told_and_the_log_opened_again(tmp_path, monkeypatch):
-    run = log_tailer.Follower.run
+    run = log_tailer.LogTailer.run
     crashes = iter([True])
 
     async def crash(self):
@@ -821,7 +821,7 @@ def test_a_crash_of_one_log_is_told_and_the_log_opened_again(tmp_path, monkeypat
             raise RuntimeError("a fault of ours")
         return await run(self)
 
-    monkeypatch.setattr(log_tailer.Follower, "run", crash)
+    monkeypatch.setattr(log_tailer.LogTailer, "run", crash)
 
     async def story(made: World, fed: Fed) -> None:
         pod = made.add(0)
@@ -903,8 +903,8 @@ def test_feeds_can_be_stopped_at_any_moment(tmp_path):
             fed.start()
             await fed.stop()
         fed.start()
-        assert fed.feed is not None
-        await asyncio.to_thread(fed.feed.stop)
-        await asyncio.to_thread(fed.feed.stop)
+        assert fed.push is not None
+        await asyncio.to_thread(fed.push.stop)
+        await asyncio.to_thread(fed.push.stop)
 
     play(tmp_path, story)

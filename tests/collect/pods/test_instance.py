@@ -139,7 +139,7 @@ def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
                 body = b""
             while body:
                 size = data.draw(st.integers(1, len(body)))
-                log.feed(body[:size])
+                log.push(body[:size])
                 body = body[size:]
             if data.draw(st.booleans()):
                 # Killed: what was stored and not committed is there, and nobody closed anything.
@@ -148,7 +148,7 @@ def test_every_line_once_through_cuts_and_kills(way, data, tmp_path_factory):
                     file.write(b"stored, not committed")
                 log = opened(folder)
         log.opened()
-        log.feed(server.body(log.cursor.since))
+        log.push(server.body(log.cursor.since))
         log.finish()
     finally:
         log.close()
@@ -172,11 +172,11 @@ def test_lines_of_a_clock_that_is_set_back_over_more_lines_than_are_kept_are_nei
     log = opened(tmp_path)
     log.opened()
     for part in server.body(None).splitlines(keepends=True):
-        log.feed(part)
+        log.push(part)
     top = max(at for at, _ in lines)
     lines += [(top - int(back_s * NS) + number, b"[rank 0] new %d" % number) for number in range(3)]
     log.opened()
-    log.feed(server.body(log.cursor.since))
+    log.push(server.body(log.cursor.since))
     log.close()
     assert stored(tmp_path) == expected(lines)
     assert log.cursor.gaps == 0
@@ -198,7 +198,7 @@ def test_a_clock_that_is_set_back_further_than_is_remembered_leaves_a_gap_record
     for _ in range(2):
         log.opened()
         for part in server.body(log.cursor.since).splitlines(keepends=True):
-            log.feed(part)
+            log.push(part)
     log.close()
     assert set(stored(tmp_path)["r0.out"].splitlines()) == {text[9:] for _, text in lines}
     assert gaps == [(START * NS + 100, START * NS)]
@@ -222,7 +222,7 @@ def test_a_server_that_ends_each_stream_inside_what_was_taken_before_does_not_st
             body = server.body(log.cursor.since).splitlines(keepends=True)
             # Not always at the same line: one that ended right where the new ones begin would look like a silent container.
             for line in body[: rate + most + streams % 2]:
-                log.feed(line)
+                log.push(line)
             streams += 1
             assert streams < 20 + 5 * len(lines), "it goes on"
             if kill and streams == 10:
@@ -239,13 +239,13 @@ def test_a_line_that_came_in_part_is_taken_whole_when_the_log_is_opened_anew(tmp
     log = opened(tmp_path)
     log.opened()
     body = server.body(None)
-    log.feed(body[: 2 * MAX_PART])
+    log.push(body[: 2 * MAX_PART])
     assert (tmp_path / "r0.out.log").stat().st_size > MAX_PART
     log.opened()
     for begin in range(0, len(body), 65536):
-        log.feed(body[begin : begin + 65536])
+        log.push(body[begin : begin + 65536])
     log.opened()
-    log.feed(server.body(log.cursor.since))
+    log.push(server.body(log.cursor.since))
     log.close()
     assert (tmp_path / "r0.out.log").read_bytes() == b"x" * (3 * MAX_PART) + b"\nend\n"
     assert log.cursor.repeated == 2
@@ -253,9 +253,9 @@ def test_a_line_that_came_in_part_is_taken_whole_when_the_log_is_opened_anew(tmp
 
 def test_a_long_line_is_bounded_in_memory(tmp_path):
     log = opened(tmp_path)
-    log.feed(stamp(START * NS) + b" [rank 2] ")
+    log.push(stamp(START * NS) + b" [rank 2] ")
     for _ in range(64):
-        log.feed(b"y" * 65536)
+        log.push(b"y" * 65536)
         assert len(log._rest) <= MAX_PART + 65536
     log.finish()
     log.close()
@@ -268,10 +268,10 @@ def test_the_rest_of_a_line_that_the_api_cuts_at_a_second_is_no_line(tmp_path):
     lines = [(second * NS + n, b"[rank 0] line %d" % n) for n in range(3)]
     log = opened(tmp_path)
     log.opened()
-    log.feed(stamp(START * NS) + b" [rank 0] " + b"x" * 40_000 + b"\n" + Server(lines).body(None))
+    log.push(stamp(START * NS) + b" [rank 0] " + b"x" * 40_000 + b"\n" + Server(lines).body(None))
     log.opened()
     lines.append((second * NS + 9, b"[rank 0] new"))
-    log.feed(stamp(second * NS) + b" " + b"x" * 20_000 + b"\n" + Server(lines).body(second))
+    log.push(stamp(second * NS) + b" " + b"x" * 20_000 + b"\n" + Server(lines).body(second))
     log.close()
     text = b"x" * 40_000 + b"\nline 0\nline 1\nline 2\nnew\n"
     assert (stored(tmp_path), log.cursor.gaps) == ({"r0.out": text}, 0)
@@ -280,9 +280,9 @@ def test_the_rest_of_a_line_that_the_api_cuts_at_a_second_is_no_line(tmp_path):
 def test_identical_lines_with_identical_stamps_are_told_apart_by_their_number(tmp_path):
     lines = [(START * NS + 1, b"same")] * 5
     log = opened(tmp_path)
-    log.feed(Server(lines[:3]).body(None))
+    log.push(Server(lines[:3]).body(None))
     log.opened()
-    log.feed(Server(lines).body(log.cursor.since))
+    log.push(Server(lines).body(log.cursor.since))
     log.close()
     assert (tmp_path / "slot.out.log").read_bytes() == b"same\n" * 5
     assert (log.cursor.lines, log.cursor.repeated) == (5, 3)
@@ -290,13 +290,13 @@ def test_identical_lines_with_identical_stamps_are_told_apart_by_their_number(tm
 
 def test_lost_track_is_known_when_the_newest_line_does_not_come_again(tmp_path):
     log = opened(tmp_path)
-    log.feed(Server([(START * NS, b"one"), (START * NS + 1, b"two")]).body(None))
+    log.push(Server([(START * NS, b"one"), (START * NS + 1, b"two")]).body(None))
     log.opened()
     # Rotated: the file that is served now begins later.
-    log.feed(Server([(START * NS + 900, b"nine")]).body(log.cursor.since))
+    log.push(Server([(START * NS + 900, b"nine")]).body(log.cursor.since))
     assert log.cursor.lost_track
     log.opened()
-    log.feed(Server([(START * NS + 900, b"nine"), (START * NS + 901, b"ten")]).body(log.cursor.since))
+    log.push(Server([(START * NS + 900, b"nine"), (START * NS + 901, b"ten")]).body(log.cursor.since))
     assert not log.cursor.lost_track
     log.close()
     assert (tmp_path / "slot.out.log").read_bytes() == b"one\ntwo\nnine\nten\n"
@@ -306,7 +306,7 @@ def test_lost_track_is_known_when_the_newest_line_does_not_come_again(tmp_path):
 def test_a_log_is_whole_when_the_wrapper_said_its_last_word_though_the_server_gave_no_end(tmp_path, ended):
     log = InstanceLog(tmp_path, on_record=lambda line, at: True, now=lambda: 0, ended=lambda: ended)
     log.opened()
-    log.feed(stamp(START * NS) + b" one\n")
+    log.push(stamp(START * NS) + b" one\n")
     assert log.leave() is ended
     log.close()
 
@@ -316,7 +316,7 @@ def test_a_log_is_joined_by_a_line_that_can_only_be_an_old_one(tmp_path):
     log.opened()
     lines = [(START * NS + at, text) for at, text in ((1, b"a"), (2, b"b"), (3, b"c"), (3, b"d"))]
     server = Server(lines)
-    log.feed(server.body(None))
+    log.push(server.body(None))
     newest = log.cursor.newest(3)
     assert len(newest) == 3
     log.opened(newest)
@@ -327,7 +327,7 @@ def test_a_log_is_joined_by_a_line_that_can_only_be_an_old_one(tmp_path):
     assert log.joins(three[:40]) is True
     assert log.joins(three[:10]) is None
     assert log.joins(b"b\n") is False
-    log.feed(three + Server([(START * NS + 4, b"e")]).body(None))
+    log.push(three + Server([(START * NS + 4, b"e")]).body(None))
     log.close()
     assert stored(tmp_path)["slot.out"] == b"a\nb\nc\nd\ne\n"
     assert (log.cursor.lines, log.cursor.repeated, log.cursor.gaps) == (5, 3, 0)
@@ -336,7 +336,7 @@ def test_a_log_is_joined_by_a_line_that_can_only_be_an_old_one(tmp_path):
 def test_lines_that_are_alike_do_not_tell_where_a_log_goes_on(tmp_path):
     log = opened(tmp_path)
     log.opened()
-    log.feed(Server([(START * NS, b"a"), (START * NS + 1, b"b"), (START * NS + 1, b"b")]).body(None))
+    log.push(Server([(START * NS, b"a"), (START * NS + 1, b"b"), (START * NS + 1, b"b")]).body(None))
     assert [len(log.cursor.newest(count)) for count in (1, 2, 3)] == [1, 0, 0]
     log.close()
 
@@ -350,7 +350,7 @@ def test_records_that_came_together_are_told_to_be_through_before_they_are_commi
         now=lambda: START * NS,
     )
     log.opened()
-    log.feed(Server([(START * NS, b"\x1erankfall/1 x")] * 3).body(None))
+    log.push(Server([(START * NS, b"\x1erankfall/1 x")] * 3).body(None))
     log.close()
     assert told == [0]
 
@@ -363,7 +363,7 @@ def test_records_leave_the_stream_and_strangers_stay(tmp_path):
         return b" good " in text
 
     log = InstanceLog(tmp_path, on_record=take, now=lambda: START * NS)
-    log.feed(
+    log.push(
         Server(
             [
                 (START * NS, b"\x1erankfall/1 good abc"),
@@ -383,15 +383,15 @@ def test_records_leave_the_stream_and_strangers_stay(tmp_path):
 @pytest.mark.parametrize("text", [b"[rank x] a", b"[rank 12345678901] a", b"[rank ] a", b"[rank -1] a", b"[rank 1]a"])
 def test_what_only_looks_like_a_rank_stays_with_the_slot(text, tmp_path):
     log = opened(tmp_path)
-    log.feed(Server([(START * NS, text)]).body(None))
+    log.push(Server([(START * NS, text)]).body(None))
     log.close()
     assert stored(tmp_path) == {"slot.out": text + b"\n"}
 
 
 def test_the_index_says_when_and_on_which_line(tmp_path):
     log = opened(tmp_path)
-    log.feed(Server([(START * NS + 7, b"[rank 0] a"), (START * NS + 9, b"[rank 0] b")]).body(None))
-    log.feed(Server([(START * NS + 2 * NS, b"[rank 0] c")]).body(None))
+    log.push(Server([(START * NS + 7, b"[rank 0] a"), (START * NS + 9, b"[rank 0] b")]).body(None))
+    log.push(Server([(START * NS + 2 * NS, b"[rank 0] c")]).body(None))
     log.close()
     rows = IndexReader(tmp_path / "r0.out.log").rows(0)
     assert [(row.offset, row.line, row.stamp, row.source) for row in rows] == [
@@ -402,7 +402,7 @@ def test_the_index_says_when_and_on_which_line(tmp_path):
 
 def test_the_delay_is_the_least_one_and_negative_for_a_clock_that_is_ahead(tmp_path):
     log = opened(tmp_path, now=START * NS)
-    log.feed(Server([(START * NS - 5 * NS, b"old"), (START * NS + 90 * NS, b"from the future")]).body(None))
+    log.push(Server([(START * NS - 5 * NS, b"old"), (START * NS + 90 * NS, b"from the future")]).body(None))
     log.close()
     assert log.delay_ns == -90 * NS
 
@@ -412,7 +412,7 @@ def test_a_damaged_cursor_is_read_up_to_the_damage(tmp_path):
     log = opened(tmp_path)
     for upto in (2, 4, 6):
         log.opened()
-        log.feed(Server(lines).body(log.cursor.since, upto=upto))
+        log.push(Server(lines).body(log.cursor.since, upto=upto))
     log.close()
     path = tmp_path / CURSOR_NAME
     rows = path.read_bytes().splitlines(keepends=True)
@@ -420,7 +420,7 @@ def test_a_damaged_cursor_is_read_up_to_the_damage(tmp_path):
     log = opened(tmp_path)
     assert (tmp_path / "slot.out.log").read_bytes() == b"0\n1\n"
     log.opened()
-    log.feed(Server(lines).body(log.cursor.since))
+    log.push(Server(lines).body(log.cursor.since))
     log.close()
     assert (tmp_path / "slot.out.log").read_bytes() == b"0\n1\n2\n3\n4\n5\n"
 
@@ -488,10 +488,10 @@ def test_a_chunk_is_stored_as_its_lines_would_be(odd, tmp_path, monkeypatch):
     lines[50:50] = [(lines[50][0], odd)]
     body = Server(lines).body(None)
     by_chunk = opened(tmp_path / "chunk")
-    by_chunk.feed(body)
+    by_chunk.push(body)
     monkeypatch.setattr("rankfall.collect.pods.instance_log.LEAST", 1 << 30)
     by_line = opened(tmp_path / "line")
-    by_line.feed(body)
+    by_line.push(body)
     for log in (by_chunk, by_line):
         log.close()
         assert log.cursor.lines == 101
@@ -502,7 +502,7 @@ def test_a_chunk_is_stored_as_its_lines_would_be(odd, tmp_path, monkeypatch):
 def test_a_chunk_with_a_line_without_stamp_is_gone_through_line_by_line(torn, tmp_path):
     body = Server(many(100)).body(None)
     log = opened(tmp_path)
-    log.feed(body + torn + body)
+    log.push(body + torn + body)
     log.close()
     assert stored(tmp_path)["slot.out"] == torn
     assert not list(tmp_path.glob("taken-*"))
@@ -514,7 +514,7 @@ def test_ranks_of_a_chunk_come_apart_in_order_with_the_stamp_of_their_own_first_
         for number in range(300)
     ]
     log = opened(tmp_path)
-    log.feed(Server(lines).body(None))
+    log.push(Server(lines).body(None))
     log.close()
     assert stored(tmp_path) == expected(lines)
     (row,) = IndexReader(tmp_path / "r2.out.log").rows(0)
@@ -529,14 +529,14 @@ def test_chunks_are_known_again_after_a_kill_and_their_files_go_with_the_log(tmp
     log = opened(tmp_path)
     body = server.body(None)
     for begin in range(0, len(body) // 2, 5_000):
-        log.feed(body[begin : begin + 5_000])
+        log.push(body[begin : begin + 5_000])
     log.close()
     assert log.cursor.lines > 900
     assert len(list(tmp_path.glob("taken-*.raw"))) > 1
     again = opened(tmp_path)
     again.opened()
     assert again.cursor.expecting
-    again.feed(server.body(again.cursor.since))
+    again.push(server.body(again.cursor.since))
     assert again.cursor.gaps == 0
     again.cursor.closed = "complete"
     again.cursor.commit({})
@@ -547,7 +547,7 @@ def test_chunks_are_known_again_after_a_kill_and_their_files_go_with_the_log(tmp
 
 def test_a_chunk_whose_file_is_gone_is_forgotten_and_not_asked_for_again(tmp_path):
     log = opened(tmp_path)
-    log.feed(Server(many(3_000)).body(None))
+    log.push(Server(many(3_000)).body(None))
     log.close()
     for path in tmp_path.glob("taken-*.raw"):
         path.unlink()
@@ -564,11 +564,11 @@ def test_a_chunk_that_the_disk_does_not_take_comes_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", lambda *_: 0)
         with pytest.raises(OSError, match="No space"):
-            log.feed(body)
+            log.push(body)
     log.close()
     again = opened(tmp_path)
     again.opened()
-    again.feed(body)
+    again.push(body)
     again.close()
     assert stored(tmp_path) == expected(many(100))
 

@@ -34,7 +34,7 @@ class Server:
 
 def looks(server: Server, *nodes: str) -> tuple[LeasePoller, dict[str, Bound]]:
     told: dict[str, Bound] = {}
-    return LeasePoller(server, nodes=lambda: nodes, told=told.__setitem__), told  # type: ignore[arg-type]
+    return LeasePoller(server, nodes=lambda: nodes, on_lease=told.__setitem__), told  # type: ignore[arg-type]
 
 
 def test_two_looks_soon_and_one_now_and_then_bound_a_nodes_clock_on_both_sides():

@@ -57,14 +57,14 @@ def live(world: World, slot: int, lines: Log, cut: float) -> None:
     log.live = True
     size = max(1, round(cut * 4))
     for first in range(0, len(lines), size):
-        log.feed(body(slot, lines[first : first + size]))
+        log.push(body(slot, lines[first : first + size]))
 
 
 def afterwards(world: World, slot: int, lines: Log, cut: float) -> None:
     """In pieces that come to an end anywhere."""
     log, text = opened(world, slot), body(slot, lines)
-    log.feed(text[: round(cut * len(text))])
-    log.feed(text[round(cut * len(text)) :])
+    log.push(text[: round(cut * len(text))])
+    log.push(text[round(cut * len(text)) :])
 
 
 def after_a_kill(world: World, slot: int, lines: Log, cut: float) -> None:
@@ -73,7 +73,7 @@ def after_a_kill(world: World, slot: int, lines: Log, cut: float) -> None:
     live(world, slot, lines[:count], cut)
     log = opened(world, slot)
     since = log.cursor.since or 0
-    log.feed(body(slot, [(at, text) for at, text in lines if at >= since * NS]))
+    log.push(body(slot, [(at, text) for at, text in lines if at >= since * NS]))
 
 
 def from_loki(world: World, slot: int, lines: Log, cut: float) -> None:
@@ -81,7 +81,7 @@ def from_loki(world: World, slot: int, lines: Log, cut: float) -> None:
     count = round(cut * len(lines))
     world.pod(slot=slot, uid=f"uid-{slot}", log="lost")
     log = opened(world, slot)
-    log.feed(body(slot, lines[:count]))
+    log.push(body(slot, lines[:count]))
     log.lose()
     log.cursor.closed = "lost"
     log.cursor.commit({})
@@ -211,8 +211,8 @@ def test_i19_p1_a_pod_that_failed_first_is_named_although_its_log_begins_later(t
 def test_i19_p1_a_line_without_a_stamp_came_between_its_neighbours(tmp_path):
     log = InstanceLog(tmp_path, on_record=lambda _line, _at: False, now=lambda: BEGAN)
     log.opened()
-    log.feed(b"torn\n" + body(0, [(BEGAN, "a")]))
-    log.feed(b"glued to it\n" + body(0, [(BEGAN + NS, "b")]) + b"torn\n" + body(0, [(BEGAN + 2 * NS, "c")]))
+    log.push(b"torn\n" + body(0, [(BEGAN, "a")]))
+    log.push(b"glued to it\n" + body(0, [(BEGAN + NS, "b")]) + b"torn\n" + body(0, [(BEGAN + 2 * NS, "c")]))
     log.close()
     slot, rank = Index(tmp_path / "slot.out.idx"), Index(tmp_path / "r0.out.idx")
     slot.grow()

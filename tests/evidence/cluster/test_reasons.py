@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankfall.evidence.cluster.reasons import Reason, ending_evidence, row_of, rows, waiting_evidence
+from rankfall.evidence.cluster.reasons import Reason, end_evidence, row_of, rows, waiting_evidence
 from rankfall.model import Case, SlotFacts
 from rankfall.model.causes import catalogue
 from rankfall.rundir.cluster.pod_facts import Condition, ContainerFact, PodFact
@@ -43,7 +43,7 @@ OF_PODS = [row for row in rows() if row.where not in {"event", "made", "work"} a
 
 @pytest.mark.parametrize("row", OF_PODS, ids=lambda row: f"{row.where}-{row.reason}")
 def test_every_row_makes_evidence_of_the_platform(row):
-    look = waiting_evidence if row.where in {"waiting", "scheduled"} else ending_evidence
+    look = waiting_evidence if row.where in {"waiting", "scheduled"} else end_evidence
     (piece,) = look(shown(row), attempt=2)
     assert (piece.slug, piece.specificity, piece.role, piece.trust) == (
         row.slug,
@@ -58,7 +58,7 @@ def test_every_row_makes_evidence_of_the_platform(row):
     assert (piece.at, piece.uncertainty) == ((DAY_NS, 1.0) if timed else (SEEN, 5.0))
     assert row.slug in catalogue()
     # The other question is not answered by it.
-    other = ending_evidence if look is waiting_evidence else waiting_evidence
+    other = end_evidence if look is waiting_evidence else waiting_evidence
     assert other(shown(row), attempt=2) == []
 
 
@@ -74,7 +74,7 @@ def test_errors_k2_k5_what_a_kubelet_takes_away_itself_is_preempted_and_started_
     taken = Condition(type="DisruptionTarget", status="True", reason="TerminationByKubelet", at=DAY)
     fact = pod(reason=reason, message=message, conditions=(taken,), main=ended("Error"))
     slot = SlotFacts(slot=3, node="n3", state="ended", signal=9, killed_by="foreign", ended_at=DAY_NS)
-    case = Case(attempt=2, slots=(slot,), evidence=tuple(ending_evidence(fact, attempt=2)))
+    case = Case(attempt=2, slots=(slot,), evidence=tuple(end_evidence(fact, attempt=2)))
     verdict = diagnose(case).verdict
     assert (verdict.cause.slug, verdict.cause.confidence, verdict.slot, verdict.node) == (
         "preempted",
@@ -117,7 +117,7 @@ def test_a_node_that_ends_what_a_taint_drives_away_and_says_so_is_not_lost(main,
     taint = Condition(
         type="DisruptionTarget", status="True", reason="DeletionByTaintManager", at="2026-11-21T16:00:00Z"
     )
-    found = ending_evidence(pod(main=main, grace_s=8, conditions=(taint,)), attempt=1)
+    found = end_evidence(pod(main=main, grace_s=8, conditions=(taint,)), attempt=1)
     assert {piece.slug for piece in found} - {"user_exit", "killed_unknown"} == {"node_lost", *slugs}
     best = max(found, key=lambda piece: piece.specificity)
     assert best.slug == ("preempted" if slugs else "node_lost")
@@ -147,7 +147,7 @@ def test_errors_k8_the_text_of_a_pull_says_whether_it_may_come_right(message, sl
 )
 def test_errors_k9_a_start_that_failed_is_told_by_the_words_of_the_runtime(message, slug, retry):
     end = ContainerFact(state="terminated", exit_code=128, reason="StartError", message=message, finished=DAY)
-    (piece,) = ending_evidence(pod(main=end), attempt=1)
+    (piece,) = end_evidence(pod(main=end), attempt=1)
     assert (piece.slug, piece.retry) == (slug, retry)
     assert message in piece.line
 
@@ -162,26 +162,26 @@ def test_the_patterns_of_the_table_are_followed_by_a_row_for_any_text():
 @pytest.mark.parametrize("reason", ["Error", "Completed", "CrashLoopBackOff", "PodInitializing", "Xid 79", ""])
 def test_a_reason_that_is_not_in_the_table_makes_nothing(where, reason):
     made = shown(Reason(where=where, reason=reason, slug="unknown", specificity=1))
-    assert ending_evidence(made, attempt=1) == waiting_evidence(made, attempt=1) == []
+    assert end_evidence(made, attempt=1) == waiting_evidence(made, attempt=1) == []
 
 
 def test_the_same_reason_in_another_place_makes_nothing():
     made = shown(Reason(where="pod", reason="OOMKilled", slug="host_oom", specificity=1))
-    assert ending_evidence(made, attempt=1) == []
+    assert end_evidence(made, attempt=1) == []
 
 
 @pytest.mark.parametrize(
     ("code", "role"), [(137, "primary"), (1, "context"), (None, "context"), (143, None), (0, None)]
 )
 def test_errors_m5_m7_the_label_of_a_kill_for_memory_proves_only_a_sigkill(code, role):
-    found = ending_evidence(pod(main=ended("OOMKilled", code=code)), attempt=1)
+    found = end_evidence(pod(main=ended("OOMKilled", code=code)), attempt=1)
     assert [piece.role for piece in found] == ([] if role is None else [role])
 
 
 def test_a_disruption_that_is_not_true_says_nothing():
     for status in ("False", "Unknown"):
         condition = Condition(type="DisruptionTarget", status=status, reason="PreemptionByScheduler")
-        assert ending_evidence(pod(conditions=(condition,)), attempt=1) == []
+        assert end_evidence(pod(conditions=(condition,)), attempt=1) == []
 
 
 def test_a_pod_waits_only_while_it_is_pending():
@@ -193,12 +193,12 @@ def test_a_pod_waits_only_while_it_is_pending():
 def test_the_same_thing_seen_twice_is_one_piece_and_of_another_pod_another():
     one = pod(reason="Evicted")
     again, other = msgspec.structs.replace(one, seen_ns=99), msgspec.structs.replace(one, uid="v")
-    ids = [ending_evidence(fact, attempt=1)[0].id for fact in (one, again, other)]
+    ids = [end_evidence(fact, attempt=1)[0].id for fact in (one, again, other)]
     assert ids[0] == ids[1] != ids[2]
 
 
 def test_long_messages_are_cut():
-    (piece,) = ending_evidence(pod(reason="Evicted", message="x" * 4096), attempt=1)
+    (piece,) = end_evidence(pod(reason="Evicted", message="x" * 4096), attempt=1)
     assert len(piece.line) == 1000
 
 
@@ -226,7 +226,7 @@ REFUSED = {
 )
 def test_i19_p2_a_pod_that_its_kubelet_refuses_never_ran_and_is_tried_elsewhere(reason, message):
     fact = pod(reason=reason, message=message, accepted=DAY)
-    (piece,) = ending_evidence(fact, attempt=1)
+    (piece,) = end_evidence(fact, attempt=1)
     assert (piece.slug, piece.at, piece.uncertainty, piece.stamped) == ("admission_rejected", DAY_NS, 1.0, "node")
     case = Case(attempt=1, slots=(SlotFacts(slot=3, node="n3", state="lost"),), evidence=(piece,))
     verdict = diagnose(case).verdict
@@ -242,4 +242,4 @@ def test_i19_p2_a_pod_that_its_kubelet_refuses_never_ran_and_is_tried_elsewhere(
 
 
 def test_i19_p2_what_ran_before_is_not_said_to_have_been_refused_in_words_that_nobody_knows():
-    assert ending_evidence(pod(reason="New", message="Pod was rejected: x", main=ended("Error")), attempt=1) == []
+    assert end_evidence(pod(reason="New", message="Pod was rejected: x", main=ended("Error")), attempt=1) == []

@@ -209,7 +209,7 @@ def test_instances_get_folders_in_order_and_find_them_again(run):
     held.open(0, uid="a", number=1)
     held.open(0, uid="b", number=0)
     assert folders(run) == ["0", "1", "2"]
-    first.feed(b"2026-11-21T16:00:00.000000001Z hello\n")
+    first.push(b"2026-11-21T16:00:00.000000001Z hello\n")
     held.close()
     again = instances(run)
     log = again.open(0, uid="a", number=0)
@@ -290,10 +290,10 @@ def test_a_gap_in_a_log_is_recorded_with_its_bounds(run):
     held = instances(run)
     log = held.open(0, uid="a", number=0)
     log.opened()
-    log.feed(b"2026-11-21T16:00:00.000000001Z one\n")
+    log.push(b"2026-11-21T16:00:00.000000001Z one\n")
     log.opened()
     # Rotated meanwhile.
-    log.feed(b"2026-11-21T16:00:09.000000005Z nine\n2026-11-21T16:00:09.000000006Z ten\n")
+    log.push(b"2026-11-21T16:00:09.000000005Z nine\n2026-11-21T16:00:09.000000006Z ten\n")
     held.close()
     (found,) = RecordFolder(run.records_dir, run=run.id, attempt=1).poll()
     assert found.record.kind == "gap"

@@ -22,7 +22,7 @@ from rankfall.kube.errors import Forbidden, ObjectNotFound
 from rankfall.kube.exec.session import ExecResult
 from rankfall.rundir import StreamAppender
 from rankfall.rundir.cluster.manifest_ranks import Launch, launch_of
-from rankfall.rundir.cluster.marks import ROUND, Told, read_rank_map, write_rank_map
+from rankfall.rundir.cluster.marks import ROUND, RankMap, read_rank_map, write_rank_map
 from support.patience import scaled
 
 NS = 1_000_000_000
@@ -241,7 +241,7 @@ def seen(rank: int, local: int, *, pid: int, started: int = 0) -> Seen:
 
 def test_launch_s17_another_round_ends_what_the_first_one_proved_where_it_was_seen_last(tmp_path):
     first = {0: seen(2, 0, pid=10), 1: seen(3, 1, pid=11)}
-    told = update_rank_map(Told(), first, sizes={"0.out.log": 5, "1.out.log": 7}, folder=tmp_path)
+    told = update_rank_map(RankMap(), first, sizes={"0.out.log": 5, "1.out.log": 7}, folder=tmp_path)
     assert {n: (one.rank, one.since, one.until) for n, one in told.ranks.items()} == {0: (2, 0, None), 1: (3, 0, None)}
     told = update_rank_map(told, first, sizes={"0.out.log": 50, "1.out.log": 70}, folder=tmp_path)
     assert (told.base, told.confirmed) == (0, {0: 50, 1: 70})
@@ -264,9 +264,9 @@ def test_lines_from_before_the_process_are_of_no_rank(tmp_path):
     stream.write(b"of an earlier round\n", 10 * NS)
     stream.write(b"of this one\n", 20 * NS)
     stream.close()
-    told = update_rank_map(Told(), {0: seen(2, 0, pid=10, started=15 * NS)}, sizes={}, folder=tmp_path)
+    told = update_rank_map(RankMap(), {0: seen(2, 0, pid=10, started=15 * NS)}, sizes={}, folder=tmp_path)
     assert told.ranks[0].since == len(b"of an earlier round\n")
-    told = update_rank_map(Told(), {0: seen(2, 0, pid=10, started=30 * NS)}, sizes={}, folder=tmp_path)
+    told = update_rank_map(RankMap(), {0: seen(2, 0, pid=10, started=30 * NS)}, sizes={}, folder=tmp_path)
     assert told.ranks[0].since == len(b"of an earlier round\nof this one\n")
 
 
@@ -285,10 +285,10 @@ def test_text_that_looks_like_a_wrappers_is_the_jobs_own_in_a_foreign_log(tmp_pa
     for n, text in enumerate(
         ("[rank 3] forged", "\x1erankfall/1 x y", "[default1]:step 1", "[trainer0]: a", "[step2]: b")
     ):
-        made.feed(line(n, text))
+        made.push(line(n, text))
     assert made.routes.tagged
     made.routes.base = ROUND
-    made.feed(line(9, "[default1]:step 2"))
+    made.push(line(9, "[default1]:step 2"))
     made.close()
     found = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
     assert found == {
@@ -324,13 +324,13 @@ def watched(identifier: RankProber, folder: Path, *texts: str, looks: int) -> di
     made = log(folder)
     made.opened()
     for n, text in enumerate(texts):
-        made.feed(line(n, text))
+        made.push(line(n, text))
     left = iter(range(looks))
     asyncio.run(
         identifier.watch("p", container="m", log=made, folder=folder, running=lambda: next(left, None) is not None)
     )
     for n, text in enumerate(texts):
-        made.feed(line(10 + n, text))
+        made.push(line(10 + n, text))
     made.close()
     return {path.name.removesuffix(".out.log"): path.read_text() for path in folder.glob("*.log")}
 
@@ -338,7 +338,7 @@ def watched(identifier: RankProber, folder: Path, *texts: str, looks: int) -> di
 def test_a_container_is_looked_into_once_its_lines_bear_local_ranks(tmp_path, monkeypatch):
     identifier, said = looker(monkeypatch, ANSWER)
     watched(identifier, tmp_path, "[rank3]: ValueError", "[default]:x", "plain", looks=3)
-    assert read_rank_map(tmp_path) == Told()
+    assert read_rank_map(tmp_path) == RankMap()
     watched(identifier, tmp_path, "[default1]:x", looks=3)
     assert read_rank_map(tmp_path).ranks[1].rank == 3
     assert said == []
@@ -388,10 +388,10 @@ def test_a_container_that_cannot_be_looked_into_is_told(tmp_path, monkeypatch):
 
 
 def test_what_is_damaged_or_missing_tells_nothing(tmp_path):
-    assert read_rank_map(tmp_path) == Told()
+    assert read_rank_map(tmp_path) == RankMap()
     (tmp_path / "ranks.json").write_text("{")
-    assert read_rank_map(tmp_path) == Told()
-    write_rank_map(tmp_path, Told(base=3))
+    assert read_rank_map(tmp_path) == RankMap()
+    write_rank_map(tmp_path, RankMap(base=3))
     assert read_rank_map(tmp_path).base == 3
 
 
@@ -412,7 +412,7 @@ def test_i19_p14_chunks_of_a_foreign_log_are_stored_as_its_lines_one_by_one(text
             made = log(Path(folder))
             made.opened()
             for data in feeds:
-                made.feed(data)
+                made.push(data)
             made.close()
             files = {path.name: path.read_bytes() for path in Path(folder).glob("*.log")}
             return files | {"lines": made.cursor.lines, "last": made.cursor.last}
@@ -431,9 +431,9 @@ def test_i19_p14_a_chunk_without_tags_is_not_gone_through_line_by_line(tmp_path,
     of = made.routes.of
     monkeypatch.setattr(made.routes, "of", lambda line, *rest: gone_through.append(line) or of(line, *rest))
     plain = b"".join(line(n // 100, f"[rank0]: step {n} of many") for n in range(500))
-    made.feed(plain)
+    made.push(plain)
     assert (gone_through, made.cursor.lines) == ([], 500)
-    made.feed(b"".join(line(9, f"[default0]:step {n} of many") for n in range(100)))
+    made.push(b"".join(line(9, f"[default0]:step {n} of many") for n in range(100)))
     assert (len(gone_through), made.cursor.lines) == (100, 600)
     made.close()
     assert (tmp_path / "slot.out.log").read_bytes().startswith(b"[rank0]: step 0 of many\n[rank0]: step 1 ")

@@ -125,7 +125,7 @@ def test_what_lines_prove_of_a_clock(tmp_path, live, behind, delay):
     made = InstanceLog(tmp_path, on_record=lambda _line, _at: False, now=lambda: now + round(behind * NS))
     made.opened()
     made.live = live
-    made.feed(b"2026-11-21T16:00:00.000000000Z x\n")
+    made.push(b"2026-11-21T16:00:00.000000000Z x\n")
     made.close()
     assert made.delay_ns == delay
 
@@ -180,7 +180,7 @@ def test_each_name_is_told_and_their_number_is_bounded():
     for number in range(10_000):
         made.say(f"name {number}", "x")
     assert len(told) == 10_000
-    assert len(made._told) <= 256
+    assert len(made._reported) <= 256
 
 
 @pytest.mark.parametrize(

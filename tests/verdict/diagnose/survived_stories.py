@@ -70,7 +70,7 @@ class Story:
     end: float = 30.0
 
     @property
-    def shown(self) -> bool:
+    def label(self) -> bool:
         return self.layout == "run" or self.final in BUGS
 
     def text(self, rank: int) -> Iterator[tuple[float, str]]:

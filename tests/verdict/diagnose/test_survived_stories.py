@@ -20,8 +20,8 @@ def test_i18_p8_survived_errors_start_nothing_again_and_name_the_right_rank(bloc
         story = stories.survived(seed)
         verdict = stories.verdict_of(story, tmp_path / str(seed))
         assert (verdict.retry in {"yes", "elsewhere"}, verdict.node_action) == (False, "none"), (seed, verdict.cause)
-        shown += story.shown
-        right += story.shown and verdict.rank == story.culprit
+        shown += story.label
+        right += story.label and verdict.rank == story.culprit
     print(f"right rank in {right} of {shown}")
     assert right >= 0.95 * shown
 

@@ -31,15 +31,15 @@ class ForeignWorkload:
     """The object of one record.
 
     Args:
-        portal: to its cluster.
+        loop_thread: to its cluster.
         foreign: the object.
     """
 
-    def __init__(self, portal: EventLoopThread, *, foreign: Foreign) -> None:
-        self._portal = portal
+    def __init__(self, loop_thread: EventLoopThread, *, foreign: Foreign) -> None:
+        self._loop_thread = loop_thread
         self._foreign = foreign
         self.uid = foreign.uid
-        self.shown = f"{foreign.kind} {foreign.name}"
+        self.label = f"{foreign.kind} {foreign.name}"
 
     def look(self) -> NativeState | None:
         """Where it stands; None when it is not there any more.
@@ -47,7 +47,7 @@ class ForeignWorkload:
         Raises:
             KubeError: it cannot be seen now.
         """
-        return self._portal.look(self._look)
+        return self._loop_thread.look(self._look)
 
     def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
         """Phases of its pods that are there now, by UID; with ``gang`` of one JobSet of a TrainJob alone.
@@ -55,7 +55,7 @@ class ForeignWorkload:
         Raises:
             KubeError: they cannot be seen now.
         """
-        return self._portal.look(lambda kube: self._pods(kube, selector, gang))
+        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
 
     async def _look(self, kube: Kube) -> NativeState | None:
         foreign = self._foreign
@@ -91,7 +91,7 @@ class ForeignBackend:
     avoids_nodes = False
 
     def __init__(self) -> None:
-        self._portal: EventLoopThread | None = None
+        self._loop_thread: EventLoopThread | None = None
 
     def plan(
         self,
@@ -143,9 +143,9 @@ class ForeignBackend:
     def workload(self, plan: Plan) -> ForeignWorkload:
         """The object."""
         foreign = _foreign(run_of(plan))
-        if self._portal is None:
-            self._portal = EventLoopThread(lambda: Kube(access_of(foreign)))
-        return ForeignWorkload(self._portal, foreign=foreign)
+        if self._loop_thread is None:
+            self._loop_thread = EventLoopThread(lambda: Kube(access_of(foreign)))
+        return ForeignWorkload(self._loop_thread, foreign=foreign)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """Its pods."""
@@ -155,9 +155,9 @@ class ForeignBackend:
 
     def release(self) -> None:
         """Close the connection to the cluster."""
-        if self._portal is not None:
-            self._portal.close()
-            self._portal = None
+        if self._loop_thread is not None:
+            self._loop_thread.close()
+            self._loop_thread = None
 
     # -- looked at, never changed
 
@@ -248,7 +248,7 @@ def _foreign(run_dir: RunDir) -> Foreign:
 
 
 def _refuse(run_dir: RunDir, what: str) -> NoReturn:
-    shown = _foreign(run_dir).target.shown
+    label = _foreign(run_dir).target.label
     raise Refused(
-        f"{shown} cannot be {what}: Rankfall did not start it", hint=f"kubectl, or the tool that made {shown}"
+        f"{label} cannot be {what}: Rankfall did not start it", hint=f"kubectl, or the tool that made {label}"
     )

@@ -97,7 +97,7 @@ def _of_job(base: Foreign, item: Mapping[str, Any]) -> Foreign:
         ),
         slots={"worker": count},
         launcher=_launcher([template]),
-        ends_together=_never_retries(spec),
+        ends_as_one=_never_retries(spec),
     )
 
 
@@ -123,7 +123,7 @@ def _of_set(base: Foreign, item: Mapping[str, Any]) -> Foreign:
         slots={role: sizes[role] * _count(one.get("replicas"), 1) for role, one in jobs.items()},
         launcher=_launcher(templates.values()),
         restarts=_count(mapping(mapping(item, "spec"), "failurePolicy").get("maxRestarts"), 0),
-        ends_together=all(_never_retries(spec) for spec in inner.values()),
+        ends_as_one=all(_never_retries(spec) for spec in inner.values()),
     )
 
 
@@ -163,7 +163,7 @@ def _of_replicas(base: Foreign, item: Mapping[str, Any]) -> Foreign:
         ),
         slots=slots,
         launcher=_launcher(templates.values()),
-        ends_together=all(one.get("restartPolicy") == "Never" for one in found.values()),
+        ends_as_one=all(one.get("restartPolicy") == "Never" for one in found.values()),
     )
 
 

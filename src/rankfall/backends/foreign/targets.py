@@ -102,7 +102,7 @@ async def made_set(kube: Kube, item: Mapping[str, Any], *, namespace: str) -> di
 def _missing(error: ObjectNotFound, target: Target, namespace: str) -> NotFound:
     if error.details.get("name") == target.name:
         return NotFound(
-            f"there is no {target.shown} in namespace {namespace}",
+            f"there is no {target.label} in namespace {namespace}",
             hint=f"kubectl get {RESOURCES[target.kind].plural} -A finds it; name its namespace with -n",
         )
     needed = _NEEDED.get(target.kind)
@@ -132,7 +132,7 @@ def spec_of(foreign: Foreign) -> JobSpec:
     roles = tuple(Role(name=name, nnodes=count) for name, count in foreign.slots.items())
     one = roles[0] if len(roles) == 1 else None
     return JobSpec(
-        name=foreign.target.shown,
+        name=foreign.target.label,
         backend=FOREIGN,
         inside="off",
         unattended=True,
@@ -228,18 +228,18 @@ def open_target(
         own = RunDir.open(home, found.run)
     except RankfallError:
         raise NotFound(
-            f"{target.shown} is of Rankfall's own run {found.run[:100]!r}, whose record is not in {home}",
+            f"{target.label} is of Rankfall's own run {found.run[:100]!r}, whose record is not in {home}",
             hint="ask where that run was started, or set RANKFALL_HOME to a copy of its directory",
         ) from None
-    return Opened(run=own, note=f"{target.shown} is of run {own.id}")
+    return Opened(run=own, note=f"{target.label} is of run {own.id}")
 
 
 def _located(access: Access, target: Target, kubeconfig: str | None) -> Located:
-    portal = EventLoopThread(lambda: Kube(access))
+    loop_thread = EventLoopThread(lambda: Kube(access))
     try:
-        return portal.call(lambda kube: locate(kube, target, kubeconfig=kubeconfig))
+        return loop_thread.call(lambda kube: locate(kube, target, kubeconfig=kubeconfig))
     finally:
-        portal.close()
+        loop_thread.close()
 
 
 def _recorded(home: Path, target: Target, access: Access) -> RunDir | None:

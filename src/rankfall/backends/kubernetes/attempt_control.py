@@ -51,7 +51,7 @@ class MessageRelay:
 
     def __init__(self, cancellation: Cancellation | None) -> None:
         self.last = ""
-        self._company = cancellation
+        self._cancellation = cancellation
         self._lines: deque[str] = deque(maxlen=_MOST)
 
     def say(self, text: str) -> None:
@@ -61,11 +61,11 @@ class MessageRelay:
 
     def meanwhile(self) -> bool:
         """Hand on what came; whether the call is to end."""
-        if self._company is None:
+        if self._cancellation is None:
             return False
         while self._lines:
-            self._company.say(self._lines.popleft())
-        return self._company.over()
+            self._cancellation.say(self._lines.popleft())
+        return self._cancellation.over()
 
 
 # How long a cluster may fail a launch, or an object of the same name may take to go, seconds.
@@ -157,8 +157,8 @@ async def request_stacks(kube: Kube, place: ClusterPlan, pods: Mapping[int, str]
         # A connection that the API server loses to the kubelet reads as exit code 0.
         return slot if found.stdout.endswith(b"told\n") else None
 
-    told = await asyncio.gather(*(one(slot, pod) for slot, pod in pods.items()))
-    return tuple(slot for slot in told if slot is not None)
+    answers = await asyncio.gather(*(one(slot, pod) for slot, pod in pods.items()))
+    return tuple(slot for slot in answers if slot is not None)
 
 
 # How long a pod may outlive the grace time of a stop before its slot counts as lost, seconds: the kubelet's own margin many times over.
@@ -206,14 +206,14 @@ def give_up(run_dir: RunDir, attempt: int, slots: Collection[int], *, absent: Co
 _CLEAR_S: Final = 300.0
 
 
-async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, telling: MessageRelay) -> None:
+async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, relay: MessageRelay) -> None:
     """Delete the attempt's objects and wait until its pods are gone.
 
     Args:
         kube: an open client.
         plan: of the attempt.
         hold: of the run; None = it is supervised by nobody.
-        telling: takes lines for people: what is waited for, and why.
+        relay: takes lines for people: what is waited for, and why.
 
     Raises:
         InfrastructureError: they do not go; names what blocks.
@@ -222,11 +222,11 @@ async def clear(kube: Kube, plan: Plan, *, hold: RunLease | None, telling: Messa
     # Without a mark of the launch it may have been killed in between: what carries our marks is removed then.
     uid = submitted_uid(run_dir, plan.attempt)
     if hold is not None:
-        await hold.write_with_retries(kube, RetryBudget(until=time.monotonic() + _CLEAR_S, say=telling.say), owners=[])
-    answer = await _removed(kube, place, uid=uid, say=telling.say)
+        await hold.write_with_retries(kube, RetryBudget(until=time.monotonic() + _CLEAR_S, say=relay.say), owners=[])
+    answer = await _removed(kube, place, uid=uid, say=relay.say)
     if answer != "gone":
         raise InfrastructureError(
-            f"attempt {plan.attempt} of {run_dir.id} is still going: {telling.last or place.object}",
+            f"attempt {plan.attempt} of {run_dir.id} is still going: {relay.last or place.object}",
             hint=f"look at it: kubectl get pods -n {place.namespace} -l {place.selector}",
         )
 

@@ -163,7 +163,7 @@ class ClusterBackend:
     avoids_nodes = True
 
     def __init__(self) -> None:
-        self._portal: EventLoopThread | None = None
+        self._loop_thread: EventLoopThread | None = None
         self._compiled: dict[int, Compiled] = {}
         self._pods = SlotPods()
         self._hold: RunLease | None = None
@@ -197,20 +197,20 @@ class ClusterBackend:
         """
         section = run_dir.spec.kubernetes
         access = access_of(section)
-        portal = self._connected(section)
+        loop_thread = self._connected(section)
         held = self._hold
         if held is None:
             held = self._hold = RunLease(run_dir, namespace=access.namespace, lost=lost)
-        other = portal.call(lambda kube: held.step(kube, attempts=attempts))
+        other = loop_thread.call(lambda kube: held.step(kube, attempts=attempts))
         if other is None:
-            portal.start(held.keep)
+            loop_thread.start(held.keep)
         return other
 
     def let_go(self, *, over: bool) -> None:
         """Give the Lease back, or remove it with a run that left nothing."""
         held, self._hold = self._hold, None
-        if held is not None and self._portal is not None:
-            self._portal.call(lambda kube: held.let_go(kube, over=over))
+        if held is not None and self._loop_thread is not None:
+            self._loop_thread.call(lambda kube: held.let_go(kube, over=over))
 
     def submit(self, plan: Plan, *, cancellation: Cancellation | None = None) -> tuple[int, ...]:
         """Create the attempt's objects, or find those that an earlier call made; all slots, when this call made them.
@@ -228,9 +228,9 @@ class ClusterBackend:
             spec = sized(run_dir.whole_spec(), plan.sizes)
             nnodes = plan.sizes.get(spec.role, len(plan.slots)) if spec.elastic else None
             compiled = self._compile(spec, run_dir, plan.attempt, place=place, nnodes=nnodes, left_out=plan.left_out)
-        telling, hold = MessageRelay(cancellation), self._hold
+        relay, hold = MessageRelay(cancellation), self._hold
         done = self._connected(place).call(
-            lambda kube: submit(kube, plan, compiled, hold=hold, say=telling.say), meanwhile=telling.meanwhile
+            lambda kube: submit(kube, plan, compiled, hold=hold, say=relay.say), meanwhile=relay.meanwhile
         )
         mark_submitted(run_dir, plan.attempt, uid=done.uid, workload=place.object)
         return tuple(slot.slot for slot in plan.slots)
@@ -335,8 +335,8 @@ class ClusterBackend:
         if gone is None:
             return None
         if gone.expired:
-            return how_expired(run_dir, number, uid=uid, shown=gone.shown, surely=surely)
-        return f"{gone.shown} was deleted in the cluster"
+            return how_expired(run_dir, number, uid=uid, label=gone.label, surely=surely)
+        return f"{gone.label} was deleted in the cluster"
 
     def show(self, plan: Plan, verdict: Verdict) -> str | None:
         """Put a verdict on the workload as annotation and Event; what could not be done and why, in words."""
@@ -349,7 +349,7 @@ class ClusterBackend:
         except KubeError as error:
             return f"the verdict could not be put on {place.backend} {place.object}: {error.message}"
 
-    def blame(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
+    def report_node(self, plan: Plan, node: str, verdict: RunVerdict) -> str | None:
         """Write a verdict onto its Node, for the controller of node health; what could not be done and why, in words."""
         try:
             return self._call(plan, lambda kube: report_to_node(kube, node, verdict))
@@ -383,18 +383,16 @@ class ClusterBackend:
             Abandoned: the company is gone.
             InfrastructureError: they do not go; names what blocks.
         """
-        telling, hold, place = MessageRelay(cancellation), self._hold, cluster_of(plan)
+        relay, hold, place = MessageRelay(cancellation), self._hold, cluster_of(plan)
         # From here on its being gone says nothing about anybody else.
         mark_cleared(run_of(plan), plan.attempt)
-        self._connected(place).call(
-            lambda kube: clear(kube, plan, hold=hold, telling=telling), meanwhile=telling.meanwhile
-        )
+        self._connected(place).call(lambda kube: clear(kube, plan, hold=hold, relay=relay), meanwhile=relay.meanwhile)
 
     def release(self) -> None:
         """Close the connection to the cluster."""
-        if self._portal is not None:
-            self._portal.close()
-            self._portal = None
+        if self._loop_thread is not None:
+            self._loop_thread.close()
+            self._loop_thread = None
 
     # -- inside
 
@@ -423,9 +421,9 @@ class ClusterBackend:
         return compiled
 
     def _connected(self, place: Place) -> EventLoopThread:
-        if self._portal is None:
-            self._portal = EventLoopThread(lambda: Kube(access_of(place)))
-        return self._portal
+        if self._loop_thread is None:
+            self._loop_thread = EventLoopThread(lambda: Kube(access_of(place)))
+        return self._loop_thread
 
     def _call(self, plan: Plan, work: Callable[[Kube], Awaitable[_T]]) -> _T:
         return self._connected(cluster_of(plan)).call(work)

@@ -43,7 +43,7 @@ _NEEDED: Final[dict[str, tuple[Resource, ...]]] = {
     "jobset": (JOBSETS, CONFIG_MAPS),
     "trainjob": (TRAINJOBS, TRAINING_RUNTIMES, CLUSTER_TRAINING_RUNTIMES, JOBSETS, CONFIG_MAPS),
 }
-_SHOWN: Final = 10
+_MAX_LISTED: Final = 10
 
 
 async def ask(kube: Kube, spec: JobSpec, *, cache: Path | None) -> Served:
@@ -77,9 +77,9 @@ def check_fields(served: Served, objects: Iterable[Mapping[str, Any]], *, backen
     """
     dropped = [f"{item.get('kind')} {path}" for item in objects for path in _dropped(served, item)]
     if dropped:
-        more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
+        more = f" and {len(dropped) - _MAX_LISTED} more" if len(dropped) > _MAX_LISTED else ""
         raise Refused(
-            f"this cluster's schema does not know fields of the job: {', '.join(dropped[:_SHOWN])}{more} (backend {backend})",
+            f"this cluster's schema does not know fields of the job: {', '.join(dropped[:_MAX_LISTED])}{more} (backend {backend})",
             hint="correct the name, leave the field out, or use a backend or a version that knows it",
         )
 
@@ -132,7 +132,7 @@ def place_for(spec: JobSpec, access: Access, *, exclude: Collection[str]) -> Clu
     )
 
 
-def offer_to(portal: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
+def offer_to(loop_thread: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
     """What the server offers to a job; its answers are kept beside the runs, where such a folder is there.
 
     Raises:
@@ -140,7 +140,7 @@ def offer_to(portal: EventLoopThread, spec: JobSpec, run_dir: RunDir) -> Served:
     """
     home = run_dir.path.parent.parent
     cache = home / "kube" if home.is_dir() else None
-    return portal.call(lambda kube: ask(kube, spec, cache=cache))
+    return loop_thread.call(lambda kube: ask(kube, spec, cache=cache))
 
 
 def compiled_for(
@@ -186,10 +186,10 @@ def compiled_for(
     )
 
 
-def _shown(spec: JobSpec, name: str) -> tuple[str, ...]:
+def _verdict_notes(spec: JobSpec, name: str) -> tuple[str, ...]:
     """What is to be done with a verdict, for people."""
-    told = f"a verdict is put on {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
-    return (told,) if spec.kubernetes.annotate else ()
+    note = f"a verdict is put on {spec.backend} {name}: annotation {ANNOTATION}, and an Event {REASON}"
+    return (note,) if spec.kubernetes.annotate else ()
 
 
 def planned(
@@ -234,8 +234,8 @@ def planned(
         spare=tuple(made[compiled.slots :]),
         **variables(spec),
         strategy=spec.strategy or strategy,
-        notes=(*compiled.notes, *_shown(spec, names[0])),
+        notes=(*compiled.notes, *_verdict_notes(spec, names[0])),
         port=compiled.port,
         cluster=cluster,
-        objects=tuple(compiled.shown()),
+        objects=tuple(compiled.masked_objects()),
     )

@@ -24,7 +24,7 @@ from rankfall.backends.kubernetes.manifests.pod import MANAGED_BY
 from rankfall.backends.protocol import HeldBy
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import CredentialsError, KubeError
-from rankfall.kube.lease import RENEW_S, LeaseLock, LeaseLost, LeaseRecord, Silence, boot_clock
+from rankfall.kube.lease import RENEW_S, HolderIdle, LeaseLock, LeaseLost, LeaseRecord, boot_clock
 from rankfall.kube.secret import excerpt
 from rankfall.model import EvidenceLost
 from rankfall.rundir import RunDir
@@ -63,7 +63,7 @@ class RunLease:
         self._place = place_of(run_dir.path)
         self._created = str(run_dir.created)
         self._lost, self._clock = lost, clock
-        self._silence = Silence()
+        self._holder_idle = HolderIdle()
         self._lock = LeaseLock(
             run_dir.id,
             namespace=namespace,
@@ -92,13 +92,13 @@ class RunLease:
         found = await self._lock.look(kube)
         if found is None:
             return None if await self._lock.take(kube, None) else HeldBy()
-        free = self._silence.see(found, now=self._clock())
+        free = self._holder_idle.see(found, now=self._clock())
         ours = found.notes.get(NOTE_PLACE) == self._place
         if not ours:
             self._check_copy(found, attempts)
         if (free or ours) and not found.deleting and await self._lock.take(kube, found):
             return None
-        return HeldBy(who=excerpt(found.holder), since=age(found.acquired), alive=self._silence.moved)
+        return HeldBy(who=excerpt(found.holder), since=age(found.acquired), alive=self._holder_idle.moved)
 
     async def keep(self, kube: Kube) -> None:
         """Renew it until cancelled; ends when it is lost, or our credentials are for good."""

@@ -80,11 +80,11 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     """A workload that is deleted.
 
     Attributes:
-        shown: as ``job train-33196f-a1``.
+        label: as ``job train-33196f-a1``.
         expired: it is gone altogether, and its own time to live may have removed it.
     """
 
-    shown: str
+    label: str
     expired: bool = False
 
 
@@ -102,19 +102,19 @@ async def deleted_workload(kube: Kube, place: ClusterPlan, *, uid: str, gang: st
         KubeError: they cannot be seen now.
     """
     for name in place.workloads:
-        shown = f"{place.backend} {name}"
+        label = f"{place.backend} {name}"
         try:
             found = await kube.get(WORKLOADS[place.backend], name, namespace=place.namespace)
         except ObjectNotFound:
-            return Deleted(shown=shown, expired=expires)
+            return Deleted(label=label, expired=expires)
         if name == place.object and uid_of(found) != uid:
-            return Deleted(shown=shown, expired=expires)
+            return Deleted(label=label, expired=expires)
         if deleting(found) and not (expires and finished(found)):
-            return Deleted(shown=shown)
+            return Deleted(label=label)
     if gang:
         sets = await kube.list(JOBSETS, namespace=place.namespace, fields=f"metadata.name={place.object}")
         if not any(uid_of(item) == gang and not deleting(item) for item in sets.items):
-            return Deleted(shown=f"jobset {place.object} of {place.backend} {place.object}")
+            return Deleted(label=f"jobset {place.object} of {place.backend} {place.object}")
     return None
 
 
@@ -123,7 +123,7 @@ def gang_of(run_dir: RunDir, attempt: int) -> str:
     return first_gang(workload_facts(run_dir.path, attempt))
 
 
-def how_expired(run_dir: RunDir, attempt: int, *, uid: str, shown: str, surely: bool) -> str | None:
+def how_expired(run_dir: RunDir, attempt: int, *, uid: str, label: str, surely: bool) -> str | None:
     """What is said of a workload with a time to live that is gone; None where that removed it.
 
     Its watch saw the last state of it. Where nobody watched, only a time to live that cannot be over yet proves a deletion by somebody.
@@ -132,7 +132,7 @@ def how_expired(run_dir: RunDir, attempt: int, *, uid: str, shown: str, surely: 
         run_dir: the run.
         attempt: counted from 1.
         uid: of the workload.
-        shown: names it.
+        label: names it.
         surely: None too where it may have been removed by its time to live.
     """
     until = time.monotonic() + (0.0 if surely else _BEHIND_S)
@@ -149,11 +149,11 @@ def how_expired(run_dir: RunDir, attempt: int, *, uid: str, shown: str, surely: 
     # It ends after the last of its pods.
     lasts = ended > 0 and time.time_ns() < ended + (ttl - _CLOCK_S) * _NS
     if lasts or (fact is not None and fact.gone and not fact.vanished):
-        return f"{shown} was deleted in the cluster"
+        return f"{label} was deleted in the cluster"
     if surely:
         return None
     return (
-        f"{shown} is not there any more: somebody deleted it, or it had ended and its time to live of {ttl} s was over"
+        f"{label} is not there any more: somebody deleted it, or it had ended and its time to live of {ttl} s was over"
     )
 
 
@@ -228,7 +228,7 @@ class Workload:
     """The workload of one launch.
 
     Args:
-        portal: to its cluster.
+        loop_thread: to its cluster.
         place: where it is.
         uid: of the object that was launched.
 
@@ -238,11 +238,11 @@ class Workload:
         selector: of all its pods, whichever start of the gang they are of.
     """
 
-    def __init__(self, portal: EventLoopThread, *, place: ClusterPlan, uid: str) -> None:
-        self._portal = portal
+    def __init__(self, loop_thread: EventLoopThread, *, place: ClusterPlan, uid: str) -> None:
+        self._loop_thread = loop_thread
         self._place = place
         self.uid = uid
-        self.shown = f"{place.backend} {place.object}"
+        self.label = f"{place.backend} {place.object}"
         self.selector = of_restart(place.selector, None)
 
     def look(self) -> NativeState | None:
@@ -251,7 +251,7 @@ class Workload:
         Raises:
             KubeError: it cannot be seen now.
         """
-        return self._portal.look(self._look)
+        return self._loop_thread.look(self._look)
 
     def pods(self, selector: str, *, gang: str = "") -> dict[str, str]:
         """Phases of the pods that are there now, by UID.
@@ -263,7 +263,7 @@ class Workload:
         Raises:
             KubeError: they cannot be seen now.
         """
-        return self._portal.look(lambda kube: self._pods(kube, selector, gang))
+        return self._loop_thread.look(lambda kube: self._pods(kube, selector, gang))
 
     def hold(self, *, suspend: bool) -> bool:
         """Suspend it, or release it; False when it is not there any more.
@@ -271,7 +271,7 @@ class Workload:
         Raises:
             KubeError: the server refuses, or cannot be asked.
         """
-        return self._portal.call(lambda kube: self._hold(kube, suspend=suspend))
+        return self._loop_thread.call(lambda kube: self._hold(kube, suspend=suspend))
 
     def remove(self, *, wait_s: float, say: Say) -> Removed:
         """Delete it and wait until it and its pods are gone, ``wait_s`` seconds at most; ``say`` takes what is waited for.
@@ -280,7 +280,7 @@ class Workload:
             KubeError: what waiting does not heal: 401, 403.
         """
         place = self._place
-        return self._portal.call(
+        return self._loop_thread.call(
             lambda kube: remove(
                 kube,
                 resource=WORKLOADS[place.backend],

@@ -169,9 +169,9 @@ class LocalBackend:
             InfrastructureError: a slot cannot be started.
         """
         self.submit(plan)
-        leaving = [one.slot for one in plan.left if one.why == "resize" and self.alive(plan, one.slot)]
+        departing = [one.slot for one in plan.left if one.why == "resize" and self.alive(plan, one.slot)]
         grace = float(RunDir(Path(plan.slots[0].slot_dir).parents[2]).spec.policies.grace_s)
-        return set(self.stop(plan, leaving, grace=grace, reason="fewer nodes are wished")) >= set(leaving)
+        return set(self.stop(plan, departing, grace=grace, reason="fewer nodes are wished")) >= set(departing)
 
     def sources(self, plan: Plan) -> tuple[Source, ...]:
         """Records of all slots, then slot directory and streams of each."""

@@ -139,13 +139,13 @@ def space() -> Check:
     except OSError as error:
         return Check(name="space", state="warn", text=f"free space is not known: {error.strerror or error}")
     text = f"{free / _GIB:.1f} GiB free for runs"
-    told = "free space there, or set RANKFALL_HOME to a larger disk"
+    hint = "free space there, or set RANKFALL_HOME to a larger disk"
     if free < _NOTHING:
-        return Check(name="space", state="fail", text=text, next=told)
+        return Check(name="space", state="fail", text=text, next=hint)
     if stat.f_files and stat.f_favail < _FEW_FILES:
-        return Check(name="space", state="warn", text=f"{text}, but only {stat.f_favail} more files", next=told)
+        return Check(name="space", state="warn", text=f"{text}, but only {stat.f_favail} more files", next=hint)
     return Check(
-        name="space", state="warn" if free < _LITTLE else "pass", text=text, next=told if free < _LITTLE else None
+        name="space", state="warn" if free < _LITTLE else "pass", text=text, next=hint if free < _LITTLE else None
     )
 
 

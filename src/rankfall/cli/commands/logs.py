@@ -23,7 +23,7 @@ from rankfall.model import FINAL_STATES, EvidenceLost, InfrastructureError, Lock
 from rankfall.model.exit_codes import LINES_LOST, SUCCESS
 from rankfall.rundir import RunDir
 from rankfall.rundir.incomplete import lost_of_run, sentences, waiting
-from rankfall.rundir.lines import Follower, LineQuery, read_blocks
+from rankfall.rundir.lines import LineQuery, LineTail, read_blocks
 from rankfall.rundir.lines.follow import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -303,30 +303,30 @@ def follow_lines(
     """Write lines as they come until the run (or ``over``) says that it is over, then all that is left."""
     over = over or (lambda: state_of(directory) in FINAL_STATES)
     patience = PATIENCE_S if directory.foreign is None else _FOREIGN_RANK_WAIT_S
-    follower = Follower(directory, query, patience=patience)
-    told = False
+    tail_lines = LineTail(directory, query, patience=patience)
+    warned = False
     while True:
         before = time.thread_time()
         ended = over()
-        anything = writer.write(follower.blocks())
+        anything = writer.write(tail_lines.blocks())
         if ended or writer.spent:
             break
         if (
-            not told
+            not warned
             and not anything
             and directory.foreign is None
             and directory.lease_holder() is None
             and state_of(directory) != "queued"
         ):
-            told = True
+            warned = True
             console.say(f"rankfall: nobody supervises {directory.id} now; rankfall attach {directory.id} takes it over")
         # Also after some lines: what comes a moment later is cheaper to show together.
         time.sleep(_TICK_S if anything else max(_TICK_S, _SHARE * (time.thread_time() - before)))
     if not writer.spent:
-        writer.write(follower.blocks(final=True))
+        writer.write(tail_lines.blocks(final=True))
     if writer.spent:
         console.say(f"rankfall: {spent_text(directory)}")
-    for problem in follower.problems:
+    for problem in tail_lines.problems:
         console.say(f"rankfall: {problem}")
 
 
@@ -373,9 +373,9 @@ def _say_whether_ranks_are_known(directory: RunDir) -> None:
             console.say(f"rankfall: {again}; rankfall logs {directory.id} --attempt all shows all of them")
         known = attempt is not None and any(row.rank is not None for row in reader.streams(attempt))
     if not known:
-        shown = directory.foreign.target.shown
+        label = directory.foreign.target.label
         console.say(
-            f"rankfall: which rank runs in which pod of {shown} is not known: lines stand under their pod's slot "
+            f"rankfall: which rank runs in which pod of {label} is not known: lines stand under their pod's slot "
             f"(rankfall logs {directory.id} --slot N); torchrun marks each line with its rank when it is started with --tee 3"
         )
 
@@ -396,9 +396,9 @@ def _say_where_ranks_are(directory: RunDir, ranks: Ranks, attempt: int | str | N
         named.add(found.verdict.slot)
     slots = sorted(slot for slot in named - apart if slot is not None)
     if slots:
-        shown = ",".join(map(str, slots))
+        numbers = ",".join(map(str, slots))
         console.say(
-            f"rankfall: which lines are theirs is not known; all of their pods: rankfall logs {directory.id} --attempt {number} --slot {shown}"
+            f"rankfall: which lines are theirs is not known; all of their pods: rankfall logs {directory.id} --attempt {number} --slot {numbers}"
         )
     return bool(slots)
 

@@ -261,7 +261,7 @@ def _tell(done: Sequence[Done], *, dry_run: bool) -> None:
 
     for each in done:
         if each.error is None:
-            console.out(clean_line(f"{each.node}: {'dry run: ' if dry_run and each.changed else ''}{each.told}"))
+            console.out(clean_line(f"{each.node}: {'dry run: ' if dry_run and each.changed else ''}{each.message}"))
         if each.note:
             console.say(clean_line(f"rankfall: {each.node}: {each.note}"))
     failed = [each for each in done if each.error is not None]

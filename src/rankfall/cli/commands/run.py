@@ -67,7 +67,7 @@ def run(
     """Check, plan, create, then stay with the run or leave it to a detached supervisor; the exit code."""
     if everything and rank:
         raise UsageError("--all and --rank contradict each other", hint="give one of them")
-    shown = parse_ranks(rank)
+    selection = parse_ranks(rank)
     directory = _made(job, dry_run=dry_run, output=output)
     if directory is None:
         return 0
@@ -75,7 +75,7 @@ def run(
         _start_in_background(directory, output, quiet=quiet)
         return 0
     console.say(f"rankfall: run {directory.id}", quiet=quiet)
-    viewer = Viewer(directory, ranks=shown, everything=everything, quiet=quiet, limit=max_bytes)
+    viewer = Viewer(directory, ranks=selection, everything=everything, quiet=quiet, limit=max_bytes)
     session = Session(directory, viewer, own=True)
     return session.exit_code(session.stay())
 
@@ -109,7 +109,7 @@ def _made(job: dict[str, Any], *, dry_run: bool, output: Output) -> RunDir | Non
 
 def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> None:
     """With a supervisor in the background, or, where Kubernetes needs none, launched and left."""
-    shown: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
+    document: dict[str, Any] = {"run": directory.id, "path": str(directory.path), "supervisor": None}
     if directory.spec.unattended:
         from rankfall.supervisor.unattended.driver import launch  # noqa: PLC0415 - a supervised run needs none of it
 
@@ -121,21 +121,21 @@ def _start_in_background(directory: RunDir, output: Output, *, quiet: bool) -> N
         # The same request may have been made before: its supervisor lives.
         held = directory.lease_holder()
         pid, host = (held.pid, held.host) if held else (spawn_detached(directory), socket.gethostname())
-        shown["supervisor"] = {"pid": pid, "host": host}
+        document["supervisor"] = {"pid": pid, "host": host}
         console.say(
             f"rankfall: supervised by process {pid} on {host}; what it says: {directory.path / LOG_NAME}", quiet=quiet
         )
     if output is Output.TABLE:
         console.out(directory.id)
     else:
-        sys.stdout.write(console.document(shown, output))
+        sys.stdout.write(console.document(document, output))
     console.say(f"rankfall: watch it with: rankfall attach {directory.id}", quiet=quiet)
 
 
 def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
-    shown = plan.document()
+    document = plan.document()
     if output is not Output.TABLE:
-        sys.stdout.write(console.document(shown, output))
+        sys.stdout.write(console.document(document, output))
         return
     if plan.objects:
         _print_manifests(plan, spec)
@@ -145,11 +145,11 @@ def _print_plan(plan: Plan, spec: JobSpec, output: Output) -> None:
     console.out(f"{spec.name}: {plan.size_text(spec)}, launcher {plan.launcher}")
     for note in plan.notes:
         console.out(f"  {note}")
-    slots: list[dict[str, Any]] = shown["slots"]
+    slots: list[dict[str, Any]] = document["slots"]
     for slot in slots[:_MANY_SLOTS]:
         console.out(f"\nslot {slot['slot']} on {slot['node']}, in {slot['cwd']}")
         console.out(f"  {shlex.join(slot['argv'])}")
-        for key, value in {**slot["env"], **shown["env"], **shown["role_env"].get(slot["role"], {})}.items():
+        for key, value in {**slot["env"], **document["env"], **document["role_env"].get(slot["role"], {})}.items():
             console.out(f"    {key}={value}")
     if len(slots) > _MANY_SLOTS:
         console.out(f"\nand {len(slots) - _MANY_SLOTS} slots more, all of them in -o json")

@@ -16,7 +16,7 @@ from rankfall.model import FINAL_STATES, RunsDocument, RunSummary
 from rankfall.render.tables import render_runs, render_status
 from rankfall.rundir import list_runs
 
-_SHOWN = 20
+_MAX_LISTED = 20
 
 
 @click.command("ps")
@@ -28,13 +28,17 @@ def ps(*, everything: bool, output: Output) -> None:
     Without -a: those that are not over, and the newest 20 in all.
     """
     found = _summaries()
-    shown = found if everything else [run for n, run in enumerate(found) if n < _SHOWN or run.state not in FINAL_STATES]
+    listed = (
+        found
+        if everything
+        else [run for n, run in enumerate(found) if n < _MAX_LISTED or run.state not in FINAL_STATES]
+    )
     if output is not Output.TABLE:
-        sys.stdout.write(console.document(RunsDocument(runs=tuple(shown)), output))
+        sys.stdout.write(console.document(RunsDocument(runs=tuple(listed)), output))
         return
-    console.out(render_runs(shown, now=datetime.now(UTC), color=console.color_on()))
-    if len(shown) < len(found):
-        console.say(f"{len(found) - len(shown)} more: rankfall ps -a")
+    console.out(render_runs(listed, now=datetime.now(UTC), color=console.color_on()))
+    if len(listed) < len(found):
+        console.say(f"{len(found) - len(listed)} more: rankfall ps -a")
 
 
 @click.command("status")

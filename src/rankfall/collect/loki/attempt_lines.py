@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from rankfall.collect.loki.lost_pods import LostPods
-from rankfall.collect.loki.pod_lines import TELLING, LokiPodCollector, LostPod
+from rankfall.collect.loki.pod_lines import IDENTIFYING_LABELS, LokiPodCollector, LostPod
 from rankfall.collect.loki.resume_state import LokiState
 from rankfall.collect.pods import log_gaps
 from rankfall.collect.pods.instance_folders import Instances
@@ -39,7 +39,7 @@ QUICK_NS: Final = 60 * SECOND
 
 def keys_of(settings: LokiSettings) -> tuple[str, ...]:
     """Labels whose values tell a run's lines apart."""
-    return (*settings.labels.values(), *TELLING)
+    return (*settings.labels.values(), *IDENTIFYING_LABELS)
 
 
 class LokiCollector:
@@ -167,7 +167,7 @@ class LokiCollector:
                 pod,
                 open_log=lambda number: self._instances.open(pod.slot, uid=pod.uid, number=number),
                 state=LokiState(self._run_dir.path, attempt=self._attempt, uid=pod.uid),
-                beginning=self._since,
+                start_ns=self._since,
             )
         before = take.lines
         async for page in self._pages(self._pods.selector(pod), take.cursor, quick=quick):

@@ -70,7 +70,7 @@ class LostPods:
         self._say = say
         self._named = source.named or attempt
         self._found: dict[str, LostPod] = {}
-        self._finder = Cursor(State.beginning(since))
+        self._finder = Cursor(State.starting_at(since))
 
     def selector(self, pod: LostPod | None = None) -> str:
         """What asks for the lines of a pod; of None for those of all."""

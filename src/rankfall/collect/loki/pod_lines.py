@@ -30,7 +30,7 @@ _OUTPUTS: Final = ("stream", "log_iostream")
 # Of more restarts nobody tells.
 _MAX_DIGITS: Final = 9
 # Beside namespace, pod and container these tell one source from another.
-TELLING: Final = (*_PATHS, *_UIDS, *_RESTARTS, *_OUTPUTS)
+IDENTIFYING_LABELS: Final = (*_PATHS, *_UIDS, *_RESTARTS, *_OUTPUTS)
 
 
 class Origin(NamedTuple):
@@ -87,7 +87,7 @@ class LokiPodCollector:
         pod: whose.
         open_log: gives the log of an instance, by its number.
         state: how far it was taken.
-        beginning: stamp from which lines are wanted, nanoseconds since the epoch.
+        start_ns: stamp from which lines are wanted, nanoseconds since the epoch.
 
     Attributes:
         cursor: of the query.
@@ -104,7 +104,7 @@ class LokiPodCollector:
         *,
         open_log: Callable[[int], InstanceLog],
         state: LokiState,
-        beginning: int,
+        start_ns: int,
     ) -> None:
         self.pod = pod
         self.lines = 0
@@ -118,8 +118,8 @@ class LokiPodCollector:
         self._last: dict[int, frozenset[int]] = {}
         for number in pod.numbers or (0,):
             self._log(number)
-        wanted = min([beginning, *(last - PROOF_NS for last in self._before.values() if last is not None)])
-        found = state.load(stored=lambda number: self._log(number).cursor.lines, beginning=wanted)
+        wanted = min([start_ns, *(last - PROOF_NS for last in self._before.values() if last is not None)])
+        found = state.load(stored=lambda number: self._log(number).cursor.lines, start_ns=wanted)
         for number, (after, east_s) in state.joins.items():
             self._log(number)
             self._before[number] = after
@@ -161,7 +161,7 @@ class LokiPodCollector:
         self._state.intend(self.cursor.state(), tuple(parts))
         for number, text in texts.items():
             if text:
-                self._log(number).feed(text)
+                self._log(number).push(text)
                 self.lines += text.count(b"\n")
 
     def ends(self) -> dict[int, bool]:

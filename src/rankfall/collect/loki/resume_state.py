@@ -74,12 +74,12 @@ class LokiState:
         self._compact_at = COMPACT
         self.joins: dict[int, tuple[int | None, int | None]] = {}
 
-    def load(self, *, stored: Callable[[int], int], beginning: int) -> State:
+    def load(self, *, stored: Callable[[int], int], start_ns: int) -> State:
         """The cursor's state as the store agrees with it.
 
         Args:
             stored: gives the lines that the log of an instance holds now.
-            beginning: stamp from which lines are wanted, where nothing was read yet.
+            start_ns: stamp from which lines are wanted, where nothing was read yet.
 
         Raises:
             OSError: it cannot be read.
@@ -87,7 +87,7 @@ class LokiState:
         rows = self._rows()
         self.joins = {part.number: (part.after, part.east_s) for row in rows for part in row.parts}
         if not rows:
-            return State.beginning(beginning)
+            return State.starting_at(start_ns)
         done, last = rows[:-1], rows[-1]
         parts = [part for row in done for part in row.parts]
         whole = True
@@ -99,7 +99,7 @@ class LokiState:
         # Of a page that was stored in part the rest is asked for again.
         held = last if whole or not done else done[-1]
         if not whole and not done:
-            held = msgspec.structs.replace(last, mark=beginning, forgotten=beginning - 1)
+            held = msgspec.structs.replace(last, mark=start_ns, forgotten=start_ns - 1)
         found = State(
             mark=held.mark,
             forgotten=held.forgotten,

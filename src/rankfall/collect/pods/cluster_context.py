@@ -53,11 +53,13 @@ class LeasePoller:
     Args:
         kube: an open client.
         nodes: names of the nodes that pods are on, at any moment.
-        told: takes a node's name and how far its clock is ahead.
+        on_lease: takes a node's name and how far its clock is ahead.
     """
 
-    def __init__(self, kube: Kube, *, nodes: Callable[[], Collection[str]], told: Callable[[str, Bound], None]) -> None:
-        self._kube, self._nodes, self._told = kube, nodes, told
+    def __init__(
+        self, kube: Kube, *, nodes: Callable[[], Collection[str]], on_lease: Callable[[str, Bound], None]
+    ) -> None:
+        self._kube, self._nodes, self._on_lease = kube, nodes, on_lease
         self._snapshots: dict[str, LeaseSnapshot] = {}
         # When each node is due, on the monotonic clock.
         self._due: dict[str, float] = {}
@@ -89,7 +91,7 @@ class LeasePoller:
                 return
             look = lease_snapshot(item, seen_ns=time.time_ns())
             if look is not None:
-                self._told(name, of_lease(look, self._snapshots.get(name), server=self._kube.server_ahead))
+                self._on_lease(name, of_lease(look, self._snapshots.get(name), server=self._kube.server_ahead))
                 self._snapshots[name] = look
 
 
@@ -239,15 +241,15 @@ class ContextCollector:
     async def _nodes(self, group: asyncio.TaskGroup) -> None:
         """Begin to watch each node as soon as a pod is on it; and join Events to pods that came after them."""
         watched: dict[str, asyncio.Task[None]] = {}
-        together = False
+        batched = False
         while True:
             names = self._names()
-            if len(names) > MAX_NODE_WATCHES and not together:
-                together = True
+            if len(names) > MAX_NODE_WATCHES and not batched:
+                batched = True
                 for task in watched.values():
                     task.cancel()
                 group.create_task(self._follow("nodes", NODES, None, {}, self._node))
-            if not together:
+            if not batched:
                 for name in names:
                     if name not in watched:
                         one = {"fields": f"metadata.name={name}"}

@@ -42,7 +42,7 @@ KEEP_S: Final = 1.0
 OVERDUE_S: Final = 60.0
 _GRACE_S: Final = 30
 # A connection that breaks and stands again at once is no difficulty.
-_WORTH_TELLING: Final = 3
+_MIN_REPORTED: Final = 3
 
 
 class Session:
@@ -114,7 +114,7 @@ class Session:
             workload=self._workload,
         )
         self._leases = LeasePoller(
-            kube, nodes=lambda: {fact.node for fact in self._pods.facts() if fact.node}, told=self._clocks.node
+            kube, nodes=lambda: {fact.node for fact in self._pods.facts() if fact.node}, on_lease=self._clocks.node
         )
         # When pods that are to end are overdue, on the monotonic clock.
         self._due: dict[str, float] = {}
@@ -229,7 +229,7 @@ class Session:
         self._watch_failures = self._watch_failures + 1 if error is not None else 0
         if error is None:
             self._troubles.over("watch")
-        elif self._watch_failures >= _WORTH_TELLING:
+        elif self._watch_failures >= _MIN_REPORTED:
             self._troubles.say("watch", f"pods cannot be watched: {error.message}")
 
     def _vanished(self, unseen: set[str]) -> None:
@@ -246,8 +246,8 @@ class Session:
             self._logs.follow(pod, pod.fact.slot)
         self._pods.write(pod)
         for one in pod.logs.values():
-            if one.follower is not None:
-                one.follower.look()
+            if one.tailer is not None:
+                one.tailer.look()
 
     async def _refresh(self, pod: Followed) -> bool:
         """Look at a pod now: the watch may be behind, or broken. Whether it is there, by the server's own word."""

@@ -31,8 +31,8 @@ from rankfall.rundir.cluster.log_routes import RECORD_MARK
 from rankfall.rundir.cluster.marks import (
     OWNER_NAME,
     Identity,
+    RankMap,
     RankMapEntry,
-    Told,
     identity_of,
     read_rank_map,
     write_rank_map,
@@ -280,7 +280,7 @@ class Instances:
             read_rank_map(folder).route(log.routes)
         return log
 
-    def prove(self, slot: int, *, uid: str, number: int, fact: PodFact, looks: bool) -> None:
+    def prove(self, slot: int, *, uid: str, number: int, fact: PodFact, probes: bool) -> None:
         """Write down what the manifest of a foreign pod proves of one instance and its lines; it holds for all of it.
 
         Args:
@@ -288,7 +288,7 @@ class Instances:
             uid: of the pod.
             number: of the container's restart.
             fact: the pod.
-            looks: its processes may prove more.
+            probes: its processes may prove more.
 
         Raises:
             OSError: it cannot be written.
@@ -297,15 +297,15 @@ class Instances:
             return
         folder = self.folder(slot, uid=uid, number=number)
         held = read_rank_map(folder)
-        told = held
+        rank_map = held
         if held.roles is None and fact.prefixes is not None:
             ranks = {local: RankMapEntry(rank=rank, proof=_MANIFEST) for local, rank in fact.ranks.items()}
-            told = Told(roles=fact.prefixes, ranks=ranks, settled=not fact.prefixes)
-        if not looks and not told.settled:
-            told = msgspec.structs.replace(told, settled=True)
-        if told != held:
-            write_rank_map(folder, told)
-        told.route(self._open[slot, uid, number].routes)
+            rank_map = RankMap(roles=fact.prefixes, ranks=ranks, settled=not fact.prefixes)
+        if not probes and not rank_map.settled:
+            rank_map = msgspec.structs.replace(rank_map, settled=True)
+        if rank_map != held:
+            write_rank_map(folder, rank_map)
+        rank_map.route(self._open[slot, uid, number].routes)
 
     def take_message(self, slot: int, text: str, *, uid: str, number: int) -> int:
         """Take the records of a container's termination message, as ``RecordIntake.take_message``; its log may be open.

@@ -164,7 +164,7 @@ class InstanceLog:
             self._part = None
         self.cursor.expect_overlap(newest)
 
-    def feed(self, data: bytes) -> None:
+    def push(self, data: bytes) -> None:
         """Take bytes as they came.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from rankfall.collect.background import ProblemReporter
-from rankfall.collect.pods.log_tailer import End, Follower, State
+from rankfall.collect.pods.log_tailer import End, LogTailer, State
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.journal import JournalWriter, journal_path
 from rankfall.rundir.cluster.pod_facts import ContainerFact, LogState, PodFact, later
@@ -25,17 +25,17 @@ _CLOSED: Final[dict[LogState, End]] = {"complete": "complete", "lost": "lost"}
 class FollowedInstance:
     """One container instance: who follows it, and how that ended."""
 
-    __slots__ = ("end", "follower", "task")
+    __slots__ = ("end", "tailer", "task")
 
     def __init__(self, end: End | None = None) -> None:
         self.task: asyncio.Task[None] | None = None
-        self.follower: Follower | None = None
+        self.tailer: LogTailer | None = None
         self.end = end
 
     @property
     def tried(self) -> bool:
         """Whether its log is, or was, open, or was asked for in vain for a while."""
-        return self.end is not None or (self.follower is not None and self.follower.tried)
+        return self.end is not None or (self.tailer is not None and self.tailer.tried)
 
 
 class Followed:
@@ -96,14 +96,14 @@ def missed(fact: PodFact, known: Collection[int]) -> tuple[int, ...]:
     """
     if fact.main is None:
         return ()
-    shown = fact.last.restarts if fact.last is not None else None
-    return tuple(number for number in range(fact.main.restarts) if number != shown and number not in known)
+    restarts = fact.last.restarts if fact.last is not None else None
+    return tuple(number for number in range(fact.main.restarts) if number != restarts and number not in known)
 
 
 def idle_of(fact: PodFact) -> set[int]:
     """Instances that have ended without having run, by this look."""
-    shown = (one for one in (fact.last, fact.main) if one is not None and one.state == "terminated")
-    return {one.restarts for one in shown if not _ran(one)}
+    ends = (one for one in (fact.last, fact.main) if one is not None and one.state == "terminated")
+    return {one.restarts for one in ends if not _ran(one)}
 
 
 def _ran(container: ContainerFact) -> bool:

@@ -24,7 +24,7 @@ _MAX_TROUBLES: Final = 100
 _LATE_S: Final = 10.0
 
 
-def look_around(run: Path, attempt: int, source: PodSource, *, into: Path) -> bool:
+def get_context(run: Path, attempt: int, source: PodSource, *, into: Path) -> bool:
     """Take what the cluster says by now of the nodes, Events and workload of an attempt that nobody follows any more.
 
     Args:
@@ -55,18 +55,18 @@ def look_around(run: Path, attempt: int, source: PodSource, *, into: Path) -> bo
 
     async def work() -> bool:
         async with asyncio.timeout(_LATE_S), Kube(access_of(source)) as kube:
-            feed = ContextCollector(kube, path=into, source=source, pods=lambda: pods, full=full)
+            collector = ContextCollector(kube, path=into, source=source, pods=lambda: pods, full=full)
             try:
-                before = feed.statements()
-                await feed.take()
-                return feed.statements() != before
+                before = collector.statements()
+                await collector.take()
+                return collector.statements() != before
             finally:
-                feed.close()
+                collector.close()
 
     return asyncio.run(work())
 
 
-class Feed:
+class LazyCollector:
     """The feed of one attempt's pods; on this machine there is none.
 
     Args:
@@ -92,7 +92,7 @@ class Feed:
         self._unseen = unseen
         self._stir = stir
         self._troubles: deque[str] = deque(maxlen=_MAX_TROUBLES)
-        self._feed: PodCollector | None = None
+        self._collector: PodCollector | None = None
 
     def start(self, *, once: bool = False) -> None:
         """Begin to watch; returns at once. ``once``: only take what is there now."""
@@ -104,7 +104,7 @@ class Feed:
         from rankfall.kube.auth.kubeconfig import access_of  # noqa: PLC0415 - as above
         from rankfall.kube.client import Kube  # noqa: PLC0415 - a run on this machine needs no client
 
-        self._feed = PodCollector(
+        self._collector = PodCollector(
             self._run_dir,
             attempt=self._attempt,
             source=source,
@@ -114,22 +114,22 @@ class Feed:
             gather_s=UNSEEN_GATHER_S if self._unseen else GATHER_S,
             stir=self._stir,
         )
-        self._feed.start()
+        self._collector.start()
 
     @property
     def done(self) -> bool:
         """Whether nothing is watched: it has taken what was there, or there is nothing to watch."""
-        return self._feed is None or self._feed.done
+        return self._collector is None or self._collector.done
 
     @property
     def following(self) -> bool:
         """Whether the log of each container that runs is open, or was tried in vain; true where there is nothing to watch."""
-        return self._source is None or (self._feed is not None and self._feed.following)
+        return self._source is None or (self._collector is not None and self._collector.following)
 
     @property
     def blind(self) -> bool:
         """Whether pods that are to be watched cannot be watched at present: what is not seen then proves nothing."""
-        return self._feed is not None and self._feed.blind
+        return self._collector is not None and self._collector.blind
 
     def troubles(self) -> Iterator[str]:
         """Difficulties that came since the last call, in words: the feed runs in a thread of its own."""
@@ -138,6 +138,6 @@ class Feed:
 
     def stop(self) -> None:
         """End it; may be called again."""
-        if self._feed is not None:
-            self._feed.stop()
-            self._feed = None
+        if self._collector is not None:
+            self._collector.stop()
+            self._collector = None

@@ -23,7 +23,7 @@ from rankfall.kube.http.body_stream import HURRY_S
 from rankfall.kube.pod_logs import not_started, open_log
 
 # The longest time, seconds.
-SILENCE_S: Final = 240.0
+IDLE_TIMEOUT_S: Final = 240.0
 # The shortest; and how many times the longest silence so far are waited for.
 QUIET_S: Final = 20.0
 TIMES: Final = 3.0
@@ -31,7 +31,7 @@ TIMES: Final = 3.0
 KNOWN_S: Final = 60.0
 
 
-class Silence:
+class IdleTimeout:
     """What is known of one container's habit of speaking."""
 
     __slots__ = ("_first", "_longest", "_newest", "_vain")
@@ -57,8 +57,8 @@ class Silence:
     def limit(self) -> float:
         """How long a silence is not doubted, seconds."""
         if self._first is None or self._newest - self._first < KNOWN_S:
-            return SILENCE_S
-        return min(SILENCE_S, max(QUIET_S, TIMES * self._longest) * 2.0 ** min(self._vain, 8))
+            return IDLE_TIMEOUT_S
+        return min(IDLE_TIMEOUT_S, max(QUIET_S, TIMES * self._longest) * 2.0 ** min(self._vain, 8))
 
 
 State = Literal["waiting", "running", "ended", "replaced", "gone"]
@@ -98,7 +98,7 @@ _TAKES: Final = 4
 DENIED_S: Final = 20.0
 
 
-class Follower:
+class LogTailer:
     """One instance's follower.
 
     Args:
@@ -138,9 +138,9 @@ class Follower:
         self._state = state
         self._refresh = refresh
         self._trouble = trouble
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._drain: asyncio.Timeout | None = None
-        self._silence = Silence()
+        self._idle_timeout = IdleTimeout()
         # When something came last, or the stream was opened.
         self._heard = 0.0
         self._again = False
@@ -165,7 +165,7 @@ class Follower:
 
     def look(self) -> None:
         """The pod was seen anew."""
-        self._news.set()
+        self._changed.set()
         self._limit()
 
     async def run(self) -> End:
@@ -275,7 +275,7 @@ class Follower:
             since_second=None if newest else self._log.cursor.since,
             tail=_JOIN if newest else None,
             # Of a follow the silence decides, which is watched beside it; its head may take as long.
-            read_timeout=SILENCE_S * _SPREAD if follow else READING_S,
+            read_timeout=IDLE_TIMEOUT_S * _SPREAD if follow else READING_S,
             # A last reading waits for as little as it may; without that it is taken in pieces of 4 KiB, at three times the work.
             gather_s=self._gather_s if follow or past else HURRY_S,
         ) as chunks:
@@ -331,10 +331,10 @@ class Follower:
         # Spread, so that streams that began together do not end together.
         share = random.uniform(2 - _SPREAD, _SPREAD)  # noqa: S311 - guards nothing
         self._heard = _clock()
-        while (left := self._heard + share * self._silence.limit() - _clock()) > 0:  # noqa: ASYNC110 - of a clock nobody tells
+        while (left := self._heard + share * self._idle_timeout.limit() - _clock()) > 0:  # noqa: ASYNC110 - of a clock nobody tells
             # The limit changes with what is heard meanwhile.
             await asyncio.sleep(min(left, QUIET_S))
-        self._silence.doubted()
+        self._idle_timeout.doubted()
         if not scope.expired():
             scope.reschedule(_clock())
 
@@ -357,10 +357,10 @@ class Follower:
                 unsure = known is None
             now, lines = _clock(), self._log.cursor.lines
             self._log.live = follow and now - opened > LIVE_S
-            self._log.feed(chunk)
+            self._log.push(chunk)
             self._heard = now
             if self._log.cursor.lines > lines:
-                self._silence.heard(now)
+                self._idle_timeout.heard(now)
             self._limit()
         return True
 
@@ -403,10 +403,10 @@ class Follower:
         """Wait for the next look at the pod, or so long; not at all when the state is another one by now."""
         if self._state() != state:
             return
-        self._news.clear()
+        self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
 
     def _close(self, end: End) -> End:
         if end == "lost":

@@ -25,7 +25,7 @@ from rankfall.collect.pods.known_pods import (
     instances_of,
     missed,
 )
-from rankfall.collect.pods.log_tailer import End, Follower
+from rankfall.collect.pods.log_tailer import End, LogTailer
 from rankfall.collect.pods.rank_discovery import RankProber
 from rankfall.collect.stores.log_store import StoreWatch
 from rankfall.kube.client import Kube
@@ -127,7 +127,7 @@ class LogTasks:
                 if (slot, uid, number) in self._unstored:
                     self._unstored[slot, uid, number] = (stored, stored.cursor.lines)
                 self._clocks.watch(slot, stored)
-                log.follower = Follower(
+                log.tailer = LogTailer(
                     self._kube,
                     pod=pod.fact.name,
                     namespace=self._source.namespace,
@@ -139,11 +139,11 @@ class LogTasks:
                     gather_s=self._gather_s,
                     past=self._past(pod.fact, stored),
                 )
-                looks = self._source.look_inside and instance_state(pod.fact, number) in {"waiting", "running"}
-                self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, looks=looks)
-                end = await self._read(pod, log.follower, stored, slot=slot, number=number)
+                probes = self._source.look_inside and instance_state(pod.fact, number) in {"waiting", "running"}
+                self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, probes=probes)
+                end = await self._read(pod, log.tailer, stored, slot=slot, number=number)
                 if end is not None:
-                    self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, looks=False)
+                    self._instances.prove(slot, uid=uid, number=number, fact=pod.fact, probes=False)
                     end = await self._settled(pod, stored, end, slot=slot, number=number)
                 # Of one that runs on there may come more.
                 elsewhere = end is None or await self._stores.ended(
@@ -159,7 +159,7 @@ class LogTasks:
                     f"log {type(error).__name__}",
                     f"the log of {pod.fact.name} is opened again after {error_text(error)}",
                 )
-            log.follower = None
+            log.tailer = None
             self._instances.drop(slot, uid=uid, number=number)
             if self._once:
                 break
@@ -176,19 +176,19 @@ class LogTasks:
         return started is not None and time.time_ns() - started > _PAST_NS
 
     async def _read(
-        self, pod: Followed, follower: Follower, stored: InstanceLog, *, slot: int, number: int
+        self, pod: Followed, tailer: LogTailer, stored: InstanceLog, *, slot: int, number: int
     ) -> End | None:
         """Read a log, and look meanwhile which ranks write it where nothing proves that yet."""
         source, fact = self._source, pod.fact
         if source.marks is None or fact.ranks or fact.prefixes == () or not source.look_inside:
-            return await (follower.take() if self._once else follower.run())
+            return await (tailer.take() if self._once else tailer.run())
         folder = self._instances.folder(slot, uid=fact.uid, number=number)
 
         def runs() -> bool:
             return instance_state(pod.fact, number) == "running"
 
         if self._once:
-            end = await follower.take()
+            end = await tailer.take()
             if runs() and stored.routes.tagged:
                 await self._identifier.look(fact.name, container=fact.container, log=stored, folder=folder)
             return end
@@ -196,7 +196,7 @@ class LogTasks:
             self._identifier.watch(fact.name, container=fact.container, log=stored, folder=folder, running=runs)
         )
         try:
-            return await follower.run()
+            return await tailer.run()
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)

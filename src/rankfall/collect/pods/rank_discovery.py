@@ -21,7 +21,7 @@ from rankfall.kube.exec.session import execute
 from rankfall.model import numbers
 from rankfall.model.patterns import anchored
 from rankfall.rundir.cluster.log_routes import USUAL_ROLES
-from rankfall.rundir.cluster.marks import ROUND, RankMapEntry, Told, read_rank_map, write_rank_map
+from rankfall.rundir.cluster.marks import ROUND, RankMap, RankMapEntry, read_rank_map, write_rank_map
 from rankfall.rundir.streams.files import IndexReader
 
 # Plain POSIX with tr and grep, as busybox has them. First the clock: seconds since the epoch, and since the boot.
@@ -219,48 +219,48 @@ class RankProber:
         seen = read_ranks(done.stdout.decode("utf-8", "replace"))
         if not seen or any(one.marked is None for one in seen.values()):
             return False
-        told = read_rank_map(folder)
+        rank_map = read_rank_map(folder)
         if not all(one.marked for one in seen.values()):
-            _settle(told, log=log, folder=folder)
+            _settle(rank_map, log=log, folder=folder)
             return True
-        told = update_rank_map(told, seen, sizes=sizes, folder=folder)
-        write_rank_map(folder, told)
-        told.route(log.routes)
+        rank_map = update_rank_map(rank_map, seen, sizes=sizes, folder=folder)
+        write_rank_map(folder, rank_map)
+        rank_map.route(log.routes)
         return False
 
 
-def _settle(told: Told, *, log: InstanceLog, folder: Path) -> None:
-    told = msgspec.structs.replace(told, settled=True)
-    write_rank_map(folder, told)
-    told.route(log.routes)
+def _settle(rank_map: RankMap, *, log: InstanceLog, folder: Path) -> None:
+    rank_map = msgspec.structs.replace(rank_map, settled=True)
+    write_rank_map(folder, rank_map)
+    rank_map.route(log.routes)
 
 
-def update_rank_map(told: Told, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> Told:
+def update_rank_map(rank_map: RankMap, seen: Mapping[int, Seen], *, sizes: Mapping[str, int], folder: Path) -> RankMap:
     """What is proved after one more look.
 
     Args:
-        told: what was proved before.
+        rank_map: what was proved before.
         seen: the ranks' processes by local rank.
         sizes: bytes of each stream, by its file, that were stored before the look.
         folder: of the streams.
     """
     now = {local: (one.pid, one.ticks) for local, one in seen.items()}
-    base = told.base
+    base = rank_map.base
     # Where some have ended and no other has come, the round goes on.
-    if not told.processes or not now.items() <= told.processes.items():
-        ranks = dict(told.ranks)
-        if told.processes:
+    if not rank_map.processes or not now.items() <= rank_map.processes.items():
+        ranks = dict(rank_map.ranks)
+        if rank_map.processes:
             # Another round: of the old one only what was stored before it was seen last is proved.
-            for number, one in told.ranks.items():
+            for number, one in rank_map.ranks.items():
                 if one.until is None:
-                    ranks[number] = msgspec.structs.replace(one, until=told.confirmed.get(number, one.since))
+                    ranks[number] = msgspec.structs.replace(one, until=rank_map.confirmed.get(number, one.since))
             base += ROUND
         for local, process in seen.items():
             ranks[base + local] = _of_process(process, folder / f"{base + local}.out.log")
         roles = tuple(sorted({one.role for one in seen.values() if one.role is not None}))
-        told = Told(base=base, processes=now, ranks=ranks, roles=roles or told.roles or USUAL_ROLES)
-    confirmed = told.confirmed | {base + local: sizes.get(f"{base + local}.out.log", 0) for local in now}
-    return msgspec.structs.replace(told, confirmed=confirmed)
+        rank_map = RankMap(base=base, processes=now, ranks=ranks, roles=roles or rank_map.roles or USUAL_ROLES)
+    confirmed = rank_map.confirmed | {base + local: sizes.get(f"{base + local}.out.log", 0) for local in now}
+    return msgspec.structs.replace(rank_map, confirmed=confirmed)
 
 
 def _of_process(process: Seen, stream: Path) -> RankMapEntry:

@@ -111,7 +111,7 @@ LIMIT_S: Final = 10.0
 _BETWEEN_S: Final = 2.0
 _NAME: Final = anchored(r"[a-z_]{3,16}-a\d{1,6}-[\w.-]{1,140}\.json", limit=256, flags=re.ASCII)
 _MAX_PROBLEMS: Final = 8
-_MAX_SHOWN: Final = 60
+_MAX_LISTED: Final = 60
 _AT_ONCE: Final = 16
 # What a verdict needs most comes first.
 _FIRST: Final = ("error-", "end-", "slot_end-", "start-")
@@ -183,7 +183,7 @@ class RecordStore:
             # A writer's own file that is not finished begins with a dot.
             if not name.startswith("."):
                 count, first = self._strange
-                self._strange = (count + 1, first or ascii(name[:_MAX_SHOWN]))
+                self._strange = (count + 1, first or ascii(name[:_MAX_LISTED]))
             return False
         if name in self._seen or len(self._seen) >= MAX_OBJECTS:
             return False
@@ -268,7 +268,7 @@ def _too_large(name: str, url: str) -> str:
 
 
 def _order(name: str) -> tuple[int, str]:
-    kinds = [kind for kind, beginning in enumerate(_FIRST) if name.startswith(beginning)]
+    kinds = [kind for kind, prefix in enumerate(_FIRST) if name.startswith(prefix)]
     return (kinds[0] if kinds else len(_FIRST), name)
 
 

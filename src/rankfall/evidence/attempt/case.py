@@ -135,8 +135,8 @@ def _missing_of_ranks(spec: JobSpec, ranks: Sequence[RankFacts], kernel_note: st
         found.append(kernel_note)
     absent = [r.rank for r in ranks if r.hook == "absent"]
     if absent and spec.inside != "off":
-        shown = ", ".join(str(n) for n in absent[:_MAX_RANKS])
-        found.append(f"records of rank{'s' if len(absent) > 1 else ''} {shown}: the hook was not loaded there")
+        numbers = ", ".join(str(n) for n in absent[:_MAX_RANKS])
+        found.append(f"records of rank{'s' if len(absent) > 1 else ''} {numbers}: the hook was not loaded there")
     return found
 
 

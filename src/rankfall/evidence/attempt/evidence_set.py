@@ -365,7 +365,7 @@ class EvidenceSet:
             return
         self._stacks_of = made_of
         stacks = [(item.name, item.record) for item in self._stacks]
-        told: list[Evidence] = self._guard.read(
+        evidence: list[Evidence] = self._guard.read(
             lambda: stack_evidence(stacks, ranks=ranks, attempt=self._attempt),
             otherwise=[],
             what="records of stacks",
@@ -374,8 +374,8 @@ class EvidenceSet:
         )
         for key in self._by_stacks:
             self._by_id.pop(key, None)
-        self._by_stacks = frozenset(piece.id for piece in told)
-        self.keep(told)
+        self._by_stacks = frozenset(piece.id for piece in evidence)
+        self.keep(evidence)
 
     def _of_errors(self, facts: Facts) -> None:
         waiting: list[Found] = []

@@ -99,7 +99,7 @@ class AttemptObserver:
         launcher: what started the ranks in each slot, where the plan is known. Roles outside the world have ``exec`` by the spec.
         spare_listing: do not list the records of a job of one rank while nothing is wrong with it.
         starts: which start of slots that are started again alone is looked at; the first of those that are not named.
-        around: file of what is known around the pods, where it is not the attempt's own.
+        context_path: file of what is known around the pods, where it is not the attempt's own.
         record_store: of the job, where it has one.
     """
 
@@ -113,7 +113,7 @@ class AttemptObserver:
         launcher: SlotLauncher | None = None,
         spare_listing: bool = False,
         starts: Mapping[int, int] | None = None,
-        around: Path | None = None,
+        context_path: Path | None = None,
         record_store: RecordStore | None = None,
     ) -> None:
         self._guard = ReaderGuard(run_dir.path)
@@ -131,17 +131,17 @@ class AttemptObserver:
         if not here:
             from rankfall.evidence.cluster.platform import PlatformView  # noqa: PLC0415 - a run on this machine has none
 
-            self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found, around=around)
+            self._platform = PlatformView(run_dir.path, attempt=attempt, catalogue=found, context_path=context_path)
         pods = self._platform.pods if self._platform is not None else None
         self._starts = Starts(run_dir, attempt=attempt, numbers=numbers, pods=pods)
         alone = spare_listing and stands_alone(spec, launcher) and not numbers
-        self._incoming = RecordSource(
+        self._record_source = RecordSource(
             run_dir,
             spec=spec,
             attempt=attempt,
             facts=self._facts,
             starts=self._starts,
-            lone=launcher if alone else None,
+            single=launcher if alone else None,
             store=record_store,
             guard=self._guard,
         )
@@ -194,13 +194,13 @@ class AttemptObserver:
         """
         before = self._evidence_set.ids()
         ends_before = self._bad_ends()
-        found = self._incoming.new()
+        found = self._record_source.new()
         for item in found:
             self._take_record(item)
             self._life.saw(min(self._facts.clocks.ours(item.record.slot, item.mtime), now))
-        news = self._streams.poll(self._facts, now, Budget(POLL_S, POLL_BYTES, interrupted=self._interrupted))
-        self._evidence_set.keep(news.evidence)
-        self._life.saw(news.output_at)
+        delta = self._streams.poll(self._facts, now, Budget(POLL_S, POLL_BYTES, interrupted=self._interrupted))
+        self._evidence_set.keep(delta.evidence)
+        self._life.saw(delta.output_at)
         self._read(lambda: self._life.look(self._facts, self._slot_dirs().values(), now), None, "steps of ranks")
         looked = False
         platform = self._platform
@@ -214,16 +214,16 @@ class AttemptObserver:
         new = tuple(piece for piece in self._evidence_set.all if piece.id not in before)
         ends = self._bad_ends()
         failures = sum(1 for piece in new if piece.role != "context") + len(ends - ends_before)
-        revised = any(piece.outlived and piece.id in before for piece in news.evidence)
+        revised = any(piece.outlived and piece.id in before for piece in delta.evidence)
         changed = bool(found or new or looked or revised or ends != ends_before)
         return Delta(
             records=tuple(item.record for item in found),
             evidence=new,
             failures=failures,
             changed=changed,
-            bytes=news.bytes,
-            new_streams=news.new_streams,
-            behind=news.behind or self._incoming.behind,
+            bytes=delta.bytes,
+            new_streams=delta.new_streams,
+            behind=delta.behind or self._record_source.behind,
         )
 
     def select_start(self, slot: int, number: int) -> None:
@@ -253,7 +253,7 @@ class AttemptObserver:
 
     def read_records(self) -> None:
         """Read the records themselves from now on, also of a job of one rank."""
-        self._incoming.read_all()
+        self._record_source.read_all()
 
     def ranks(self) -> tuple[RankFacts, ...]:
         """Fact sheets of all rank processes, older rounds included; their times are by this machine's clock."""
@@ -293,7 +293,7 @@ class AttemptObserver:
             hung: nothing has moved for the set time.
             only: leave out all that is not of this slot: it fell alone.
         """
-        for item in (*self._incoming.read_skipped_records(), *self._incoming.fetch()):
+        for item in (*self._record_source.read_skipped_records(), *self._record_source.fetch()):
             self._take_record(item)
         self._find_late_evidence()
         evidence = list(self._evidence_set.all)
@@ -305,12 +305,12 @@ class AttemptObserver:
             }
             evidence += [
                 *waiting.values(),
-                *self._read(lambda: platform.around(self._facts), _NO_EVIDENCE, "journal of the cluster"),
+                *self._read(lambda: platform.context_evidence(self._facts), _NO_EVIDENCE, "journal of the cluster"),
             ]
         evidence += self._late.left
         missing = [
             *sentences(lost_lines(self._gaps.values())),
-            *self._incoming.problems,
+            *self._record_source.problems,
             *self._streams.problems,
             *self._notes,
         ]
@@ -339,7 +339,7 @@ class AttemptObserver:
         self._note(problems)
         self._evidence_set.derive(self._facts)
         found, problems = self._late.error_files(
-            self._facts, folders, budget, known=self._evidence_set.all, shared=self._incoming.settled
+            self._facts, folders, budget, known=self._evidence_set.all, shared=self._record_source.settled
         )
         self._evidence_set.keep(found)
         self._note(problems)
@@ -382,7 +382,7 @@ class AttemptObserver:
 
     def _poll_slots(self) -> None:
         """A slot whose wrapper holds its lock no longer and left no end, not even in its own directory, is lost."""
-        if self._incoming.behind:
+        if self._record_source.behind:
             # Its end may be among the records that there was no time for.
             return
         for number, facts in self._facts.slots.items():
@@ -391,7 +391,7 @@ class AttemptObserver:
             folder = self._slot_dir(number)
             if not lock_is_free(folder / "lock"):
                 continue
-            for item in (*self._incoming.new(), *self._incoming.read_skipped_records()):
+            for item in (*self._record_source.new(), *self._record_source.read_skipped_records()):
                 self._take_record(item)
             if self._facts.slots[number].state == "running":
                 end = unrecorded_end(folder, run=self.run_dir.id, attempt=self.attempt)

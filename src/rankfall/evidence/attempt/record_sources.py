@@ -200,7 +200,7 @@ class RecordSource:
         attempt: counted from 1.
         facts: of the attempt: slots that joined count too.
         starts: which start of a slot is looked at; records of later ones wait.
-        lone: what started the one rank of a job whose records are not listed while nothing is wrong; None = they are read as they come.
+        single: what started the one rank of a job whose records are not listed while nothing is wrong; None = they are read as they come.
         store: brings records of ranks that reach no folder of ours; None = the job has none.
         guard: takes what a reader fails on.
     """
@@ -213,7 +213,7 @@ class RecordSource:
         attempt: int,
         facts: Facts,
         starts: Starts,
-        lone: SlotLauncher | None,
+        single: SlotLauncher | None,
         store: RecordStore | None = None,
         guard: ReaderGuard | None = None,
     ) -> None:
@@ -223,7 +223,7 @@ class RecordSource:
             run_dir.records_dir, run=run_dir.id, attempt=attempt, ranks=spec.world_size, guard=self._guard
         )
         self._store = store
-        self._lone = self._single_rank_slot(run_dir.id, attempt, lone) if lone is not None else None
+        self._single = self._single_rank_slot(run_dir.id, attempt, single) if single is not None else None
         # Records of starts that are not looked at yet.
         self._later: list[Found] = []
         self._notes: list[str] = []
@@ -231,7 +231,7 @@ class RecordSource:
     @property
     def settled(self) -> bool:
         """The records are read as they come, or the job of one rank whose records are not read has succeeded."""
-        return self._lone is None or self._lone.succeeded
+        return self._single is None or self._single.succeeded
 
     @property
     def behind(self) -> bool:
@@ -245,34 +245,34 @@ class RecordSource:
 
     def new(self) -> list[Found]:
         """What has come since."""
-        told: list[Found] = []
-        if self._lone is not None:
-            lone = self._lone
+        collected: list[Found] = []
+        if self._single is not None:
+            single = self._single
             # None: it failed, so the records themselves are read.
-            from_files = self._guard.read(lone.poll, otherwise=None, what="slot directory", where="slots")
-            told = from_files or []
-            if from_files is not None and not lone.over:
-                return told
-            self._lone = None
+            from_files = self._guard.read(single.poll, otherwise=None, what="slot directory", where="slots")
+            collected = from_files or []
+            if from_files is not None and not single.over:
+                return collected
+            self._single = None
         found = [*self._later, *filter(self._is_ours, self._folder.poll())]
         when = [self._starts.of_record(item.record) for item in found]
         self._later = [item for item, one in zip(found, when, strict=True) if one == "later"]
-        return [*told, *(item for item, one in zip(found, when, strict=True) if one == "now")]
+        return [*collected, *(item for item, one in zip(found, when, strict=True) if one == "now")]
 
     def read_all(self) -> None:
         """Read the records themselves from now on, also of a job of one rank."""
-        self._lone = None
+        self._single = None
 
     def read_skipped_records(self) -> list[Found]:
         """What the records say of a job of one rank that is not known to have succeeded; nothing where they are read anyway."""
         if self.settled:
             return []
-        self._lone = None
+        self._single = None
         return self.new()
 
     def fetch(self) -> list[Found]:
         """What a record store has beyond what came by itself."""
-        if self._store is None or self._lone is not None:
+        if self._store is None or self._single is not None:
             return []
         self._guard.read(self._store.fetch, otherwise=None, what="record store", where="record_store")
         return self.new()

@@ -21,10 +21,10 @@ from rankfall.model import Evidence, RankFacts, numbers
 from rankfall.model.evidence import digest
 from rankfall.rundir import NO_RANK, RunDir, StreamRow
 from rankfall.rundir.cluster.marks import NAME as TOLD
-from rankfall.rundir.cluster.marks import Told, read_rank_map
+from rankfall.rundir.cluster.marks import RankMap, read_rank_map
 from rankfall.rundir.reader_guard import ReaderGuard
 from rankfall.rundir.reading_time import AFTERWARDS, END_S, LIVE, POLL_BYTES, POLL_S, TAILS_S, Budget
-from rankfall.rundir.streams.content import ENDING
+from rankfall.rundir.streams.content import PACKED_SUFFIX
 from rankfall.rundir.streams.files import Standing
 from rankfall.verdict.signatures.catalogue import Catalogue
 
@@ -50,7 +50,7 @@ class StreamDelta(msgspec.Struct, frozen=True, kw_only=True):
     behind: bool = False
 
 
-_NO_PROOF: Final = Told()
+_NO_PROOF: Final = RankMap()
 _NOTHING: Final[tuple[list[Evidence], int, int]] = ([], 0, 0)
 
 
@@ -102,7 +102,7 @@ class SlotStreams:
         self._outside = outside
         self._catalogue = catalogue
         self._starts = starts
-        self._told = _RankMaps(foreign=run_dir.foreign is not None)
+        self._rank_maps = _RankMaps(foreign=run_dir.foreign is not None)
         self._streams: dict[Path, _Stream] = {}
         self._known: set[str] = set()
         self._folders: dict[int, str] = {}
@@ -208,9 +208,9 @@ class SlotStreams:
 
     def _row(self, stream: _Stream, owner: RankFacts | None) -> StreamRow:
         instance = stream.tail.path.parent.name
-        held = self._told.of(stream)
-        told = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
-        if told is not None:
+        held = self._rank_maps.of(stream)
+        rank = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
+        if rank is not None:
             owner = None
         return StreamRow(
             stream=stream.name,
@@ -220,11 +220,11 @@ class SlotStreams:
             slot=stream.slot,
             instance=numbers.whole(instance) or 0,
             local=stream.local,
-            rank=told.rank if told else owner.rank if owner else stream.rank,
-            from_byte=told.since if told else 0,
-            to_byte=told.until if told else None,
-            proof=told.proof
-            if told
+            rank=rank.rank if rank else owner.rank if owner else stream.rank,
+            from_byte=rank.since if rank else 0,
+            to_byte=rank.until if rank else None,
+            proof=rank.proof
+            if rank
             else f"start record of pid {owner.pid}"
             if owner
             else "prefix"
@@ -236,22 +236,22 @@ class SlotStreams:
 
     def _evidence(self, stream: _Stream, item: Placed, *, owner: RankFacts | None, node: str | None) -> Evidence:
         """The piece of one finding; the last one of a kind takes the place of the last one before it."""
-        held = self._told.of(stream)
-        told = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
-        known = told is not None and told.since <= item.byte and (told.until is None or item.byte < told.until)
+        held = self._rank_maps.of(stream)
+        rank = held.ranks.get(stream.ordinal) if stream.ordinal is not None else None
+        known = rank is not None and rank.since <= item.byte and (rank.until is None or item.byte < rank.until)
         piece = make.of_finding(
             item.finding,
             stream=stream.name,
             byte=item.byte,
             where=f"{stream.name}:{item.line}",
             when=item.when,
-            rank=told.rank if told is not None and known else owner.rank if owner else stream.rank,
+            rank=rank.rank if rank is not None and known else owner.rank if owner else stream.rank,
             slot=stream.slot,
             node=node,
             attempt=self._attempt,
             round_number=owner.round if owner else None,
         )
-        if self._told.foreign and (stream.ordinal is None or not held.roles):
+        if self._rank_maps.foreign and (stream.ordinal is None or not held.roles):
             # What looks like torchrun's prefix is text of any rank there.
             named = item.finding.prefix.local_rank
             piece = msgspec.structs.replace(piece, local_rank=None) if named is not None else piece
@@ -276,7 +276,7 @@ class SlotStreams:
         for stream in self._streams.values():
             beside.setdefault((stream.slot, stream.local), []).append(stream)
         for stream in waiting:
-            one = stream.of_one_process and stream.slot not in self._outside and not self._told.foreign
+            one = stream.of_one_process and stream.slot not in self._outside and not self._rank_maps.foreign
             others = [other for other in beside[stream.slot, stream.local] if other is not stream] if one else []
             worked = max((other.tail.worked_at or 0 for other in others), default=0)
             owner = owners.of(stream)
@@ -309,7 +309,7 @@ class SlotStreams:
                 if self._starts.of_folder(slot, own) != "now" or self._standing.stands(instance):
                     continue
                 for entry in _entries(instance):
-                    text = entry.removesuffix(ENDING)
+                    text = entry.removesuffix(PACKED_SUFFIX)
                     if not text.endswith(".log") or text in self._known:
                         continue
                     self._known.add(text)
@@ -362,9 +362,9 @@ class _RankMaps:
 
     def __init__(self, *, foreign: bool) -> None:
         self.foreign = foreign
-        self._held: dict[Path, tuple[int, Told]] = {}
+        self._held: dict[Path, tuple[int, RankMap]] = {}
 
-    def of(self, stream: _Stream) -> Told:
+    def of(self, stream: _Stream) -> RankMap:
         if not self.foreign:
             return _NO_PROOF
         folder = stream.tail.path.parent

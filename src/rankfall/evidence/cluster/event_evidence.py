@@ -142,11 +142,11 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     attempt=attempt,
                 )
             )
-        wish = f"{work.kind} {work.name} is being deleted: somebody asked for it" if work.deleting else None
-        if wish is None and work.suspend:
+        request = f"{work.kind} {work.name} is being deleted: somebody asked for it" if work.deleting else None
+        if request is None and work.suspend:
             by = f", last by {work.held_by}" if work.held_by else ""
-            wish = f"{work.kind} {work.name} is suspended{by}"
-        if wish is not None and not ours:
+            request = f"{work.kind} {work.name} is suspended{by}"
+        if request is not None and not ours:
             found.append(
                 Evidence(
                     id=digest("wish", attempt, work.uid, bool(work.deleting)),
@@ -158,7 +158,7 @@ def work_evidence(works: Iterable[WorkFact], *, attempt: int, ours: bool) -> lis
                     uncertainty=1.0,
                     stamped="server",
                     where=where,
-                    line=wish,
+                    line=request,
                     specificity=50,
                     fingerprint="cancelled:object",
                     attempt=attempt,
@@ -177,8 +177,8 @@ def _killed_by_probe(said: Iterable[EventFact], pod: PodFact) -> EventFact | Non
     stops = [
         stamp_ns(one.first or one.last) for one in said if one.reason == "Killing" and _STOPPING.match(one.message)
     ]
-    told = stamp_ns(pod.deleting)
-    asked = told - (pod.grace_s or 0) * _NS if told is not None else None
+    deleted_ns = stamp_ns(pod.deleting)
+    asked = deleted_ns - (pod.grace_s or 0) * _NS if deleted_ns is not None else None
     disruption = pod.condition("DisruptionTarget")
     if disruption is not None and disruption.status == "True":
         return None

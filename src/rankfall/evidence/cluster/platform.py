@@ -70,8 +70,8 @@ class ContextView:
             before: by UID: the last look at each pod before it was asked to go.
             stopped: Rankfall itself had begun to stop it.
         """
-        looks = list(self._file.newest.values())
-        events = [fact for fact in looks if isinstance(fact, EventFact)]
+        snapshots = list(self._file.newest.values())
+        events = [fact for fact in snapshots if isinstance(fact, EventFact)]
         by_uid = {pod.uid: pod for pod in pods if pod.slot is not None}
         by_slot = {facts.slot: facts for facts in slots}
         falls: dict[str, list[SlotFailure]] = {}
@@ -85,7 +85,7 @@ class ContextView:
             *pod_events(events, by_uid, before=before, attempt=self._attempt),
             *made_events(events, by_slot, by_uid, attempt=self._attempt),
             *node_evidence(
-                [fact for fact in looks if isinstance(fact, NodeFact)],
+                [fact for fact in snapshots if isinstance(fact, NodeFact)],
                 [event for event in events if event.kind == "Node"],
                 falls,
                 catalogue=self._catalogue,
@@ -96,7 +96,9 @@ class ContextView:
                 for fall in (one for some in falls.values() for one in some)
                 if (piece := unheard_evidence(fall, attempt=self._attempt)) is not None
             ),
-            *work_evidence([fact for fact in looks if isinstance(fact, WorkFact)], attempt=self._attempt, ours=stopped),
+            *work_evidence(
+                [fact for fact in snapshots if isinstance(fact, WorkFact)], attempt=self._attempt, ours=stopped
+            ),
         ]
 
     def missing(self, pods: Collection[PodFact]) -> list[str]:
@@ -105,9 +107,9 @@ class ContextView:
         Args:
             pods: of the attempt.
         """
-        looks = list(self._file.newest.values())
-        found = [fact.text for fact in looks if isinstance(fact, Unseen) and not fact.over]
-        first = min((fact.seen_ns for fact in looks), default=None)
+        snapshots = list(self._file.newest.values())
+        found = [fact.text for fact in snapshots if isinstance(fact, Unseen) and not fact.over]
+        first = min((fact.seen_ns for fact in snapshots), default=None)
         made = min((at for pod in pods if (at := stamp_ns(pod.created)) is not None), default=None)
         if first is not None and made is not None and first - made > EVENTS_LIVE_S * _NS:
             found.append(
@@ -138,15 +140,15 @@ class PlatformView:
         run: the run's directory.
         attempt: counted from 1.
         catalogue: the signatures in force.
-        around: file of what is around the pods, where it is not the attempt's own.
+        context_path: file of what is around the pods, where it is not the attempt's own.
 
     Attributes:
         pods: of the attempt.
     """
 
-    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, around: Path | None = None) -> None:
+    def __init__(self, run: Path, *, attempt: int, catalogue: Catalogue, context_path: Path | None = None) -> None:
         self.pods = PodView(run, attempt=attempt)
-        self._cluster_context = ContextView(run, attempt=attempt, catalogue=catalogue, path=around)
+        self._cluster_context = ContextView(run, attempt=attempt, catalogue=catalogue, path=context_path)
         self._clocks = ClockView(run, attempt=attempt)
         self._proofs = ProofView(run, attempt=attempt)
 
@@ -170,19 +172,19 @@ class PlatformView:
             self._prove(facts)
         if self.pods.stop is not None:
             facts.set_stop(self.pods.stop.at_ns)
-        around = self._cluster_context.poll()
+        context = self._cluster_context.poll()
         for sheet in tuple(facts.slots.values()):
             # Every time, not only when a pod changed: a record that came since may have told of the slot's start or end.
             facts.set_slot(self.pods.merged(sheet, late_ns=clocks.late(sheet.slot)))
         if changed:
             clocks.placed()
-        return changed or around, found
+        return changed or context, found
 
     def waiting(self) -> list[Evidence]:
         """Why slots do not start: true only as long as they wait, so it is never kept."""
         return self.pods.waiting()
 
-    def around(self, facts: Facts) -> list[Evidence]:
+    def context_evidence(self, facts: Facts) -> list[Evidence]:
         """What Events, nodes and the objects that make the pods say, as it stands now."""
         return self._cluster_context.evidence(
             self.pods.counting(),
@@ -194,12 +196,12 @@ class PlatformView:
 
     def waits(self, facts: Facts) -> str | None:
         """Why slots do not begin, in the platform's words; None where nothing is known to keep them."""
-        told = [*self.waiting(), *self.around(facts)]
-        told = [piece for piece in told if piece.slug in _WAITS_FOR and piece.slot is not None]
-        if not told:
+        pieces = [*self.waiting(), *self.context_evidence(facts)]
+        pieces = [piece for piece in pieces if piece.slug in _WAITS_FOR and piece.slot is not None]
+        if not pieces:
             return None
-        first = told[0]
-        others = len({piece.slot for piece in told}) - 1
+        first = pieces[0]
+        others = len({piece.slot for piece in pieces}) - 1
         more = f" (and {others} more)" if others else ""
         return f"slot {first.slot}{more} waits: {first.line}"[:_MAX_WORDS]
 

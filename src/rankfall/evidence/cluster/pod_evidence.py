@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankfall.evidence.cluster.reasons import NOT_FOUND, ending_evidence, waiting_evidence
+from rankfall.evidence.cluster.reasons import NOT_FOUND, end_evidence, waiting_evidence
 from rankfall.model import Evidence, SlotFacts
 from rankfall.model.timestamps import Bound
 from rankfall.rundir.cluster.clock_bounds import of_pod
@@ -47,7 +47,7 @@ class PodView:
         self._by_slot: dict[int, PodFact] = {}
         # By UID: the last look before it was asked to go. What it waited for then is what kept it; what became of it afterwards is not.
         self._before: dict[str, PodFact] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         # When a pod's end was seen first, by this machine's clock.
         self._end_seen: dict[str, int] = {}
         # By slot: which of its pods is looked at, in the order in which they were made; of other slots the newest one is.
@@ -96,9 +96,9 @@ class PodView:
         for fact in self._journal.pods.values() if moved else facts:
             if not self._counts(fact):
                 continue
-            for piece in ending_evidence(fact, attempt=self._attempt):
-                if piece.id not in self._told:
-                    self._told.add(piece.id)
+            for piece in end_evidence(fact, attempt=self._attempt):
+                if piece.id not in self._reported:
+                    self._reported.add(piece.id)
                     found.append(piece)
         return bool(facts) or moved, found
 
@@ -132,8 +132,8 @@ class PodView:
 
     def waiting(self) -> list[Evidence]:
         """Why slots do not start, as it is now; of a pod that was asked to go, as it was before."""
-        looks = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
-        return [piece for fact in looks for piece in waiting_evidence(fact, attempt=self._attempt)]
+        snapshots = (self._before.get(fact.uid, fact) for fact in self._by_slot.values())
+        return [piece for fact in snapshots for piece in waiting_evidence(fact, attempt=self._attempt)]
 
     def pods(self) -> dict[int, PodFact]:
         """The pod of each slot: the newest one, or the one that is looked at."""

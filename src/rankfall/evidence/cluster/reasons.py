@@ -85,7 +85,7 @@ def row_of(where: Place, reason: str, message: str | None) -> Reason | None:
     return next((row for text, row in found if text.search(message or "")), None)
 
 
-def ending_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
+def end_evidence(fact: PodFact, *, attempt: int) -> list[Evidence]:
     """Why a pod ended, where the platform says so: its reason, a disruption, the reason of its container. Stands once it is seen."""
     found = []
     if fact.reason is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from rankfall.evidence import builders as make
 from rankfall.evidence.files.bounded_read import Part
-from rankfall.evidence.files.folder_listing import shown
+from rankfall.evidence.files.folder_listing import printable
 from rankfall.evidence.readers.scan import ChunkScanner, Finding
 from rankfall.evidence.readers.stacks import NewestDump
 from rankfall.evidence.readers.survival import Survival
@@ -85,16 +85,16 @@ class Source(msgspec.Struct, kw_only=True):
 
 def source_of(file: Path) -> Source:
     """A file as a speaker, by its place alone."""
-    name = shown(file)
+    name = printable(file)
     elastic = _ELASTIC.search(name)
     if elastic:
         return Source(
             name=name,
-            group=shown(file.parent),
+            group=printable(file.parent),
             attempt=numbers.matched(elastic[1]),
             local_rank=numbers.matched(elastic[2]),
         )
-    rank = _RANK_FILE.search(shown(Path(file.name)))
+    rank = _RANK_FILE.search(printable(Path(file.name)))
     return Source(name=name, group=name, rank=numbers.matched(rank[1]) if rank else None)
 
 
@@ -148,14 +148,14 @@ class TextReader:
         try:
             for start, data in parts:
                 if start != self._next:
-                    self._feed(b"", final=True)
+                    self._push(b"", final=True)
                     self._begin(start)
                 self._next = start + len(data)
-                self._feed(data)
+                self._push(data)
                 if self._failures > _MAX_FAILURES:
                     break
         finally:
-            self._feed(b"", final=True)
+            self._push(b"", final=True)
             if self._dump is not None:
                 self._source.stacks = self._guard.read(
                     self._dump.text, otherwise=None, what="stack", where=self._source.name
@@ -169,15 +169,15 @@ class TextReader:
         self._base = self._next = at
         self._lines = False
 
-    def _feed(self, data: bytes, *, final: bool = False) -> None:
+    def _push(self, data: bytes, *, final: bool = False) -> None:
         if self._dump is not None and data:
             try:
-                self._dump.feed(data)
+                self._dump.push(data)
             except Exception as error:  # noqa: BLE001 - text of jobs: one reader costs no other one
                 self._guard.failed(error, what="stack", where=self._source.name)
                 self._dump = None
         try:
-            findings, statements = self._scanner.feed(data, final=final)
+            findings, statements = self._scanner.push(data, final=final)
             for finding, byte, line in findings:
                 self._keep(finding, byte=self._base + byte, line=line)
             for reported, byte, line in statements:

@@ -105,7 +105,7 @@ def amount(size: int) -> str:
     return f"{size} bytes"
 
 
-def shown(path: Path) -> str:
+def printable(path: Path) -> str:
     """A path as text that every encoding takes: names of files are bytes, and need not be UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
@@ -125,11 +125,11 @@ def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], boo
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
-            f"{shown(path)} does not exist",
+            f"{printable(path)} does not exist",
             hint="name a log file, a folder of logs, a run id, or - for text from a pipe",
         ) from None
     except OSError as error:
-        left.add(f"{shown(path)} cannot be read: {error.strerror}", unreadable=True)
+        left.add(f"{printable(path)} cannot be read: {error.strerror}", unreadable=True)
         return
     if stat.S_ISDIR(status.st_mode):
         yield from _Walk(path, left, skip).files()
@@ -138,7 +138,7 @@ def list_files(path: Path, left: LeftOut, *, skip: Callable[[str, set[str]], boo
         yield Listed(path, path, (), status.st_size, (status.st_dev, status.st_ino), pipe)
     else:
         left.add(
-            f"{shown(path)} is a device or a socket and was not opened; pipe its text: ... | rankfall why -",
+            f"{printable(path)} is a device or a socket and was not opened; pipe its text: ... | rankfall why -",
             unreadable=True,
         )
 
@@ -194,7 +194,7 @@ class _Walk:
                     self._sort(entry, parts, names, inner, found)
             except OSError as error:
                 self._left.add(
-                    f"{shown(self._root.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
+                    f"{printable(self._root.joinpath(*parts))} cannot be read: {error.strerror}", unreadable=True
                 )
             yield from sorted(found)
             # The next one to list is the last of the list.
@@ -265,7 +265,7 @@ class _Walk:
             found.append(Listed(path, self._root, parts, status.st_size, (status.st_dev, status.st_ino)))
 
     def _say(self, unlisted: int) -> None:
-        root = shown(self._root)
+        root = printable(self._root)
         if unlisted or self._listed > MAX_LISTED:
             self._left.note(
                 f"{root} holds more than {MAX_LISTED:,} entries, and no more were looked at; name fewer folders"

@@ -33,7 +33,7 @@ from rankfall.evidence.files.bounded_read import (
     parts_of_stream,
 )
 from rankfall.evidence.files.file_source import Room, Source, TextReader, source_of
-from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, shown
+from rankfall.evidence.files.folder_listing import LeftOut, Listed, amount, list_files, opened, printable
 from rankfall.evidence.readers import flyte_errors, torchrun
 from rankfall.evidence.readers.flight_recorder import Dumps, dump_rank
 from rankfall.evidence.readers.flyte_errors import container_error_evidence, is_container_error
@@ -42,7 +42,7 @@ from rankfall.evidence.readers.torchrun import Reported
 from rankfall.model import Case, Evidence, RankFacts, RankfallError, UsageError
 from rankfall.model.evidence import digest
 from rankfall.rundir.reader_guard import ReaderGuard
-from rankfall.rundir.streams.content import ENDING, read_zstd
+from rankfall.rundir.streams.content import PACKED_SUFFIX, read_zstd
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 
 # Less text hardly says why a job ended.
@@ -115,9 +115,9 @@ class _Pile:
             except RankfallError:
                 raise
             except OSError as error:
-                self._left.add(f"{shown(file.path)} cannot be read: {error.strerror}", unreadable=True)
+                self._left.add(f"{printable(file.path)} cannot be read: {error.strerror}", unreadable=True)
             except Exception as error:  # noqa: BLE001 - one file costs no other one
-                self._guard.failed(error, what="file", where=shown(file.path))
+                self._guard.failed(error, what="file", where=printable(file.path))
             self._allowance.settle(share)
         if self._sources or self._dumps.read:
             return
@@ -153,7 +153,7 @@ class _Pile:
     def _file(self, number: int, file: Listed, share: Share) -> None:
         with opened(file) as fd:
             if (rank := dump_rank(file.path.name)) is not None:
-                problem = self._dumps.add(rank, shown(file.path), file.size, lambda limit: _beginning(fd, limit, share))
+                problem = self._dumps.add(rank, printable(file.path), file.size, lambda limit: _head(fd, limit, share))
                 if problem is not None:
                     self._left.add(problem, unreadable=True)
                 return
@@ -188,7 +188,7 @@ class _Pile:
 
     def _error_file(self, source: Source, name: str, fd: int, share: Share) -> None:
         foreign = is_container_error(name)
-        data = _beginning(fd, (flyte_errors.MAX_FILE if foreign else torchrun.MAX_FILE) + 1, share)
+        data = _head(fd, (flyte_errors.MAX_FILE if foreign else torchrun.MAX_FILE) + 1, share)
         if foreign:
             piece = container_error_evidence(data, name=source.name, catalogue=self._catalogue)
         else:
@@ -202,7 +202,7 @@ class _Pile:
 def _no_log(name: str, neighbours: set[str]) -> bool:
     """Whether a file is none to read: of two forms of one file the raw one is read."""
     path = Path(name)
-    return path.suffix in _NO_LOGS or (path.suffix == ENDING and path.stem in neighbours)
+    return path.suffix in _NO_LOGS or (path.suffix == PACKED_SUFFIX and path.stem in neighbours)
 
 
 def _is_error_file(file: Listed) -> bool:
@@ -231,7 +231,7 @@ def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
     if file.pipe:
         return parts_of_stream(chunks_of_pipe(fd), share, head=share.size // 4 * 3)
     size = os.fstat(fd).st_size
-    if file.path.suffix == ENDING:
+    if file.path.suffix == PACKED_SUFFIX:
         head = share.size // 4 * 3
         if head > (most := max(LEAST_UNPACKED, RATIO * size)):
             head, share.why = most, f"it unpacks to more than {RATIO} times its size"
@@ -242,7 +242,7 @@ def _parts(file: Listed, fd: int, share: Share) -> Iterator[Part]:
     return parts_of_file(fd, size, share)
 
 
-def _beginning(fd: int, limit: int, share: Share) -> bytes:
+def _head(fd: int, limit: int, share: Share) -> bytes:
     """The first bytes of a file."""
     parts: list[bytes] = []
     # One read of a file over a network may give less than there is.
@@ -254,7 +254,7 @@ def _beginning(fd: int, limit: int, share: Share) -> bytes:
 
 def _stacks(fd: int, share: Share) -> str | None:
     """The stacks of a file of py-spy's JSON; None for any other file."""
-    data = _beginning(fd, MAX_JSON + 1, share)
+    data = _head(fd, MAX_JSON + 1, share)
     return text_of_json(data) if len(data) <= MAX_JSON else None
 
 

@@ -106,8 +106,8 @@ MAX_FILE: Final = 4 << 20
 _NAME: Final = bounded(r"error(?:[-_][\w.-]{1,200})?\.pb", limit=255)
 # The words in a record that flytekit writes: traceback, then "Message:", then the exception once more.
 _MESSAGE: Final = linear(r"(?m)^[ \t]*(?:Message|Error Message):[ \t\r]*$")
-_CLOSING: Final = ("user error.", "system error.")
-_CLOSING_HEAD: Final = "system error!"
+_LAST_LINES: Final = ("user error.", "system error.")
+_LAST_LINE_HEAD: Final = "system error!"
 _TYPE: Final = bounded(r"[A-Za-z_][\w.]{0,200}", limit=201)
 # Text of an exception without a traceback, characters.
 _MAX_TEXT: Final = 16 << 10
@@ -233,7 +233,7 @@ def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
     if chain:
         return chain, frame
     mark = _MESSAGE.search(error.message)
-    text = (_without_closing(error.message[mark.end() :] if mark else error.message) or error.message.strip())[
+    text = (_without_last_line(error.message[mark.end() :] if mark else error.message) or error.message.strip())[
         :_MAX_TEXT
     ]
     kind, colon, words = text.partition(": ")
@@ -243,11 +243,11 @@ def _chain(error: ContainerError) -> tuple[list[tuple[str, str]], str]:
     return [(named if _TYPE.fullmatch(named) else "Exception", text)], ""
 
 
-def _without_closing(text: str) -> str:
+def _without_last_line(text: str) -> str:
     """The message without the line that flytekit ends it with."""
     before, newline, last = text.strip().rpartition("\n")
     last = last.strip().lower()
-    return before.strip() if newline and (last in _CLOSING or last.startswith(_CLOSING_HEAD)) else text.strip()
+    return before.strip() if newline and (last in _LAST_LINES or last.startswith(_LAST_LINE_HEAD)) else text.strip()
 
 
 def _text(value: int | bytes) -> str:

@@ -94,7 +94,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 def scan(data: bytes, catalogue: Catalogue) -> Findings:
     """Findings of a whole text, in order."""
-    found, reported = ChunkScanner(catalogue).feed(data, final=True)
+    found, reported = ChunkScanner(catalogue).push(data, final=True)
     return Findings(
         found=tuple(sorted((one for one, _, _ in found), key=lambda one: one.start)),
         reported=tuple(one for one, _, _ in reported),
@@ -251,7 +251,7 @@ class ChunkScanner:
         """Take what comes next up to its first newline for the rest of a line that nobody read."""
         self._in_line = True
 
-    def feed(
+    def push(
         self, data: bytes, *, final: bool
     ) -> tuple[list[tuple[Finding, int, int]], list[tuple[Reported, int, int]]]:
         """Findings and a launcher's statements, each with its byte (from 0) and line (from 1) in the whole stream.
@@ -268,7 +268,7 @@ class ChunkScanner:
             self.skip(data[:cut])
             data = data[cut:]
         text = self._whole_lines(data, final=final)
-        read = self._tracebacks.feed(text, at=self._at, line=self._lines, final=final)
+        read = self._tracebacks.push(text, at=self._at, line=self._lines, final=final)
         events: list[_Event] = []
         for item in read.closed:
             if item.found is not None:
@@ -286,10 +286,10 @@ class ChunkScanner:
         chosen = self._choose(sorted(events + lines, key=lambda one: (one.known, one.byte)))
         if self._survival is not None:
             failures = ((f.prefix, f.end, f.explicit) for f in (one.finding for one in chosen) if f.fails)
-            self._survival.feed(text, at=self._at, found=failures)
-        reported = self._reports.feed(text, speaks=speaks)
+            self._survival.push(text, at=self._at, found=failures)
+        reports = self._reports.push(text, speaks=speaks)
         uncounted: list[_Event] = [one for one in (*chosen, *(event for event, _ in waiting)) if not one.line]
-        numbers = self._line_numbers(text, {*(one.byte for one in uncounted), *(self._at + r.at for r in reported)})
+        numbers = self._line_numbers(text, {*(one.byte for one in uncounted), *(self._at + r.at for r in reports)})
         for event, owner in waiting:
             owner.held.append((event.byte, event.kind, event.finding, numbers[event.byte]))
         self._held += len(waiting)
@@ -299,7 +299,7 @@ class ChunkScanner:
         self.consumed = self._at if oldest is None else oldest
         return (
             [(one.finding, one.byte, one.line or numbers[one.byte]) for one in chosen],
-            [(one, self._at - len(text) + one.at, numbers[self._at - len(text) + one.at]) for one in reported],
+            [(one, self._at - len(text) + one.at, numbers[self._at - len(text) + one.at]) for one in reports],
         )
 
     def _whole_lines(self, data: bytes, *, final: bool) -> bytes:

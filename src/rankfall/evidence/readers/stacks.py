@@ -150,7 +150,7 @@ class NewestDump:
         self._after = 0
         self._kept = b""
 
-    def feed(self, data: bytes) -> None:
+    def push(self, data: bytes) -> None:
         """Take the next part of the log."""
         text = self._rest + data
         if self._lines is None and not any(hint in text for hint in _HINTS):
@@ -212,7 +212,7 @@ _KERNEL_THREAD: Final = bounded(
 
 
 # Of the healthy ranks so many are shown.
-MAX_SHOWN: Final = 16
+MAX_LISTED: Final = 16
 # So many ranks must sleep in one and the same system call before the only other one is called odd.
 MIN_ASLEEP: Final = 3
 
@@ -305,7 +305,7 @@ def compare_stacks(standings: dict[int, Standing]) -> list[tuple[Standing, str, 
     found: list[tuple[Standing, str, EvidenceRole, str]] = [
         (standings[rank], slug, "primary", words(standings[rank])) for rank in odd
     ]
-    for rank in [rank for rank in sorted(standings) if rank not in odd][:MAX_SHOWN]:
+    for rank in [rank for rank in sorted(standings) if rank not in odd][:MAX_LISTED]:
         where = standings[rank]
         inside = f"waits in {where.collective} at {where.place or where.top}" if where.collective else where.stands
         found.append((where, "rank_stuck", "context", f"rank {rank} {inside}"))
@@ -337,7 +337,7 @@ def _kernel_evidence(newest: dict[int, tuple[int, str, Record, RankFacts]], *, a
             0
         ]: f"rank {one[0]}: main thread in {alone} while those of {len(many)} others sleep in {asleep} (state/system call)"
     }
-    words |= {rank: f"rank {rank}: main thread sleeps in {asleep} (state/system call)" for rank in many[:MAX_SHOWN]}
+    words |= {rank: f"rank {rank}: main thread sleeps in {asleep} (state/system call)" for rank in many[:MAX_LISTED]}
     standing = Standing(rank=one[0], collective=None, place="", top=alone or "")
     return [
         # Less than a stack: where others sleep together it says who does not, and not why.

@@ -195,7 +195,7 @@ class StreamTail:
         self._fed += len(data)
         worked = self.survival.worked
         try:
-            findings, statements = self._scanner.feed(data, final=final)
+            findings, statements = self._scanner.push(data, final=final)
         except RankfallError:
             raise
         except Exception as error:  # noqa: BLE001 - a reader that fails costs the lines that it failed on

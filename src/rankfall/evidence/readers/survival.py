@@ -175,7 +175,7 @@ class Survival:
         """Take the text that follows as that from this byte of the stream on."""
         self._offset = at
 
-    def feed(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool]]) -> None:
+    def push(self, data: bytes, *, at: int, found: Iterable[tuple[Prefix, int, bool]]) -> None:
         """Take whole lines.
 
         Args:

@@ -68,7 +68,7 @@ class ReportReader:
         self._first = b""
         self._seen: dict[tuple[object, ...], int] = {}
 
-    def feed(self, data: bytes, *, speaks: bool) -> list[Reported]:
+    def push(self, data: bytes, *, speaks: bool) -> list[Reported]:
         """The statements of the next chunk.
 
         Args:

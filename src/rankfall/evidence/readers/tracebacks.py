@@ -169,7 +169,7 @@ class TracebackLines(msgspec.Struct, frozen=True):
 
 def find_tracebacks(data: bytes) -> Iterator[TracebackText]:
     """All tracebacks of a whole text, in the order of their ends."""
-    for item in TracebackReader().feed(data, at=0, line=0, final=True).closed:
+    for item in TracebackReader().push(data, at=0, line=0, final=True).closed:
         if item.found is not None:
             yield item.found
 
@@ -193,7 +193,7 @@ class TracebackReader:
         """Byte of the stream at which the oldest open traceback began; None when none is open."""
         return next(iter(self._by_start), None)
 
-    def feed(self, data: bytes, *, at: int, line: int, final: bool) -> TracebackLines:
+    def push(self, data: bytes, *, at: int, line: int, final: bool) -> TracebackLines:
         """Read the next chunk.
 
         Args:
@@ -355,8 +355,8 @@ class TracebackReader:
         if not _LIBRARY.search(path):
             state.user_frame = state.frame
         state.frames += 1
-        for ending, functions, origin in _ORIGINS:
-            if path.endswith(ending) and function in functions:
+        for suffix, functions, origin in _ORIGINS:
+            if path.endswith(suffix) and function in functions:
                 state.origins.add(origin)
 
     def _finish(self, state: OpenTraceback) -> None:

@@ -56,7 +56,7 @@ class ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
         return f"Given({', '.join(given)})"
 
 
-def told(plugin: ExecPlugin, endpoint: Endpoint, *, authorities: bytes | None, interactive: bool) -> str:
+def exec_info(plugin: ExecPlugin, endpoint: Endpoint, *, authorities: bytes | None, interactive: bool) -> str:
     """Content of ``KUBERNETES_EXEC_INFO``.
 
     Args:
@@ -90,8 +90,8 @@ def parse_exec_credential(output: bytes, plugin: ExecPlugin, *, secrets: Sequenc
         raise InvalidExecCredential("printed no JSON object")
     kind, version = document.get("kind"), document.get("apiVersion")
     if kind != "ExecCredential" or version != plugin.version:
-        shown = excerpt(f"{kind} {version}", secrets=secrets, limit=100)
-        raise InvalidExecCredential(f"printed {shown}, not ExecCredential {plugin.version}")
+        label = excerpt(f"{kind} {version}", secrets=secrets, limit=100)
+        raise InvalidExecCredential(f"printed {label}, not ExecCredential {plugin.version}")
     status = document.get("status")
     if not isinstance(status, Mapping):
         raise InvalidExecCredential("gave no status")
@@ -130,15 +130,15 @@ def _moment(text: str, secrets: Sequence[str]) -> float:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        shown = excerpt(text, secrets=secrets, limit=60)
-        raise InvalidExecCredential(f"gave an expirationTimestamp that is no time: {shown}") from None
+        label = excerpt(text, secrets=secrets, limit=60)
+        raise InvalidExecCredential(f"gave an expirationTimestamp that is no time: {label}") from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 LARGEST: Final = 1 << 20
 """Bytes of stdout: no credential is larger."""
 
-_SHOWN_LINES: Final = 20
+_MAX_LINES: Final = 20
 _CHUNK: Final = 4096
 # A prompt has no newline: what has not gone on for so long is shown as it is.
 _PROMPT_S: Final = 0.3
@@ -150,13 +150,13 @@ class Words:
     def __init__(self, say: Callable[[str], None] | None, secrets: list[str]) -> None:
         self._say, self._secrets = say, secrets
         self._kept = b""
-        self._shown = 0
+        self._printed = 0
 
     @property
     def last(self) -> str:
         """For the end of a message."""
-        shown = excerpt(self._kept, secrets=self._secrets)
-        return f"; it said: {shown}" if shown else ""
+        text = excerpt(self._kept, secrets=self._secrets)
+        return f"; it said: {text}" if text else ""
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
         """Read to the end; what is beyond the bounds is thrown away, so that it is never stopped by a full pipe."""
@@ -179,9 +179,9 @@ class Words:
             line = line[-_CHUNK:]
 
     def _show(self, line: bytes) -> None:
-        if self._say is None or not line.strip() or self._shown >= _SHOWN_LINES:
+        if self._say is None or not line.strip() or self._printed >= _MAX_LINES:
             return
-        self._shown += 1
+        self._printed += 1
         self._say(excerpt(line, secrets=self._secrets))
 
 
@@ -331,7 +331,7 @@ class Plugin:
         interactive = self._interactive()
         limit = self._timeout or (_INTERACTIVE_TIMEOUT_S if interactive else _TIMEOUT_S)
         authorities = self._authorities() if plugin.tell_cluster else None
-        info = told(plugin, self._access.endpoint, authorities=authorities, interactive=interactive)
+        info = exec_info(plugin, self._access.endpoint, authorities=authorities, interactive=interactive)
         environ = {**os.environ, **{name: value.reveal() for name, value in plugin.env}, INFO: info}
         program = shutil.which(plugin.command, path=environ.get("PATH"))
         if program is None:

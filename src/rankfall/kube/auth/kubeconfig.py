@@ -38,7 +38,7 @@ __all__ = [
 _LARGEST: Final = 16 << 20
 _KINDS: Final = (("clusters", "cluster"), ("contexts", "context"), ("users", "user"))
 _CONTEXT: Final = frozenset({"cluster", "user", "namespace", "extensions"})
-_SHOWN_NAMES: Final = 10
+_MAX_NAMES: Final = 10
 # libyaml is ten times as fast, where PyYAML was built with it.
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -246,7 +246,7 @@ def _access(merged: Merged, name: str, *, namespace: str | None, paths: tuple[st
 def _entry(found: Mapping[str, Named], name: str, kind: str) -> Named:
     if name in found:
         return found[name]
-    known = ", ".join(sorted(found)[:_SHOWN_NAMES]) or "none"
+    known = ", ".join(sorted(found)[:_MAX_NAMES]) or "none"
     raise KubeConfigError(
         f"the kubeconfig has no {kind} {name!r}; it has: {known}", hint="kubectl config get-contexts lists them"
     )
@@ -256,7 +256,7 @@ def _no_context(merged: Merged, paths: tuple[str, ...]) -> KubeConfigError:
     if merged.contexts:
         return KubeConfigError(
             f"no current context is set in {', '.join(paths)}",
-            hint=f"name one with --context: {', '.join(sorted(merged.contexts)[:_SHOWN_NAMES])}",
+            hint=f"name one with --context: {', '.join(sorted(merged.contexts)[:_MAX_NAMES])}",
         )
     where = ", ".join(paths) or "$KUBECONFIG"
     return KubeConfigError(

@@ -206,7 +206,7 @@ async def open_exec(
     if isinstance(argv, str) or not argv or not argv[0]:
         raise ValueError(f"a command is a list of words, the first one a program; this is {argv!r:.100}")
     space = kube.namespace if namespace is None else namespace
-    what = f"exec in {PODS.shown(pod, space)}, container {container}"
+    what = f"exec in {PODS.label(pod, space)}, container {container}"
     params = [("container", container), *(("command", word) for word in argv), ("stdout", "true"), ("stderr", "true")]
     params += [("stdin", "true")] if stdin else []
     limit = asyncio.timeout(timeout)
@@ -296,7 +296,7 @@ async def _fed(session: Exec, source: bytes | AsyncIterable[bytes] | None, *, en
         return
     if ends:
         session.require_close()
-    task = asyncio.create_task(_feed(session, source, ends=ends))
+    task = asyncio.create_task(_send_input(session, source, ends=ends))
     try:
         yield
     except ExecLost:
@@ -310,7 +310,7 @@ async def _fed(session: Exec, source: bytes | AsyncIterable[bytes] | None, *, en
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _feed(session: Exec, source: bytes | AsyncIterable[bytes], *, ends: bool) -> None:
+async def _send_input(session: Exec, source: bytes | AsyncIterable[bytes], *, ends: bool) -> None:
     try:
         if isinstance(source, bytes):
             await session.write(source)

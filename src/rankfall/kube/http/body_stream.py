@@ -52,7 +52,7 @@ class BodyStream(Protocol):
         ...
 
 
-class Beat:
+class BatchTimer:
     """One clock for all bodies of a client: those that gather are read together, in one turn of the event loop."""
 
     def __init__(self) -> None:
@@ -81,12 +81,12 @@ class DirectBodyStream:
 
     Args:
         link: open; the request is not sent yet.
-        beat: of the client.
+        batch_timer: of the client.
         read_timeout: longest silence, seconds; None = any.
     """
 
-    def __init__(self, link: Link, beat: Beat, *, read_timeout: float | None) -> None:
-        self._link, self._beat, self._read_timeout = link, beat, read_timeout
+    def __init__(self, link: Link, batch_timer: BatchTimer, *, read_timeout: float | None) -> None:
+        self._link, self._batch_timer, self._read_timeout = link, batch_timer, read_timeout
         self._first = b""
         self._body: Body | None = None
 
@@ -122,12 +122,12 @@ class DirectBodyStream:
                 if body.ended or body.closed():
                     return b""
                 raise aiohttp.ClientPayloadError("the body is not whole")
-            if text := body.feed(data):
+            if text := body.push(data):
                 return text
 
     async def gather(self, seconds: float, *, size: int) -> None:
         """As in ``BodyStream``."""
-        await self._beat.wait(_pause(seconds, size))
+        await self._batch_timer.wait(_pause(seconds, size))
 
     def close(self) -> None:
         """As in ``BodyStream``."""

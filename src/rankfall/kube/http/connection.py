@@ -95,7 +95,7 @@ class Body:
                 raise _protocol_error("the length of its body")
             self.ended = self._left == 0
 
-    def feed(self, data: bytes) -> bytes:
+    def push(self, data: bytes) -> bytes:
         """What these bytes hold of the body; may be nothing.
 
         Raises:
@@ -201,7 +201,7 @@ class Link:
         self._buffers = buffers
         self._socket: socket.socket | None = None
         self._tls: ssl.SSLObject | None = None
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._received, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._waiting: asyncio.Future[None] | None = None
         self._fault: OSError | None = None
         self._ended = False
@@ -226,7 +226,7 @@ class Link:
             async with asyncio.timeout(limit_s):
                 self._socket = await _connected(host, port)
                 if context is not None:
-                    self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name or host)
+                    self._tls = context.wrap_bio(self._received, self._outgoing, server_hostname=name or host)
                     await self._handshake(self._socket, self._tls)
         except TimeoutError:
             raise aiohttp.ConnectionTimeoutError from None
@@ -315,21 +315,21 @@ class Link:
         """Take TLS off; the number of plain bytes afterwards. An end without TLS's own word is an error: anybody could have caused it."""
         raw = self._buffers.raw
         if not count:
-            self._incoming.write_eof()
+            self._received.write_eof()
             return self._read(have)
         for at in range(0, count, _PIECE):
-            self._incoming.write(raw[at : min(count, at + _PIECE)])
+            self._received.write(raw[at : min(count, at + _PIECE)])
             have = self._read(have)
         self._answer()
         return have
 
     def _read(self, have: int) -> int:
         """Read what is whole of what TLS was given; the number of plain bytes afterwards."""
-        plain, incoming = self._buffers.plain, self._incoming
+        plain, received = self._buffers.plain, self._received
         tls: Any = self._tls
         read = tls.read
         try:
-            while incoming.pending or tls.pending() or incoming.eof:
+            while received.pending or tls.pending() or received.eof:
                 # Into a buffer it gives a number, which its type does not know.
                 count = read(_PLAIN - have, plain[have:])
                 if not count:
@@ -359,7 +359,7 @@ class Link:
                 data = await loop.sock_recv(sock, _PIECE)
                 if not data:
                     raise aiohttp.ServerDisconnectedError from None
-                self._incoming.write(data)
+                self._received.write(data)
                 continue
             except ssl.SSLError:
                 # Why we refuse is said to the other side, where it still listens.

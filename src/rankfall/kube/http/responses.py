@@ -90,9 +90,9 @@ def refused(refusal: Refusal, *, what: str, secrets: Iterable[str] = (), maybe_d
 
 def unreadable(status: int, body: bytes, *, what: str, secrets: Iterable[str] = ()) -> ApiError:
     """The error for a success whose body is not what Kubernetes sends."""
-    shown = excerpt(body, secrets=secrets) or "nothing"
+    text = excerpt(body, secrets=secrets) or "nothing"
     return ApiError(
-        f"cannot {what}: the answer is no JSON object but: {shown} ({status})",
+        f"cannot {what}: the answer is no JSON object but: {text} ({status})",
         status=status,
         hint="is the server's address that of a Kubernetes API server, and is there a proxy that answers in its stead?",
     )

@@ -30,7 +30,7 @@ from rankfall.kube.auth.access import Access
 from rankfall.kube.auth.credentials import Credentials, Proof
 from rankfall.kube.errors import ApiError, CredentialsError, KubeError, Unauthorized, Unreachable
 from rankfall.kube.http import responses
-from rankfall.kube.http.body_stream import Beat, BodyStream, DirectBodyStream, ProxiedBodyStream, message, place
+from rankfall.kube.http.body_stream import BatchTimer, BodyStream, DirectBodyStream, ProxiedBodyStream, message, place
 from rankfall.kube.http.connection import Buffers, Link
 from rankfall.kube.http.sessions import Limits, Sockets, agent, pool, proxy_for, read, through
 from rankfall.kube.request import Request, Retry, Risk, repeats
@@ -145,7 +145,7 @@ class Transport:
         self._sockets = Sockets()
         # They leave by themselves when nobody holds them.
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._buffers, self._beat = Buffers(), Beat()
+        self._buffers, self._batch_timer = Buffers(), BatchTimer()
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
@@ -211,7 +211,7 @@ class Transport:
         return await self._repeated(request, once)
 
     @asynccontextmanager
-    async def flow(
+    async def open_body(
         self, request: Request, *, read_timeout: float | None, head: float | None
     ) -> AsyncIterator[BodyStream]:
         """As ``stream``, a body that is only read from end to end: at a fraction of the cost where no proxy is on the way."""
@@ -241,7 +241,7 @@ class Transport:
         host, port = place(url)
         name = self._access.endpoint.tls_server_name
         await link.open(host, port, context=proof.context, name=name, limit_s=self._limits.connect)
-        made = DirectBodyStream(link, self._beat, read_timeout=read_timeout)
+        made = DirectBodyStream(link, self._batch_timer, read_timeout=read_timeout)
         given = [*proof.headers, ("Accept", "application/json"), ("User-Agent", agent())]
         answered = await made.ask(message(url, given))
         self.counters.by_status[answered.status] += 1

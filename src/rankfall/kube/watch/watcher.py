@@ -66,7 +66,7 @@ class Lines:
         """Bytes of the line that has not ended yet."""
         return self._held
 
-    def feed(self, chunk: bytes) -> list[bytes]:
+    def push(self, chunk: bytes) -> list[bytes]:
         """The lines that end in this chunk, without LF; empty ones are left out.
 
         Raises:
@@ -223,7 +223,7 @@ class Watcher:
 
     @property
     def _what(self) -> str:
-        return self._resource.shown(None, self._space)
+        return self._resource.label(None, self._space)
 
     async def events(self, waits: Waits, book: Book) -> AsyncGenerator[Event, None]:
         """All there is to tell, until the caller wants to stop.
@@ -291,7 +291,7 @@ class Watcher:
             lines = Lines(MAX_LINE)
             while chunk := await self._read(response, waits):
                 for line in self._cut(lines, chunk):
-                    for event in self._told(line, book):
+                    for event in self._events_of(line, book):
                         yield event
         await self._rest(waits, retry_after=None)
 
@@ -322,13 +322,13 @@ class Watcher:
 
     def _cut(self, lines: Lines, chunk: bytes) -> list[bytes]:
         try:
-            return lines.feed(chunk)
+            return lines.push(chunk)
         except LineTooLong as error:
             raise KubeError(
                 f"cannot watch {self._what}: {error}", hint="no object is that large; is this an API server?"
             ) from None
 
-    def _told(self, line: bytes, book: Book) -> list[Event]:
+    def _events_of(self, line: bytes, book: Book) -> list[Event]:
         """The events of one line of the body."""
         try:
             document = decoding.decode(line)
@@ -348,7 +348,10 @@ class Watcher:
         found = self._checked(item)
         changes = book.gone(found) if kind == "DELETED" else book.seen(head_of(found))
         # Materialised before the version moves on: what cannot be read is asked for again.
-        events = [Event(change, told, vanished=change == "deleted" and told is not found) for change, told in changes]
+        events = [
+            Event(change, reported, vanished=change == "deleted" and reported is not found)
+            for change, reported in changes
+        ]
         self._version = version_of(item) or self._version
         return events
 

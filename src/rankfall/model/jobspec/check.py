@@ -125,7 +125,7 @@ def check_roles(spec: JobSpec, *, alone: Callable[[JobSpec], None]) -> None:
         for key in role.env:
             if key in spec.kubernetes.env_from:
                 raise SpecError(f"{path}.env.{key}", "stands in $.kubernetes.env_from too; choose one")
-        with _told_as(path):
+        with _errors_under(path):
             alone(_own(spec, role))
     _check_launchers(spec)
 
@@ -214,7 +214,7 @@ def _own(spec: JobSpec, role: Role) -> JobSpec:
 
 
 @contextmanager
-def _told_as(path: str) -> Iterator[None]:
+def _errors_under(path: str) -> Iterator[None]:
     try:
         yield
     except SpecError as error:

@@ -53,25 +53,25 @@ class Found(msgspec.Struct, frozen=True):
     """One secret of a job: the text that holds it, and what is shown in its place."""
 
     text: str
-    shown: str
+    label: str
 
     def __repr__(self) -> str:
-        return f"Found({self.shown!r})"
+        return f"Found({self.label!r})"
 
 
-def looks_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a variable or an option of this name probably holds a secret."""
     return bool(_NAME.search(name)) and not _PLACE.search(name)
 
 
-def shown_value(name: str, value: str) -> str:
+def masked_value(name: str, value: str) -> str:
     """The value of a variable, as people may see it."""
-    if looks_secret(name) and _may_be_secret(name, value):
+    if is_secret_name(name) and _may_be_secret(name, value):
         return MASK
-    return shown_text(value)
+    return masked_text(value)
 
 
-def shown_text(text: str) -> str:
+def masked_text(text: str) -> str:
     """A text as people may see it: without the password in a URL; ``***`` where something else in it is secret by its shape."""
     text = _IN_URL.sub(rf"\1:{MASK}@", text)
     return MASK if _SHAPE.search(text) else text
@@ -79,24 +79,24 @@ def shown_text(text: str) -> str:
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:
     """The same variables with secret values replaced."""
-    return {name: shown_value(name, value) for name, value in env.items()}
+    return {name: masked_value(name, value) for name, value in env.items()}
 
 
 def masked_words(words: Sequence[str]) -> tuple[str, ...]:
     """The same command with secret values replaced: those of options (``--token X``, ``--token=X``), passwords in URLs, tokens by their shape."""
-    shown: list[str] = []
+    masked: list[str] = []
     before = ""
     for word in words:
         option = _OPTION.fullmatch(word)
         if before and not word.startswith("-") and _may_be_secret(before, word):
-            shown.append(MASK)
+            masked.append(MASK)
         elif option is not None:
-            value = shown_value(option[1], option[2])
-            shown.append(word if value == option[2] else f"{option[1]}={value}")
+            value = masked_value(option[1], option[2])
+            masked.append(word if value == option[2] else f"{option[1]}={value}")
         else:
-            shown.append(shown_text(word))
-        before = word if word.startswith("-") and option is None and looks_secret(word) else ""
-    return tuple(shown)
+            masked.append(masked_text(word))
+        before = word if word.startswith("-") and option is None and is_secret_name(word) else ""
+    return tuple(masked)
 
 
 def is_masked(text: str) -> bool:
@@ -111,17 +111,17 @@ def secrets_of(spec: msgspec.Struct) -> dict[str, Found]:
 
 def concealed(spec: Job) -> Job:
     """The same job with ``***`` in the place of every secret."""
-    return replaced(spec, {pointer: found.shown for pointer, found in secrets_of(spec).items()})
+    return replaced(spec, {pointer: found.label for pointer, found in secrets_of(spec).items()})
 
 
 def referring(spec: Job) -> Job:
     """The same job with a reference in the place of every secret; see :func:`revealed`."""
-    return replaced(spec, {pointer: reference(pointer, found.shown) for pointer, found in secrets_of(spec).items()})
+    return replaced(spec, {pointer: reference(pointer, found.label) for pointer, found in secrets_of(spec).items()})
 
 
-def reference(pointer: str, shown: str) -> str:
+def reference(pointer: str, label: str) -> str:
     """What stands in a plan for a secret of the spec."""
-    return f"{shown}{_BETWEEN}{pointer}"
+    return f"{label}{_BETWEEN}{pointer}"
 
 
 def without_pointer(text: str) -> str:
@@ -163,7 +163,7 @@ def _of_job(job: Any, path: str) -> Iterator[tuple[str, Found]]:
     if isinstance(env := job.env, Mapping):
         for name, value in env.items():
             if isinstance(value, str):
-                yield from _pair(f"{path}/env/{_part(name)}", value, shown_value(str(name), value))
+                yield from _pair(f"{path}/env/{_part(name)}", value, masked_value(str(name), value))
     # The program itself has to be found, and is no secret.
     yield from _words(job.command, f"{path}/command", first=1)
     for field in ("pod", "volumes"):
@@ -174,15 +174,15 @@ def _of_job(job: Any, path: str) -> Iterator[tuple[str, Found]]:
 
 def _words(words: Any, path: str, *, first: int = 0) -> Iterator[tuple[str, Found]]:
     if isinstance(words, list | tuple) and all(isinstance(word, str) for word in words):
-        for number, (word, shown) in enumerate(zip(words, masked_words(words), strict=True)):
+        for number, (word, label) in enumerate(zip(words, masked_words(words), strict=True)):
             if number >= first:
-                yield from _pair(f"{path}/{number}", word, shown)
+                yield from _pair(f"{path}/{number}", word, label)
 
 
 def _in_pod(value: Any, path: str) -> Iterator[tuple[str, Found]]:
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
-            yield from _pair(f"{path}/value", value["value"], shown_value(value["name"], value["value"]))
+            yield from _pair(f"{path}/value", value["value"], masked_value(value["name"], value["value"]))
             return
         for key, inner in value.items():
             place = f"{path}/{_part(key)}"
@@ -190,7 +190,7 @@ def _in_pod(value: Any, path: str) -> Iterator[tuple[str, Found]]:
                 yield from _words(inner, place)
             elif isinstance(inner, str):
                 if key not in _REFERENCES:
-                    yield from _pair(place, inner, shown_value(str(key), inner))
+                    yield from _pair(place, inner, masked_value(str(key), inner))
             else:
                 yield from _in_pod(inner, place)
     elif isinstance(value, list | tuple):
@@ -198,9 +198,9 @@ def _in_pod(value: Any, path: str) -> Iterator[tuple[str, Found]]:
             yield from _in_pod(inner, f"{path}/{number}")
 
 
-def _pair(pointer: str, text: str, shown: str) -> Iterator[tuple[str, Found]]:
-    if shown != text or is_masked(text):
-        yield pointer, Found(text, shown)
+def _pair(pointer: str, text: str, label: str) -> Iterator[tuple[str, Found]]:
+    if label != text or is_masked(text):
+        yield pointer, Found(text, label)
 
 
 def _may_be_secret(name: str, value: str) -> bool:

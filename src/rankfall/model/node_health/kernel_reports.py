@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from rankfall.model import decoding
-from rankfall.model.node_health.records import MAX_SEEN, MAX_TEXT, decode_annotation, shown
+from rankfall.model.node_health.records import MAX_SEEN, MAX_TEXT, decode_annotation, printable
 
 REPORT_SCHEMA: Final = "rankfall.kernelreport/1"
 LINE_SCHEMA: Final = "rankfall.kernelline/1"
@@ -157,7 +157,9 @@ def encode_report(report: KernelReport) -> str:
     """The text of the annotation. Where it would be too large, texts and old places are cut, then entries left out, those in front first."""
     replace = msgspec.structs.replace
     for text, seen in ((MAX_TEXT, MAX_SEEN), (160, MAX_SEEN), (120, 8), (60, 2)):
-        entries = tuple(replace(each, text=shown(each.text, text), seen=each.seen[-seen:]) for each in report.entries)
+        entries = tuple(
+            replace(each, text=printable(each.text, text), seen=each.seen[-seen:]) for each in report.entries
+        )
         smaller = replace(report, entries=entries)
         data = msgspec.json.encode(smaller)
         if len(data) <= MAX_REPORT:

@@ -180,7 +180,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         tainted: our taint was placed together with this record. Where it is gone, somebody took it away.
         quarantines: when it was quarantined, oldest first.
         probation_until: until then one warning is enough.
-        lemon: it came back too often; only a person gives it back.
+        repeat_offender: it came back too often; it stays quarantined until it is released by hand.
         clean, clean_since: rounds of checks in a row that all passed, and when the first of them ended.
         checked_at: the last round of checks that counted.
         failed_check: the check that failed last.
@@ -206,7 +206,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     tainted: bool = False
     quarantines: Annotated[tuple[_Nanoseconds, ...], msgspec.Meta(max_length=8)] = ()
     probation_until: _Nanoseconds | None = None
-    lemon: bool = False
+    repeat_offender: bool = msgspec.field(default=False, name="lemon")
     clean: _Count = 0
     clean_since: _Nanoseconds | None = None
     checked_at: _Nanoseconds | None = None
@@ -229,7 +229,7 @@ class HealthCondition(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-def shown(text: str, limit: int = MAX_TEXT) -> str:
+def printable(text: str, limit: int = MAX_TEXT) -> str:
     r"""Text of others for an annotation, an Event or a terminal: control characters as ``\xNN``, cut to ``limit`` characters."""
     safe = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: limit + 1]
@@ -283,7 +283,7 @@ def decode_annotation(text: str, kind: type[T], *, name: str, most: int, hint: s
     try:
         return decoding.decode(text, kind=kind)
     except msgspec.DecodeError as error:
-        raise EvidenceLost(f"{name}: {shown(str(error))}", hint=hint) from None
+        raise EvidenceLost(f"{name}: {printable(str(error))}", hint=hint) from None
 
 
 def _thinned(health: NodeHealth, *, seen: int, text: int) -> NodeHealth:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, Self
 
 import msgspec
 
-from rankfall.model.node_health.records import MAX_MESSAGE, MAX_TEXT, NodeHealth, decode_annotation, shown
+from rankfall.model.node_health.records import MAX_MESSAGE, MAX_TEXT, NodeHealth, decode_annotation, printable
 from rankfall.model.timestamps import nanoseconds
 from rankfall.model.verdict import Verdict
 
@@ -83,8 +83,8 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             at=at if fell is None else fell,
             uncertainty=verdict.time.uncertainty_s or 0.0,
             # Drivers print the address with a prefix that agents leave out.
-            gpu=None if verdict.gpu is None else shown(verdict.gpu.removeprefix("PCI:"), 64),
-            text=shown(line or verdict.cause.title),
+            gpu=None if verdict.gpu is None else printable(verdict.gpu.removeprefix("PCI:"), 64),
+            text=printable(line or verdict.cause.title),
         )
 
 
@@ -148,10 +148,10 @@ def answer_of(health: NodeHealth | None, verdict: RunVerdict, *, condition: str 
     outcome = next((each.outcome for each in health.answered if each.id == verdict.id), None) if health else None
     if health is None or outcome is None:
         return NodeAnswer(state="waiting")
-    told = shown(condition, MAX_MESSAGE)
+    text = printable(condition, MAX_MESSAGE)
     # Record and taint are one request, so a record that says so is the API server's word for the taint.
     if health.tainted:
-        return NodeAnswer(state="tainted", text=told)
+        return NodeAnswer(state="tainted", text=text)
     if health.held is not None:
-        return NodeAnswer(state="held", text=told)
-    return NodeAnswer(state="noted", text=told if outcome == "counted" else f"{outcome}: {told}")
+        return NodeAnswer(state="held", text=text)
+    return NodeAnswer(state="noted", text=text if outcome == "counted" else f"{outcome}: {text}")

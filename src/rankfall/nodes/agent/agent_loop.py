@@ -23,7 +23,7 @@ from rankfall.kernellog.reader import Entry, Gap, KernelClock, Opened, Ring, Unr
 from rankfall.kernellog.record import KmsgRecord
 from rankfall.model import EvidenceLost
 from rankfall.model.node_health.kernel_reports import KernelEntry, KernelLine
-from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.model.node_health.records import NodeFault, printable
 from rankfall.model.patterns import bounded
 from rankfall.nodes.agent.deduplication import Book, BurstLimiter
 from rankfall.nodes.agent.probe import Probe
@@ -61,7 +61,7 @@ replace = msgspec.structs.replace
 class ReportPublisher(Protocol):
     """Who brings the report to the Node."""
 
-    told: int
+    published: int
 
     def forget(self) -> None:
         """Another boot."""
@@ -214,7 +214,7 @@ class Agent:
         self._boot = boot
         self._book = Book(boot, rules=self._rules, injected=self._injected, report=self._report)
         self._reader, self._clock = Recogniser(), self._make_clock()
-        self._zero = self._clock.beginning()
+        self._zero = self._clock.ring_start()
 
     def _batch(self, ring: Ring, entries: Sequence[Entry], *, live: bool) -> None:
         lines: list[KernelLine] = []
@@ -224,14 +224,14 @@ class Agent:
         records = [each for each in entries if isinstance(each, KmsgRecord)]
         for each in records[:1] + records[-1:]:
             self._clock.read(each.stamp_us, live=live and each is records[0])
-        self._zero = self._clock.beginning()
+        self._zero = self._clock.ring_start()
         self._jobs.clear()
         # Nearly all that a kernel says concerns no node's health, and at ten thousand records a second only one look at all of them is cheap.
         worth = self._reader.worth([each.text for each in records])
-        telling = {records[place].seq for place in worth}
+        printing = {records[place].seq for place in worth}
         for entry in entries:
             if isinstance(entry, KmsgRecord):
-                line, counted = self._record(entry, telling=entry.seq in telling)
+                line, counted = self._record(entry, printing=entry.seq in printing)
                 changed = changed or counted
             elif isinstance(entry, Gap):
                 self._book.lost += entry.size
@@ -248,10 +248,10 @@ class Agent:
         if lines or now - self._saved_at >= (_SAVE_BURST_S if changed else SAVE_S):
             self._save()
 
-    def _record(self, record: KmsgRecord, *, telling: bool) -> tuple[KernelLine | None, bool]:
+    def _record(self, record: KmsgRecord, *, printing: bool) -> tuple[KernelLine | None, bool]:
         """The line of a record, if it is one to print, and whether it changed what the Node is to show."""
-        fault = self._fault(record) if telling else None
-        if not telling and record.by_kernel:  # what a process wrote is no line of the kernel's own, as in of_record
+        fault = self._fault(record) if printing else None
+        if not printing and record.by_kernel:  # what a process wrote is no line of the kernel's own, as in of_record
             self._reader.skip()
         if fault is None:
             return (replace(self._line("plain", record), **self._time(record)) if self._all else None), False
@@ -302,18 +302,18 @@ class Agent:
             facility=record.facility,
             level=record.level,
             trust="kernel" if record.by_kernel else "injected",
-            text=shown(record.text[: 2 * _TEXT].decode("ascii", "backslashreplace"), _TEXT),
+            text=printable(record.text[: 2 * _TEXT].decode("ascii", "backslashreplace"), _TEXT),
         )
 
     def _gap(self, gap: Gap) -> KernelLine:
-        told = f"{gap.size} records were overwritten before they were read"
-        self._say(told)
+        text = f"{gap.size} records were overwritten before they were read"
+        self._say(text)
         return KernelLine(
-            kind="gap", node=self._node, boot=gap.boot, seq=gap.first, last_seq=gap.last, count=gap.size, note=told
+            kind="gap", node=self._node, boot=gap.boot, seq=gap.first, last_seq=gap.last, count=gap.size, note=text
         )
 
     def _strange(self, entry: Unreadable) -> KernelLine:
-        text = shown(entry.data[:_TEXT].decode("ascii", "backslashreplace"), _TEXT)
+        text = printable(entry.data[:_TEXT].decode("ascii", "backslashreplace"), _TEXT)
         return KernelLine(kind="unreadable", node=self._node, boot=self._boot, text=text)
 
     def _idle(self) -> None:
@@ -394,9 +394,13 @@ class Agent:
     def _save(self) -> None:
         self._saved_at = self._monotonic()
         report = self._book.report(self._seq()) if self._boot else self._report
-        told = self._state.told if self._report_publisher is None else self._report_publisher.told
+        published = self._state.published if self._report_publisher is None else self._report_publisher.published
         state = AgentState(
-            cursor=self._cursor, report=report, told=told, since=self._state.since, readable=self._state.readable
+            cursor=self._cursor,
+            report=report,
+            published=published,
+            since=self._state.since,
+            readable=self._state.readable,
         )
         if state != self._state:
             self._file.save(state)

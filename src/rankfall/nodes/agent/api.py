@@ -89,9 +89,9 @@ class NodeApi:
             status, headers, data = self._sent(method, path, body, kind=kind, proof=proof)
         what = f"{'patch' if method == 'PATCH' else 'create'} {path}"
         if status >= _REFUSED:
-            told = excerpt(_message(data), secrets=self._credentials.secrets)
+            text = excerpt(_message(data), secrets=self._credentials.secrets)
             raise error_class(status)(
-                f"cannot {what}: {status} {told}", status=status, retry_after=seconds(headers.get("Retry-After"))
+                f"cannot {what}: {status} {text}", status=status, retry_after=seconds(headers.get("Retry-After"))
             )
         try:
             found = decoding.decode(data)
@@ -119,9 +119,9 @@ class NodeApi:
                 self._drop()
                 if last:
                     # The text of a failed request may hold what was sent.
-                    told = f"no answer from {self._access.server}: {type(error).__name__}"
+                    reported = f"no answer from {self._access.server}: {type(error).__name__}"
                     tls = isinstance(error, ssl.SSLError)
-                    raise Unreachable(told, hint="it is tried again", maybe_done=True, tls=tls) from None
+                    raise Unreachable(reported, hint="it is tried again", maybe_done=True, tls=tls) from None
         raise AssertionError("the loop above ends otherwise")
 
     def _open(self, proof: Proof) -> http.client.HTTPConnection:

@@ -174,14 +174,14 @@ class BurstLimiter:
             all_: those that are not over too: the agent ends.
         """
         over = [key for key, each in self._kinds.items() if all_ or each.until <= now]
-        return [_told(count) for key in over if (count := self._kinds.pop(key)).folded]
+        return [_line_of(count) for key in over if (count := self._kinds.pop(key)).folded]
 
     def next(self) -> float | None:
         """When the next minute is over; None = nothing is counted."""
         return min((each.until for each in self._kinds.values() if each.folded), default=None)
 
 
-def _told(count: _Count) -> KernelLine:
+def _line_of(count: _Count) -> KernelLine:
     first, last = count.first, count.last
     if first is None or last is None:
         raise AssertionError("a count without a line")

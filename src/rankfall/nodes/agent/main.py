@@ -77,7 +77,7 @@ def run(settings: Settings, *, access: Access | None, out: BinaryIO, say: Callab
     api = None
     if access is not None:
         api = NodeApi(access, node=settings.node)
-        publisher = Publisher(api, node=settings.node, say=say, told=state.load().told)
+        publisher = Publisher(api, node=settings.node, say=say, published=state.load().published)
     boot = reader.this_boot() if settings.socket is None else None
     with contextlib.ExitStack() as stack:
         probe = None

@@ -28,7 +28,7 @@ from rankfall.model.node_health.kernel_reports import (
     KernelReport,
     encode_report,
 )
-from rankfall.model.node_health.records import MAX_MESSAGE, shown
+from rankfall.model.node_health.records import MAX_MESSAGE, printable
 from rankfall.nodes.agent.api import EVENT_NAMESPACE, MANAGER
 
 #: Least seconds between two writes: where there is a new kind of fault, and where only counts grew.
@@ -77,7 +77,7 @@ class Publisher:
         api: used by the thread that runs ``run``, and by no other.
         node: for Events.
         say: takes a sentence when the server begins to refuse, and when it takes things again.
-        told: number up to which Events were sent before.
+        published: number up to which Events were sent before.
         clock: seconds, never jumps.
         rng: of pauses.
     """
@@ -88,7 +88,7 @@ class Publisher:
         *,
         node: str,
         say: Callable[[str], None],
-        told: int = -1,
+        published: int = -1,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
@@ -100,14 +100,14 @@ class Publisher:
         self._stopping = False
         self._events: deque[tuple[str, KernelEntry]] = deque(maxlen=_EVENTS)
         self._room, self._room_at = float(_EVENTS), clock()
-        self._shown: Standing | None = None
-        self._shown_at = -1e9
+        self._published: Standing | None = None
+        self._published_at = -1e9
         self._failures = 0
         self._failed_at = -1e9
         self._pause = 0.0
         self._uid: str | None = None
         self._turned_at = clock()
-        self.told = told
+        self.published = published
         self.left_out = 0
         self.written = 0
 
@@ -123,7 +123,7 @@ class Publisher:
             self._wanted = standing
             self._urgent = self._urgent or urgent or new is not None
             waits = any(boot == standing.report.boot and each.first == new.first for boot, each in self._events if new)
-            if new is not None and new.first.seq > self.told and not waits:
+            if new is not None and new.first.seq > self.published and not waits:
                 self.left_out += len(self._events) == _EVENTS
                 self._events.append((standing.report.boot, new))
             self._changed.notify()
@@ -132,7 +132,7 @@ class Publisher:
         """Another boot: its numbers begin anew."""
         with self._changed:
             self._events.clear()
-            self.told = -1
+            self.published = -1
 
     def stop(self) -> None:
         """Let ``run`` end after one more try."""
@@ -153,11 +153,11 @@ class Publisher:
                 if wait > 0 and not self._stopping:
                     self._changed.wait(min(wait, REFRESH_S))
                     continue
-                ending = self._stopping
+                stopping = self._stopping
                 wanted, self._urgent = self._wanted, False
-            if wanted is not None and (not ending or wanted != self._shown):
+            if wanted is not None and (not stopping or wanted != self._published):
                 self._try(wanted)
-            if ending:
+            if stopping:
                 return
 
     def _due(self) -> float:
@@ -168,17 +168,17 @@ class Publisher:
         if self._failures:
             return self._failed_at + self._pause - now
         if self._urgent:
-            return self._shown_at + URGENT_S - now
+            return self._published_at + URGENT_S - now
         if self._events and self._budget(now) >= 1:
             return 0.0
-        return self._shown_at + (REFRESH_S if self._wanted == self._shown else COUNTS_S) - now
+        return self._published_at + (REFRESH_S if self._wanted == self._published else COUNTS_S) - now
 
     def _try(self, wanted: Standing) -> None:
         try:
-            if wanted != self._shown or self._clock() - self._shown_at >= REFRESH_S:
+            if wanted != self._published or self._clock() - self._published_at >= REFRESH_S:
                 node = self._api.patch(self.body(wanted))
                 self._uid = (node.get("metadata") or {}).get("uid")
-                self._shown, self._shown_at = wanted, self._clock()
+                self._published, self._published_at = wanted, self._clock()
                 self.written += 1
             self._tell()
         except KubeError as error:
@@ -211,7 +211,7 @@ class Publisher:
             with self._changed:
                 if self._events and self._events[0] == (boot, entry):
                     self._events.popleft()
-                self.told = max(self.told, entry.first.seq)
+                self.published = max(self.published, entry.first.seq)
 
     def _budget(self, now: float) -> float:
         self._room = min(float(_EVENTS), self._room + (now - self._room_at) / _EVENT_EVERY_S)
@@ -221,14 +221,14 @@ class Publisher:
     def body(self, standing: Standing) -> dict[str, Any]:
         """The merge into the Node: one annotation and one condition, both the agent's own."""
         report = standing.report
-        told = f"boot {report.boot}, {report.lost} records lost"
+        text = f"boot {report.boot}, {report.lost} records lost"
         if report.injected:
-            told += "; TEST MODE: records that processes wrote count as well"
+            text += "; TEST MODE: records that processes wrote count as well"
         condition = {
             "type": REPORT_CONDITION,
             "status": "True" if standing.readable else "False",
             "reason": "Reading" if standing.readable else "Unreadable",
-            "message": shown(told if standing.readable else standing.note, MAX_MESSAGE),
+            "message": printable(text if standing.readable else standing.note, MAX_MESSAGE),
             "lastHeartbeatTime": stamp(time.time_ns()),
             "lastTransitionTime": stamp(standing.since),
         }
@@ -253,7 +253,7 @@ class Publisher:
             "involvedObject": about,
             "reason": "KernelFault",
             "type": "Warning",
-            "message": shown(
+            "message": printable(
                 f"{note}{entry.code}{where}: {entry.text} (boot {boot}, record {entry.seen[-1].seq})", 1_000
             ),
             "source": {"component": MANAGER, "host": self._node},

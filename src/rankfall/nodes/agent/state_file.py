@@ -16,7 +16,7 @@ import msgspec
 from rankfall.kernellog.reader import Cursor
 from rankfall.model import decoding
 from rankfall.model.node_health.kernel_reports import KernelReport
-from rankfall.model.node_health.records import shown
+from rankfall.model.node_health.records import printable
 
 FILE: Final = "agent.json"
 _LARGEST: Final = 1 << 20
@@ -28,7 +28,7 @@ class AgentState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cursor: the last record that was read and told.
         report: what the Node is to show.
-        told: highest number of which an Event was sent.
+        published: highest number of which an Event was sent.
         since: when the ring became readable or unreadable, nanoseconds since the epoch.
         readable: whether it is.
     """
@@ -36,7 +36,7 @@ class AgentState(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["rankfall.agentstate/1"] = "rankfall.agentstate/1"
     cursor: Cursor | None = None
     report: KernelReport | None = None
-    told: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    published: Annotated[int, msgspec.Meta(ge=-1)] = msgspec.field(default=-1, name="told")
     since: Annotated[int, msgspec.Meta(ge=0)] = 0
     readable: bool = True
 
@@ -64,7 +64,9 @@ class StateFile:
         except FileNotFoundError:
             return AgentState()
         except (OSError, msgspec.DecodeError) as error:
-            self._say(f"{self._path} cannot be read ({shown(str(error))}): the ring is told from its oldest record on")
+            self._say(
+                f"{self._path} cannot be read ({printable(str(error))}): the ring is told from its oldest record on"
+            )
             return AgentState()
 
     def save(self, state: AgentState) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from rankfall.model import decoding, numbers
 from rankfall.model.errors import SpecError
-from rankfall.model.node_health.records import shown
+from rankfall.model.node_health.records import printable
 
 #: A command that ends with this could not tell; that is no pass.
 CANNOT_TELL: Final = 75
@@ -71,7 +71,7 @@ def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, 
     found: list[Check] = []
     for number, row in enumerate(rows, start=1):
         name = row.get("name")
-        place = f"{origin}: check {number}" + (f" ({shown(name, 40)})" if isinstance(name, str) else "")
+        place = f"{origin}: check {number}" + (f" ({printable(name, 40)})" if isinstance(name, str) else "")
         before: dict[str, Any] = packaged_checks().get(name, {}) if isinstance(name, str) else {}
         env = {**before.get("env", {}), **row["env"]} if isinstance(row.get("env"), dict) else before.get("env", {})
         try:
@@ -79,13 +79,13 @@ def checks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Check, 
                 {**before, **row, **({} if "env" in row and not isinstance(row["env"], dict) else {"env": env})}, Check
             )
         except msgspec.ValidationError as error:
-            raise SpecError(place, shown(str(error)), hint=f"packaged: {', '.join(packaged_checks())}") from None
+            raise SpecError(place, printable(str(error)), hint=f"packaged: {', '.join(packaged_checks())}") from None
         if check.needs_expected and check.expected is None:
             raise SpecError(
                 f"{place}: expected", "is needed: without a number nothing can be told", hint="expected = 8"
             )
         if check.script is not None and check.script not in _scripts():
-            raise SpecError(f"{place}: script", f"there is no packaged script {shown(check.script, 40)}")
+            raise SpecError(f"{place}: script", f"there is no packaged script {printable(check.script, 40)}")
         if check.name in {each.name for each in found}:
             raise SpecError(f"{place}: name", "there is a check of this name in this file already")
         found.append(check)
@@ -247,9 +247,9 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> str:
     if not pods:
         return "no pod was made"
     status = pods[0].get("status") or {}
-    told = [f"{each.get('reason')}: {each.get('message')}" for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]  # fmt: skip
-    told += [f"{state.get('reason')}: {state.get('message', '')}" for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("waiting"))]  # fmt: skip
-    return shown("; ".join(told) or str(status.get("phase") or "unknown"))
+    reasons = [f"{each.get('reason')}: {each.get('message')}" for each in status.get("conditions") or () if each.get("status") == "False" and each.get("message")]  # fmt: skip
+    reasons += [f"{state.get('reason')}: {state.get('message', '')}" for each in status.get("containerStatuses") or () if (state := (each.get("state") or {}).get("waiting"))]  # fmt: skip
+    return printable("; ".join(reasons) or str(status.get("phase") or "unknown"))
 
 
 def running(pod: Mapping[str, Any]) -> bool:
@@ -264,7 +264,7 @@ def address(pod: Mapping[str, Any]) -> str | None:
 
 
 def _is(check: Check, outcome: Outcome, *parts: str) -> CheckResult:
-    return CheckResult(check=check.name, outcome=outcome, text=shown(": ".join(part for part in parts if part)))
+    return CheckResult(check=check.name, outcome=outcome, text=printable(": ".join(part for part in parts if part)))
 
 
 def _last_lines(text: str) -> str:

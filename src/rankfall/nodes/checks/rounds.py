@@ -77,9 +77,9 @@ async def run_checks(
     elif _boot(await kube.get(NODES, node)) != _boot(before):
         results.append(CheckResult(check="boot", outcome="unable", text="the node began another boot meanwhile"))
     last = results[-1]
-    told = "" if last.outcome == "passed" else f"{last.check}: {last.text}"
+    text = "" if last.outcome == "passed" else f"{last.check}: {last.text}"
     return Round(
-        round=CheckRound(node=node, at=time.time_ns(), outcome=last.outcome, check=told, boot=_boot(before)),
+        round=CheckRound(node=node, at=time.time_ns(), outcome=last.outcome, check=text, boot=_boot(before)),
         results=tuple(results),
     )
 
@@ -110,11 +110,11 @@ class _One:
         check = self._check
         if check.gpus and self._gpus == 0:
             # The device plug-in itself says that there is nothing to check with: that is a finding where GPUs are expected.
-            return self._told(
+            return self._result_of(
                 "failed" if check.needs_expected else "unable", f"the node offers no {check.gpu_resource}"
             )
         if check.nodes > 1 and self._peer is None:
-            return self._told("unable", "there is no healthy node to check it with")
+            return self._result_of("unable", "there is no healthy node to check it with")
         try:
             first = await self._start(self._node, rank=0)
             if check.nodes == 1:
@@ -163,7 +163,9 @@ class _One:
             if ended is not None:
                 return ended
             if _now() > limit:
-                return self._told("unable", f"did not begin within {self._check.wait_s} s: {check_jobs.waiting(pods)}")
+                return self._result_of(
+                    "unable", f"did not begin within {self._check.wait_s} s: {check_jobs.waiting(pods)}"
+                )
             await asyncio.sleep(self._poll_s)
 
     async def _end(self, name: str, *, limit: float) -> CheckResult:
@@ -177,9 +179,9 @@ class _One:
             if ended is not None:
                 return ended
             if not pods and not await self._is_there(name):
-                return self._told("unable", "somebody removed it")
+                return self._result_of("unable", "somebody removed it")
             await asyncio.sleep(self._poll_s)
-        return self._told("failed", f"was not over after {self._check.timeout_s} s, and could not be ended")
+        return self._result_of("failed", f"was not over after {self._check.timeout_s} s, and could not be ended")
 
     async def _pods(self, name: str) -> list[dict[str, Any]]:
         listing = await self._kube.list(PODS, namespace=self._namespace, labels=f"batch.kubernetes.io/job-name={name}")
@@ -192,7 +194,7 @@ class _One:
             return False
         return True
 
-    def _told(self, outcome: check_jobs.Outcome, text: str) -> CheckResult:
+    def _result_of(self, outcome: check_jobs.Outcome, text: str) -> CheckResult:
         return CheckResult(check=self._check.name, outcome=outcome, text=text)
 
 

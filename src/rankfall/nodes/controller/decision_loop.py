@@ -21,10 +21,10 @@ from rankfall.kube.watch.watcher import Event
 from rankfall.model.node_health.records import NodeFault, NodeHealth
 from rankfall.nodes.config import ConfigFile
 from rankfall.nodes.controller.metrics import Metrics
-from rankfall.nodes.controller.node_cache import News, NodeCache, with_memory
+from rankfall.nodes.controller.node_cache import NodeCache, NodeChange, with_memory
 from rankfall.nodes.controller.notifier import LOG, Notifier
 from rankfall.nodes.controller.persistent_state import MAX_WAITING, StateMap
-from rankfall.nodes.controller.plan_writer import Desk, Written, sole_writer
+from rankfall.nodes.controller.plan_writer import PlanWriter, Written, sole_writer
 from rankfall.nodes.controller.settings import Settings, Switches
 from rankfall.nodes.rules.fault_rules import Rules
 from rankfall.nodes.rules.planner import Input, Plan, step
@@ -134,7 +134,7 @@ class Loop:
 
     Args:
         book: of the Nodes; filled by the watch.
-        desk: carries out.
+        plan_writer: carries out.
         state: what outlives us.
         config: policy and rules, read again when the file changes.
         settings: of the controller.
@@ -151,7 +151,7 @@ class Loop:
         self,
         *,
         book: NodeCache,
-        desk: Desk,
+        plan_writer: PlanWriter,
         state: StateMap,
         config: ConfigFile,
         settings: Settings,
@@ -159,7 +159,7 @@ class Loop:
         metrics: Metrics,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._book, self._desk, self._state = book, desk, state
+        self._book, self._plan_writer, self._state = book, plan_writer, state
         self._settings, self._notifier, self._metrics, self._clock = settings, teller, metrics, clock
         self.in_force = ActiveRules(config, settings)
         self._batches: list[_Batch] = []
@@ -183,11 +183,11 @@ class Loop:
 
     def node_event(self, event: Event) -> None:
         """Take one event of the watch of Nodes."""
-        news: News = self._book.take(event, policy=self.in_force.policy)
-        if news.problem is not None:
-            LOG.warning("node `%s`: %s", event.object["metadata"]["name"], news.problem)
-        self._again += news.faults
-        if news.relevant or news.faults:
+        change: NodeChange = self._book.take(event, policy=self.in_force.policy)
+        if change.problem is not None:
+            LOG.warning("node `%s`: %s", event.object["metadata"]["name"], change.problem)
+        self._again += change.faults
+        if change.relevant or change.faults:
             self._awake.set()
 
     def switch(self, switches: Switches) -> None:
@@ -225,7 +225,7 @@ class Loop:
     async def _guarded(self) -> bool:
         try:
             with sole_writer():
-                return await self._turn()
+                return await self._run_step()
         except KubeError as error:
             LOG.warning("nothing can be decided now: %s", error.message)
             return False
@@ -236,7 +236,7 @@ class Loop:
             for node in self._book.nodes.values()
         )
 
-    async def _turn(self) -> bool:
+    async def _run_step(self) -> bool:
         """One step and what follows of it; false = something of it is to be done again soon.
 
         Raises:
@@ -265,7 +265,7 @@ class Loop:
         for identity, outcome in plan.outcomes:
             if outcome not in _NOT_LOGGED:
                 self._notifier.saw(faults[identity], outcome, now=now)
-        written = await self._desk.carry_out(plan, policy=policy, now=now)
+        written = await self._plan_writer.apply(plan, policy=policy, now=now)
         waits = self._left(counting, plan, written)
         await self._keep_waiting(waits)
         for identity, outcome in plan.outcomes:
@@ -277,17 +277,17 @@ class Loop:
         for batch in batches:
             if not batch.done.done():
                 batch.done.set_result(None)
-        await self._desk.repair_conditions(rules=rules, policy=policy, now=now)
+        await self._plan_writer.repair_conditions(rules=rules, policy=policy, now=now)
         self._measure(policy)
-        told = await self._tell(now)
-        return told and not any(result in {"changed", "later"} for result in written.values())
+        reported = await self._tell(now)
+        return reported and not any(result in {"changed", "later"} for result in written.values())
 
     async def _tell(self, now: int) -> bool:
         """Send the Events of changes, and keep until when all are sent: so the next controller sends what this one did not, and no more."""
         stored = self._state.stored
-        until = await self._desk.tell(now=now, until=stored.told_until)
-        await self._state.keep(msgspec.structs.replace(stored, told_until=until))
-        return not self._desk.untold
+        until = await self._plan_writer.tell(now=now, until=stored.reported_until)
+        await self._state.keep(msgspec.structs.replace(stored, reported_until=until))
+        return not self._plan_writer.untold
 
     async def _close_breaker(self, now: int) -> None:
         stored = self._state.stored

@@ -21,7 +21,7 @@ from rankfall.kube.auth.access import Access
 from rankfall.kube.auth.kubeconfig import load_access
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound
-from rankfall.kube.lease import LeaseLock, LeaseLost, Silence, boot_clock
+from rankfall.kube.lease import HolderIdle, LeaseLock, LeaseLost, boot_clock
 from rankfall.model.node_health.run_verdicts import LEASE
 from rankfall.nodes.config import ConfigFile, load_config
 from rankfall.nodes.controller import metrics
@@ -30,7 +30,7 @@ from rankfall.nodes.controller.metrics import Metrics
 from rankfall.nodes.controller.node_cache import NodeCache
 from rankfall.nodes.controller.notifier import LOG, Notifier
 from rankfall.nodes.controller.persistent_state import LABELS, StateMap
-from rankfall.nodes.controller.plan_writer import Desk, LeadershipLost
+from rankfall.nodes.controller.plan_writer import LeadershipLost, PlanWriter
 from rankfall.nodes.controller.remediation import NodeOccupancy, Remediation
 from rankfall.nodes.controller.settings import Settings
 from rankfall.nodes.controller.sources.exporters import ExporterSource
@@ -118,19 +118,19 @@ class LeaderElection:
         Raises:
             LeaseLost: the lease of this name is not a controller's.
         """
-        silence, told, trouble = Silence(), "", ""
+        holder_idle, reported, trouble = HolderIdle(), "", ""
         while True:
             found = None
             try:
                 found = await self._lock.look(self._kube)
-                free = found is None or silence.see(found, now=boot_clock())
+                free = found is None or holder_idle.see(found, now=boot_clock())
                 if free and await self._lock.take(self._kube, found):
                     LOG.info("this controller leads")
                     return
                 holder = "" if found is None else found.holder
-                if holder and holder != told:
+                if holder and holder != reported:
                     LOG.info("%s leads; this one waits", holder)
-                    told = holder
+                    reported = holder
                 trouble = ""
             except LeaseLost:
                 raise
@@ -260,10 +260,10 @@ class Controller:
         self._book = book = NodeCache()
         teller = Notifier(writes, audit=self._audit)
         sure = _always if leading is None else leading.sure
-        desk = Desk(writes, book=book, sure=sure, teller=teller, metrics=self.metrics)
+        plan_writer = PlanWriter(writes, book=book, sure=sure, teller=teller, metrics=self.metrics)
         self._loop = loop = Loop(
             book=book,
-            desk=desk,
+            plan_writer=plan_writer,
             state=state,
             config=self._config,
             settings=settings,
@@ -286,7 +286,7 @@ class Controller:
             if writes is not None:
                 occupied = NodeOccupancy(kube, book=book, loop=loop, namespace=settings.namespace)
                 group.create_task(occupied.run())
-                care = Remediation(
+                remediation = Remediation(
                     writes,
                     book=book,
                     loop=loop,
@@ -294,7 +294,7 @@ class Controller:
                     occupied=occupied,
                     namespace=settings.namespace,
                 )
-                group.create_task(care.run())
+                group.create_task(remediation.run())
             if leading is not None:
                 checks = Validator(kube, book=book, loop=loop, config=self._config, namespace=settings.namespace)
                 group.create_task(checks.run())

@@ -69,11 +69,13 @@ class Metrics:
     def text(self) -> str:
         """The text format, version 0.0.4."""
         lines = []
-        for name, (kind, told) in NAMES.items():
-            lines += [f"# HELP rankfall_{name} {told}", f"# TYPE rankfall_{name} {kind}"]
+        for name, (kind, reported) in NAMES.items():
+            lines += [f"# HELP rankfall_{name} {reported}", f"# TYPE rankfall_{name} {kind}"]
             for labels, value in sorted(self._values[name].items()):
-                shown = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels)
-                lines.append(f"rankfall_{name}{{{shown}}} {value:.15g}" if shown else f"rankfall_{name} {value:.15g}")
+                labels_text = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels)
+                lines.append(
+                    f"rankfall_{name}{{{labels_text}}} {value:.15g}" if labels_text else f"rankfall_{name} {value:.15g}"
+                )
         return "\n".join([*lines, ""])
 
 

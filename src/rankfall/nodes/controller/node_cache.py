@@ -17,7 +17,7 @@ from rankfall.kube.watch.watcher import Event
 from rankfall.model import numbers
 from rankfall.model.errors import EvidenceLost
 from rankfall.model.node_health.kernel_reports import REPORT_ANNOTATION, decode_report
-from rankfall.model.node_health.records import NodeFault, NodeHealth, shown
+from rankfall.model.node_health.records import NodeFault, NodeHealth, printable
 from rankfall.model.node_health.run_verdicts import VERDICTS_ANNOTATION, decode_verdicts
 from rankfall.model.timestamps import nanoseconds
 from rankfall.nodes.rules import faults
@@ -25,7 +25,7 @@ from rankfall.nodes.rules.node_objects import NodeObject, pool_of, read_node
 from rankfall.nodes.rules.policy import Policy
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True):
+class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
     """What one change of a Node brought.
 
     Attributes:
@@ -65,7 +65,7 @@ class NodeCache:
         """Wait until the watch has told all Nodes that there were at the beginning."""
         await self._filled.wait()
 
-    def take(self, event: Event, *, policy: Policy) -> News:
+    def take(self, event: Event, *, policy: Policy) -> NodeChange:
         """One event of the watch.
 
         Args:
@@ -74,7 +74,7 @@ class NodeCache:
         """
         if event.type == "bookmark":
             self._filled.set()
-            return News()
+            return NodeChange()
         name = str(event.object["metadata"]["name"])
         if event.type == "deleted":
             self._awaited.pop(name, None)
@@ -82,17 +82,19 @@ class NodeCache:
             self._conditions.pop(name, None)
             self._verdicts.pop(name, None)
             self.idle.pop(name, None)
-            return News(relevant=self.nodes.pop(name, None) is not None)
+            return NodeChange(relevant=self.nodes.pop(name, None) is not None)
         awaited = self._awaited.get(name)
         version = str(event.object["metadata"].get("resourceVersion", ""))
         # A watch that began anew may never show the awaited version itself: any later one has it in it.
         if awaited is not None and event.type == "modified" and _older(version, awaited):
-            return News()
+            return NodeChange()
         self._awaited.pop(name, None)
         before = self.nodes.get(name)
         after = self.nodes[name] = read_node(event.object, policy=policy)
-        told, problem = self._told(name, event.object)
-        return News(relevant=before is None or _essence(before) != _essence(after), faults=told, problem=problem)
+        faults, problem = self._faults_of(name, event.object)
+        return NodeChange(
+            relevant=before is None or _essence(before) != _essence(after), faults=faults, problem=problem
+        )
 
     def sort_anew(self, *, policy: Policy) -> None:
         """Put every Node into its pool again: another label may name the pools now."""
@@ -114,7 +116,7 @@ class NodeCache:
         """The boot id of each."""
         return {name: node.view.boot for name, node in self.nodes.items()}
 
-    def _told(self, name: str, item: Mapping[str, Any]) -> tuple[tuple[NodeFault, ...], str | None]:
+    def _faults_of(self, name: str, item: Mapping[str, Any]) -> tuple[tuple[NodeFault, ...], str | None]:
         found: list[NodeFault] = []
         problem = None
         text = (item["metadata"].get("annotations") or {}).get(REPORT_ANNOTATION)
@@ -165,7 +167,11 @@ def _conditions(name: str, item: Mapping[str, Any], *, record: NodeHealth | None
         if since is None:
             continue
         fault = faults.of_condition(
-            node=name, type_=each["type"], status=each["status"], since=since, message=shown(str(each.get("message")))
+            node=name,
+            type_=each["type"],
+            status=each["status"],
+            since=since,
+            message=printable(str(each.get("message"))),
         )
         if fault is not None and (
             not fault.code.endswith(faults.GOOD) or fault.code.removesuffix(faults.GOOD) in open_

@@ -17,7 +17,7 @@ import msgspec
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import ApiError, Conflict, KubeError, ServerError, TooManyRequests
 from rankfall.kube.resources import EVENTS
-from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.model.node_health.records import NodeFault, printable
 from rankfall.model.timestamps import rfc3339
 from rankfall.nodes.rules.planner import NodeEvent
 
@@ -29,7 +29,7 @@ FORMAT: Final = "[%(levelname).1s %(asctime)s %(filename)s:%(lineno)d] %(message
 DATE_FORMAT: Final = "%m-%d %H:%M:%S"
 #: One thing about one node is told once in this time.
 AGAIN_NS: Final = 600 * 1_000_000_000
-_MAX_TOLD: Final = 20_000
+_MAX_REPORTED: Final = 20_000
 #: Happenings that change what a node is are told each time.
 _ALWAYS: Final = frozenset({"Quarantined", "Returned", "TaintRemovedByOthers", "Cleared", "BreakerOpen"})
 _SOURCES: Final = {
@@ -53,7 +53,7 @@ class Notifier:
     def __init__(self, kube: Kube | None, *, audit: Callable[[str], None]) -> None:
         self._kube = kube
         self._audit = audit
-        self._told: dict[tuple[str, ...], tuple[int, int]] = {}
+        self._notified: dict[tuple[str, ...], tuple[int, int]] = {}
 
     def saw(self, fault: NodeFault, outcome: str, *, now: int) -> None:
         """An observation, and what became of it."""
@@ -61,7 +61,7 @@ class Notifier:
         if again is None:
             return
         more = f" (and {again} like it before)" if again else ""
-        LOG.info("node `%s` has %s: %s%s", fault.node, _SOURCES[fault.source], shown(fault.text), more)
+        LOG.info("node `%s` has %s: %s%s", fault.node, _SOURCES[fault.source], printable(fault.text), more)
         self.note("saw", now=now, node=fault.node, outcome=outcome, fault=fault, before=again)
 
     def note(self, what: str, *, now: int, **fields: Any) -> None:
@@ -87,28 +87,28 @@ class Notifier:
                 about = f"{each.message}\n{now - now % AGAIN_NS}"
                 await self.event(each, at=now, about=about)
 
-    async def event(self, told: NodeEvent, *, at: int, about: str) -> bool:
+    async def event(self, event: NodeEvent, *, at: int, about: str) -> bool:
         """One Event on a Node; whether it is there, or is refused for good.
 
         Args:
-            told: its words.
+            event: its words.
             at: its moment, nanoseconds since the epoch.
             about: what tells it from the other Events of its reason on this node: its name follows from it.
         """
         if self._kube is None:
             return True
-        digest = hashlib.blake2b(f"{told.node}\n{told.reason}\n{about}".encode("utf-8", "replace"), digest_size=10)
+        digest = hashlib.blake2b(f"{event.node}\n{event.reason}\n{about}".encode("utf-8", "replace"), digest_size=10)
         moment = rfc3339(at)
         stamp = None if moment is None else f"{moment[:19]}Z"
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{told.node[:200]}.{digest.hexdigest()}", "namespace": EVENTS_NAMESPACE},
+            "metadata": {"name": f"{event.node[:200]}.{digest.hexdigest()}", "namespace": EVENTS_NAMESPACE},
             # A Node's name stands for its UID in Events, as the kubelet writes them and kubectl looks for them.
-            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": told.node, "uid": told.node},
-            "reason": told.reason,
-            "message": told.message[:1_024],
-            "type": "Warning" if told.warning else "Normal",
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": event.node, "uid": event.node},
+            "reason": event.reason,
+            "message": event.message[:1_024],
+            "type": "Warning" if event.warning else "Normal",
             "source": {"component": COMPONENT},
             "firstTimestamp": stamp,
             "lastTimestamp": stamp,
@@ -119,22 +119,22 @@ class Notifier:
         except Conflict:
             return True
         except ApiError as error:
-            LOG.warning("an Event on node `%s` is refused: %s", told.node, error.message)
+            LOG.warning("an Event on node `%s` is refused: %s", event.node, error.message)
             return not isinstance(error, ServerError | TooManyRequests)
         except KubeError as error:
-            LOG.warning("an Event on node `%s` could not be sent: %s", told.node, error.message)
+            LOG.warning("an Event on node `%s` could not be sent: %s", event.node, error.message)
             return False
         return True
 
     def _again(self, key: tuple[str, ...], *, now: int) -> int | None:
         """How often it was left out since it was told last; None = it is left out now."""
-        at, left_out = self._told.get(key, (0, 0))
-        if key in self._told and now - at < AGAIN_NS:
-            self._told[key] = (at, left_out + 1)
+        at, left_out = self._notified.get(key, (0, 0))
+        if key in self._notified and now - at < AGAIN_NS:
+            self._notified[key] = (at, left_out + 1)
             return None
-        if len(self._told) >= _MAX_TOLD:
-            self._told = {each: found for each, found in self._told.items() if now - found[0] < AGAIN_NS}
-        if len(self._told) >= _MAX_TOLD:
-            self._told.clear()
-        self._told[key] = (now, 0)
+        if len(self._notified) >= _MAX_REPORTED:
+            self._notified = {each: found for each, found in self._notified.items() if now - found[0] < AGAIN_NS}
+        if len(self._notified) >= _MAX_REPORTED:
+            self._notified.clear()
+        self._notified[key] = (now, 0)
         return left_out

@@ -19,7 +19,7 @@ from rankfall.kube.resources import CONFIG_MAPS
 from rankfall.loki.cursor import State
 from rankfall.model import decoding
 from rankfall.model.errors import EvidenceLost
-from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.model.node_health.records import NodeFault, printable
 from rankfall.nodes.rules.gpu_metrics import ActiveMetric
 from rankfall.nodes.rules.policy import Safety
 
@@ -40,14 +40,14 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         safety: breaker and rate.
         reset_word: the word with which a person closed the breaker last.
         waiting: observations to be given again.
-        told_until: all Events of changes of Nodes of that moment and before are sent, nanoseconds since the epoch.
+        reported_until: all Events of changes of Nodes of that moment and before are sent, nanoseconds since the epoch.
     """
 
     schema: str = SCHEMA
     safety: Safety = Safety()
     reset_word: str = ""
     waiting: tuple[NodeFault, ...] = ()
-    told_until: int = 0
+    reported_until: int = msgspec.field(default=0, name="told_until")
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -174,12 +174,12 @@ def _read(data: Mapping[str, Any], *, namespace: str) -> tuple[Stored, dict[str,
                 places[key.removeprefix("query.")] = decoding.decode(text, kind=Place)
         except msgspec.DecodeError as error:
             raise EvidenceLost(
-                f"ConfigMap {NAME} in {namespace}: {shown(key, 64)}: {shown(str(error))}",
+                f"ConfigMap {NAME} in {namespace}: {printable(key, 64)}: {printable(str(error))}",
                 hint=f"look whether its breaker is open, then: kubectl -n {namespace} delete configmap {NAME}",
             ) from None
     if stored.schema != SCHEMA:
         raise EvidenceLost(
-            f"ConfigMap {NAME} in {namespace} is of schema {shown(stored.schema, 64)}",
+            f"ConfigMap {NAME} in {namespace} is of schema {printable(stored.schema, 64)}",
             hint="run the version that wrote it, or delete it to begin anew",
         )
     return stored, places, standing

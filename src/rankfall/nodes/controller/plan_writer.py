@@ -48,7 +48,7 @@ def sole_writer() -> Iterator[None]:
         raise LeadershipLost from error
 
 
-class Desk:
+class PlanWriter:
     """Writes.
 
     Args:
@@ -81,7 +81,7 @@ class Desk:
         self._began = 0
         self.untold = False
 
-    async def carry_out(self, plan: Plan, *, policy: Policy, now: int) -> dict[str, Written]:
+    async def apply(self, plan: Plan, *, policy: Policy, now: int) -> dict[str, Written]:
         """Write what was decided; what became of each Node's part.
 
         Args:
@@ -119,11 +119,11 @@ class Desk:
             record = node.view.record
             if record is None:
                 continue
-            told = node_state.condition(record, rules)
+            condition = node_state.condition(record, rules)
             before = node.condition or {}
-            if any(before.get(key) != value for key, value in msgspec.structs.asdict(told).items()):
+            if any(before.get(key) != value for key, value in msgspec.structs.asdict(condition).items()):
                 patch = NodePatch(
-                    node=node.name, version=node.view.version, taint="keep", record=record, condition=told
+                    node=node.name, version=node.view.version, taint="keep", record=record, condition=condition
                 )
                 await self._condition(kube, patch, policy=policy, now=now)
 
@@ -148,17 +148,17 @@ class Desk:
             if each.at > until or each.at >= self._began
         ]
         self._sent = {each for each in self._sent if now - each[2] <= EVENT_MAX_AGE_NS}
-        done = await asyncio.gather(*(self._event(told, at=at) for told, at in due))
+        done = await asyncio.gather(*(self._event(event, at=at) for event, at in due))
         self.untold = not all(done)
         return max(now, until) if done and all(done) else until
 
-    async def _event(self, told: NodeEvent, *, at: int) -> bool:
+    async def _event(self, event: NodeEvent, *, at: int) -> bool:
         async with self._slots:
             if not await self._sure():
                 raise LeadershipLost
-            sent = await self._notifier.event(told, at=at, about=str(at))
+            sent = await self._notifier.event(event, at=at, about=str(at))
             if sent:
-                self._sent.add((told.node, told.reason, at))
+                self._sent.add((event.node, event.reason, at))
             return sent
 
     async def _node(self, kube: Kube, patch: NodePatch, *, policy: Policy) -> Written:

@@ -180,7 +180,7 @@ class NodeOccupancy:
     ) -> None:
         self._kube, self._book, self._loop, self._namespace = kube, book, loop, namespace
         self._poll_interval_s, self._clock = poll_interval_s, clock
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._waiting: set[str] = set()
 
     async def run(self) -> None:
@@ -212,11 +212,11 @@ class NodeOccupancy:
             # Of all namespaces: with one, only the controller's own would be seen, and every node would be idle.
             found = await self._kube.list(PODS, namespace=ALL_NAMESPACES, fields=f"spec.nodeName={name}")
         except KubeError as error:
-            if name not in self._told:
+            if name not in self._reported:
                 LOG.warning("whether a job runs on node `%s` cannot be seen: %s", name, error.message)
-                self._told.add(name)
+                self._reported.add(name)
             return False
-        self._told.discard(name)
+        self._reported.discard(name)
         return not any(_is_job(each, own=self._namespace) for each in found.items)
 
 

@@ -18,7 +18,7 @@ import msgspec
 from rankfall.loki import logql
 from rankfall.loki.settings import PREFIX, LokiSettings, loki_settings
 from rankfall.model import UsageError
-from rankfall.model.node_health.records import shown
+from rankfall.model.node_health.records import printable
 from rankfall.model.node_health.run_verdicts import NAMESPACE
 from rankfall.model.patterns import anchored
 
@@ -47,8 +47,10 @@ def read_switches(item: Mapping[str, Any] | None) -> Switches:
     word = str(data.get("kill-switch", "")).strip().lower()
     problem = None
     if word not in _ON | _OFF:
-        problem = f"ConfigMap {NAME}: kill-switch {shown(word, 40)!r} is neither true nor false; it counts as true"
-    return Switches(kill=word not in _OFF, reset_word=shown(str(data.get("breaker-reset", "")), 128), problem=problem)
+        problem = f"ConfigMap {NAME}: kill-switch {printable(word, 40)!r} is neither true nor false; it counts as true"
+    return Switches(
+        kill=word not in _OFF, reset_word=printable(str(data.get("breaker-reset", "")), 128), problem=problem
+    )
 
 
 POLL_S: Final = 5.0

@@ -65,11 +65,11 @@ class Validator:
         """Check for ever."""
         while True:
             await asyncio.sleep(self._poll_interval_s)
-            found = self.whose_turn(now=time.time_ns())
+            found = self.next_node(now=time.time_ns())
             if found is not None:
                 await self._round(*found)
 
-    def whose_turn(self, *, now: int) -> tuple[NodeObject, NodeHealth] | None:
+    def next_node(self, *, now: int) -> tuple[NodeObject, NodeHealth] | None:
         """The node that waited longest for its next round; None = none, or nothing may be given back now."""
         policy = self._loop.in_force.policy
         if not self._config.config.checks or policy.kill_switch:

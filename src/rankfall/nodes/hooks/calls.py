@@ -20,14 +20,14 @@ import msgspec
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import Conflict, KubeError
 from rankfall.kube.resources import JOBS
-from rankfall.model.node_health.records import OpenCause, shown
+from rankfall.model.node_health.records import OpenCause, printable
 from rankfall.nodes.checks.jobs import Object
 from rankfall.nodes.hooks.ladder import Hook, HookJob
 
 _POLL_S: Final = 1.0
 _MAX_OUTPUT: Final = 4_096
 # Characters of what a command printed: its last words say how it ended.
-_MAX_TOLD: Final = 200
+_MAX_REPORTED: Final = 200
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +47,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self, hook: Hook) -> dict[str, str]:
         """As environment; a webhook gets the same in small letters, without the prefix."""
-        told = {
+        variables = {
             "NODE": self.node, "STEP": hook.step, "CAUSE": self.cause.code, "DEVICE": self.cause.device or "", "ATTEMPT": str(self.attempt), "KEY": self.key,
         }  # fmt: skip
-        return {f"RANKFALL_{name}": value for name, value in told.items()}
+        return {f"RANKFALL_{name}": value for name, value in variables.items()}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ async def call_hook(kube: Kube, hook: Hook, call: Call, *, namespace: str) -> An
         return Answer(ok=False, text=f"had not answered after {hook.timeout_s} s")
     except (OSError, KubeError, aiohttp.ClientError, ValueError) as error:
         # ValueError: what no word of a command can hold.
-        return Answer(ok=False, text=shown(str(error)))
+        return Answer(ok=False, text=printable(str(error)))
     raise AssertionError(hook)
 
 
@@ -104,7 +104,7 @@ async def _command(command: tuple[str, ...], words: Mapping[str, str]) -> Answer
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    text = shown(" ".join(said.decode("utf-8", "replace").split())[-_MAX_TOLD:])
+    text = printable(" ".join(said.decode("utf-8", "replace").split())[-_MAX_REPORTED:])
     return Answer(ok=process.returncode == 0, text=f"ended with {process.returncode}{': ' if text else ''}{text}")
 
 
@@ -122,7 +122,7 @@ async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -
         # Read anew each time: tokens rotate.
         token = (await asyncio.to_thread(Path(token_file).read_text, "utf-8")).strip()
         if not (token.isascii() and token.isprintable()):
-            return Answer(ok=False, text=f"{shown(token_file)} holds no token that a header can carry")
+            return Answer(ok=False, text=f"{printable(token_file)} holds no token that a header can carry")
         headers["Authorization"] = f"Bearer {token}"
     body = {name.removeprefix("RANKFALL_").lower(): value for name, value in words.items()}
     async with (
@@ -131,7 +131,7 @@ async def _webhook(url: str, token_file: str | None, words: Mapping[str, str]) -
     ):
         said = (await response.content.read(_MAX_OUTPUT)).decode("utf-8", "replace").strip()
         text = f"answered {response.status}{': ' if said else ''}{said}"
-        return Answer(ok=200 <= response.status < 300, text=shown(text))  # noqa: PLR2004 - 2xx
+        return Answer(ok=200 <= response.status < 300, text=printable(text))  # noqa: PLR2004 - 2xx
 
 
 async def _job(kube: Kube, job: HookJob, words: Mapping[str, str], *, node: str, namespace: str, limit: int) -> Answer:
@@ -147,8 +147,8 @@ async def _job(kube: Kube, job: HookJob, words: Mapping[str, str], *, node: str,
             status = (await kube.get(JOBS, name, namespace=namespace)).get("status") or {}
             for each in status.get("conditions") or ():
                 if each.get("status") == "True" and each.get("type") in {"Complete", "Failed"}:
-                    told = f"after {time.monotonic() - begun:.0f} s: {each.get('message') or each['type']}"
-                    return Answer(ok=each["type"] == "Complete", text=shown(told))
+                    text = f"after {time.monotonic() - begun:.0f} s: {each.get('message') or each['type']}"
+                    return Answer(ok=each["type"] == "Complete", text=printable(text))
             await asyncio.sleep(_POLL_S)
     finally:
         with contextlib.suppress(KubeError):

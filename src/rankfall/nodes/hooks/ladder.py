@@ -11,7 +11,7 @@ import msgspec
 from rankfall.model import decoding
 from rankfall.model.addresses import is_http
 from rankfall.model.errors import SpecError
-from rankfall.model.node_health.records import NodeHealth, OpenCause, shown
+from rankfall.model.node_health.records import NodeHealth, OpenCause, printable
 from rankfall.nodes.rules.fault_rules import Remedy, Rules
 from rankfall.nodes.rules.node_state import grave, needs_manual_return
 
@@ -74,7 +74,7 @@ def hooks_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Hook, ..
         try:
             hook = decoding.convert(row, Hook)
         except msgspec.ValidationError as error:
-            raise SpecError(place, shown(str(error)), hint=f"step is one of: {', '.join(LADDER)}") from None
+            raise SpecError(place, printable(str(error)), hint=f"step is one of: {', '.join(LADDER)}") from None
         place += f" ({hook.step})"
         if sum(each is not None for each in (hook.command, hook.webhook, hook.job)) != 1 or hook.command == ():
             raise SpecError(place, "needs exactly one of command, webhook and job")

@@ -20,7 +20,7 @@ import msgspec
 from rankfall.model import decoding, numbers
 from rankfall.model.causes import catalogue as causes
 from rankfall.model.errors import SpecError
-from rankfall.model.node_health.records import MANUAL_CODE, MAX_SEEN, shown
+from rankfall.model.node_health.records import MANUAL_CODE, MAX_SEEN, printable
 from rankfall.model.patterns import anchored
 
 #: ``none`` is counted only; ``watch`` is written down; ``suspect`` marks the node; ``quarantine`` keeps the scheduler away from it.
@@ -211,13 +211,15 @@ def rules_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Rule, ..
         try:
             rule = decoding.convert({**before, **row}, Rule)
         except msgspec.ValidationError as error:
-            raise SpecError(f"{place} ({code})", shown(str(error))) from None
+            raise SpecError(f"{place} ({code})", printable(str(error))) from None
         if rule.count > 1 and not rule.window_s:
             raise SpecError(
                 f"{place} ({code}): window_s", f"count {rule.count} needs the seconds within which they count"
             )
         if rule.recovers is not None and rule.action != "none":
-            raise SpecError(f"{place} ({code}): action", f"it takes {shown(rule.recovers)} back, so its action is none")
+            raise SpecError(
+                f"{place} ({code}): action", f"it takes {printable(rule.recovers)} back, so its action is none"
+            )
         named[code] = rule
     kept = (rule for code, rule in known.items() if code.rpartition("/")[0] not in named)
     return (*kept, *named.values())

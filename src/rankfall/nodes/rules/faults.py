@@ -9,7 +9,7 @@ import msgspec
 
 from rankfall.kernellog.record import KmsgRecord
 from rankfall.model.node_health.kernel_reports import KernelLine, KernelReport
-from rankfall.model.node_health.records import FaultSource, FaultTrust, NodeFault, shown
+from rankfall.model.node_health.records import FaultSource, FaultTrust, NodeFault, printable
 from rankfall.model.node_health.run_verdicts import RunVerdict
 from rankfall.model.patterns import anchored
 from rankfall.nodes.rules.fault_rules import SUSPECT, bad_conditions
@@ -127,7 +127,7 @@ def of_agent_line(line: KernelLine, *, node: str) -> NodeFault | None:
         job=line.job,
         pid=line.pid,
         process=line.process,
-        text=shown(line.text),
+        text=printable(line.text),
         detail=line.detail,
     )
 
@@ -195,7 +195,7 @@ def of_pod_text(text: bytes, *, node: str, signature: str, slug: str, identity: 
         at=at,
         uncertainty=STAMP_UNCERTAINTY_S,
         job=job,
-        text=shown(text.decode("utf-8", "replace")),
+        text=printable(text.decode("utf-8", "replace")),
     )
 
 
@@ -222,7 +222,7 @@ def of_condition(*, node: str, type_: str, status: str, since: int, message: str
         code=f"condition/{type_}{good}",
         at=since,
         uncertainty=1.0,
-        text=shown(message),
+        text=printable(message),
     )
 
 
@@ -243,11 +243,11 @@ def of_verdict(verdict: RunVerdict, *, node: str, now: int) -> NodeFault:
         trust="verdict",
         code=code,
         slug=verdict.cause,
-        device=None if verdict.gpu is None else shown(f"gpu {verdict.gpu}", 128),
+        device=None if verdict.gpu is None else printable(f"gpu {verdict.gpu}", 128),
         at=min(verdict.at, now),
         uncertainty=verdict.uncertainty,
         job=verdict.run,
-        text=shown(f"run {verdict.run}, attempt {verdict.attempt}: {verdict.text}"),
+        text=printable(f"run {verdict.run}, attempt {verdict.attempt}: {verdict.text}"),
     )
 
 
@@ -256,10 +256,10 @@ def _said(fault: NodeFault, line: Line, text: bytes) -> NodeFault:
         fault,
         code=line.code,
         slug=line.slug,
-        device=None if line.device is None else shown(line.device, 128),
+        device=None if line.device is None else printable(line.device, 128),
         instance=line.instance,
         pid=line.pid,
         process=line.process,
         detail=line.detail,
-        text=shown(text.decode("utf-8", "replace")),
+        text=printable(text.decode("utf-8", "replace")),
     )

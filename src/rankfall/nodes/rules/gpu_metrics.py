@@ -18,7 +18,7 @@ import msgspec
 from rankfall.model import decoding, numbers
 from rankfall.model.addresses import is_http
 from rankfall.model.errors import SpecError
-from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.model.node_health.records import NodeFault, printable
 from rankfall.model.patterns import anchored, bounded
 from rankfall.nodes.rules.fault_rules import MetricKind, metric_fields
 
@@ -56,7 +56,7 @@ def exporters_from(rows: Sequence[dict[str, Any]], *, origin: str) -> tuple[Expo
         try:
             each = decoding.convert(row, Exporter)
         except msgspec.ValidationError as error:
-            raise SpecError(place, shown(str(error))) from None
+            raise SpecError(place, printable(str(error))) from None
         one = each.node is not None and each.url is not None
         many = each.namespace is not None and each.pods is not None
         if one == many or (each.node is None) != (each.url is None) or (each.namespace is None) != (each.pods is None):
@@ -122,7 +122,7 @@ def readings(text: str) -> list[Reading]:
     return list(known.values())
 
 
-def news(
+def changed_values(
     found: Iterable[Reading], *, node: str, boot: str, stood: Mapping[str, ActiveMetric], before: int | None, now: int
 ) -> tuple[list[NodeFault], dict[str, ActiveMetric]]:
     """What is different from the look before.
@@ -164,7 +164,7 @@ def news(
                 device=each.device,
                 at=None if since is None else now,
                 uncertainty=0.0 if since is None else max(0, now - since) / SECOND,
-                text=shown(each.line),
+                text=printable(each.line),
             )
         )
     return faults, standing

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from rankfall.model import numbers
-from rankfall.model.node_health.records import shown
+from rankfall.model.node_health.records import printable
 from rankfall.model.patterns import anchored
 from rankfall.verdict.signatures.catalogue import Catalogue, default_catalogue
 from rankfall.verdict.signatures.matcher import Hit, best
@@ -89,7 +89,7 @@ def read_xid(text: bytes) -> Line | None:
         device=f"gpu {_text(found['pci']).lower()}",
         instance=_text(found["mig"]).strip() or None,
         pid=numbers.clamped(pid, least=0, most=(1 << 32) - 1),
-        process=shown(_text(process.get("name")), 64) or None,
+        process=printable(_text(process.get("name")), 64) or None,
         detail=detail,
     )
 
@@ -140,10 +140,10 @@ def _xid_word(number: int, rest: bytes) -> tuple[str, str | None]:
             return "", None
         word = "fatal" if _text(found["word"]).lower() == "fatal" else "nonfatal"
         first = found["first"]
-        told = (
+        suffix = (
             "" if first is None else f", sub-code {(numbers.hexadecimal(first) or 0) >> _SUBCODE_SHIFT & _SUBCODE_MASK}"
         )
-        return word, f"link {numbers.matched(found['link'])}{told}"
+        return word, f"link {numbers.matched(found['link'])}{suffix}"
     previous = _search(_PREVIOUS, rest)
     return "", None if previous is None else f"previous xid {numbers.matched(previous['previous'])}"
 
@@ -224,16 +224,16 @@ class Recogniser:
         if self._prefixed:
             line = line[found.end() :] if (found := _PREFIX.match(line)) else line
         self._count += 1
-        told = self._nvidia(line, at)
-        return told if told is not None else self._other(line)
+        known = self._nvidia(line, at)
+        return known if known is not None else self._other(line)
 
     def _nvidia(self, line: bytes, at: int | None) -> Line | None:
         if not line.startswith(_NVIDIA):
             return None
-        told = read_xid(line) or read_sxid(line) or read_lost(line) or self._three_parts(line)
-        if told is None or (told.code == "xid/79" and self._again(told, at)):
+        found = read_xid(line) or read_sxid(line) or read_lost(line) or self._three_parts(line)
+        if found is None or (found.code == "xid/79" and self._again(found, at)):
             return None
-        return self._with_slug(told, line)
+        return self._with_slug(found, line)
 
     def _three_parts(self, line: bytes) -> Line | None:
         head = lost_head(line)
@@ -247,18 +247,18 @@ class Recogniser:
         # With two GPUs between which the records are mixed, which of them this one belongs to is not known.
         return Line(code="xid/79", device=devices.pop() if len(devices) == 1 else None)
 
-    def _again(self, told: Line, at: int | None) -> bool:
+    def _again(self, found: Line, at: int | None) -> bool:
         """Whether the same loss was told already, in another of its forms."""
-        before = self._lost.get(told.device)
+        before = self._lost.get(found.device)
         if at is not None:
-            self._lost[told.device] = at
+            self._lost[found.device] = at
         return before is not None and at is not None and abs(at - before) <= _SAME_NS
 
-    def _with_slug(self, told: Line, line: bytes) -> Line:
+    def _with_slug(self, found: Line, line: bytes) -> Line:
         hit = best(self._hits(line))
-        if told.code == "xid/79" and hit is None:
-            return _slugged(told, "gpu_fallen_off_bus")
-        return told if hit is None else _slugged(told, hit.signature.slug)
+        if found.code == "xid/79" and hit is None:
+            return _slugged(found, "gpu_fallen_off_bus")
+        return found if hit is None else _slugged(found, hit.signature.slug)
 
     def _other(self, line: bytes) -> Line | None:
         hit = best([each for each in self._hits(line) if not _numbered(each)])
@@ -282,5 +282,5 @@ def _numbered(hit: Hit) -> bool:
     return "line" in hit.signature.where
 
 
-def _slugged(told: Line, slug: str) -> Line:
-    return msgspec.structs.replace(told, slug=slug)
+def _slugged(found: Line, slug: str) -> Line:
+    return msgspec.structs.replace(found, slug=slug)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from rankfall.model.node_health.records import MANUAL_CODE, MAX_CAUSES, NodeHealth, OpenCause, Seen, shown
+from rankfall.model.node_health.records import MANUAL_CODE, MAX_CAUSES, NodeHealth, OpenCause, Seen, printable
 from rankfall.nodes.rules import node_state
 from rankfall.nodes.rules.fault_rules import Rules
 from rankfall.nodes.rules.node_state import NodeView
@@ -24,11 +24,11 @@ class ManualChange(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         patch: to be written; None = the node is as it should be.
-        told: one line for the person who gave the order.
+        message: one line for the person who gave the order.
     """
 
     patch: NodePatch | None
-    told: str
+    message: str
 
 
 def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy, now: int) -> ManualChange:
@@ -49,7 +49,7 @@ def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy,
         last_at=now,
         due_at=now,
         seen=(Seen(f"hand-{now}", now),),
-        text=shown(f"{by}: {reason}"),
+        text=printable(f"{by}: {reason}"),
     )
     others = tuple(each for each in health.causes if each.code != MANUAL_CODE)
     health = replace(
@@ -58,12 +58,12 @@ def taint(view: NodeView, *, reason: str, by: str, rules: Rules, policy: Policy,
     if not health.tainted or health.state not in {"quarantined", "remediating"}:
         health = replace(health, state="quarantined", since=now, held=None, tainted=True, clean=0, clean_since=None)
     stands = view.tainted(policy)
-    told = (
+    text = (
         "has our taint already; the reason is added"
         if stands
         else f"tainted {policy.key}={policy.value}:{policy.effect}"
     )
-    return ManualChange(patch=_patch(view, health, "keep" if stands else "add", rules), told=told)
+    return ManualChange(patch=_patch(view, health, "keep" if stands else "add", rules), message=text)
 
 
 def clear(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, now: int) -> ManualChange:
@@ -82,7 +82,9 @@ def clear(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, no
         meant = [each for each in health.causes if cause in {each.code, each.named} and not each.cured]
         if not meant:
             open_ = ", ".join(each.named for each in health.causes if not each.cured) or "none"
-            return ManualChange(patch=None, told=f"has no open cause {shown(cause, 64)}; open: {shown(open_, 512)}")
+            return ManualChange(
+                patch=None, message=f"has no open cause {printable(cause, 64)}; open: {printable(open_, 512)}"
+            )
         health = replace(
             health,
             causes=tuple(
@@ -91,19 +93,19 @@ def clear(view: NodeView, *, cause: str | None, rules: Rules, policy: Policy, no
         )
         left = node_state.grave(health, rules)
         if left and health.tainted:
-            named = shown(", ".join(each.named for each in left), 512)
+            named = printable(", ".join(each.named for each in left), 512)
             return ManualChange(
-                patch=_patch(view, health, "keep", rules), told=f"{cause} is settled; the taint stays for {named}"
+                patch=_patch(view, health, "keep", rules), message=f"{cause} is settled; the taint stays for {named}"
             )
         if not health.tainted and not stands:
             health = node_state.waiting(health, rules=rules, held=health.held if left else None, now=now)
-            return ManualChange(patch=_patch(view, health, "keep", rules), told=f"{cause} is settled")
+            return ManualChange(patch=_patch(view, health, "keep", rules), message=f"{cause} is settled")
     elif not stands and view.record is None:
-        return ManualChange(patch=None, told="has nothing to clear")
+        return ManualChange(patch=None, message="has nothing to clear")
     gone = ", ".join(sorted({each.key for each in view.taints if each.key in policy.keys}))
-    told = f"cleared; taint {gone} is removed" if stands else "cleared; it had no taint of ours"
+    text = f"cleared; taint {gone} is removed" if stands else "cleared; it had no taint of ours"
     return ManualChange(
-        patch=_patch(view, node_state.cleared(health, now=now), "remove" if stands else "keep", rules), told=told
+        patch=_patch(view, node_state.cleared(health, now=now), "remove" if stands else "keep", rules), message=text
     )
 
 

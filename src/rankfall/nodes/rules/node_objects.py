@@ -75,14 +75,14 @@ def read_node(item: Mapping[str, Any], *, policy: Policy) -> NodeObject:
         opted_out=labels.get(OPT_OUT) == "true",
         record=record,
     )
-    told = conditions.get(CONDITION)
+    condition = conditions.get(CONDITION)
     return NodeObject(
         view=view,
         labels=labels,
         annotated=bool(annotations),
         cordoned=bool(spec.get("unschedulable")),
         problem=problem,
-        condition=None if told is None else {key: str(value) for key, value in told.items()},
+        condition=None if condition is None else {key: str(value) for key, value in condition.items()},
     )
 
 
@@ -164,8 +164,8 @@ def removals(places: Sequence[int]) -> list[Operation]:
 
 def document(nodes: Iterable[NodeObject], *, rules: Rules, policy: Policy) -> NodesDocument:
     """All of them, by name."""
-    shown = sorted((status(node, rules=rules, policy=policy) for node in nodes), key=lambda each: each.node)
-    return NodesDocument(nodes=tuple(shown))
+    statuses = sorted((status(node, rules=rules, policy=policy) for node in nodes), key=lambda each: each.node)
+    return NodesDocument(nodes=tuple(statuses))
 
 
 def status(node: NodeObject, *, rules: Rules, policy: Policy) -> NodeStatus:

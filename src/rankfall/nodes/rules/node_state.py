@@ -14,7 +14,7 @@ from rankfall.model.node_health.records import (
     Held,
     NodeHealth,
     OpenCause,
-    shown,
+    printable,
 )
 from rankfall.nodes.rules.fault_rules import ORDER, Rules
 from rankfall.nodes.rules.observations import SECOND, horizon_ns, wanted
@@ -114,7 +114,7 @@ def cleared(health: NodeHealth, *, now: int, probation_until: int | None = None)
         cleared_seq=health.seq,
         tainted=False,
         probation_until=probation_until,
-        lemon=False,
+        repeat_offender=False,
         clean=0,
         clean_since=None,
         failed_check=None,
@@ -131,7 +131,7 @@ def checked(health: NodeHealth, round_: CheckRound) -> NodeHealth:
         return health
     health = replace(health, checked_at=round_.at)
     if round_.outcome == "unable":
-        return replace(health, failed_check=shown(f"cannot validate: {round_.check}", 128))
+        return replace(health, failed_check=printable(f"cannot validate: {round_.check}", 128))
     if round_.outcome == "failed":
         return replace(
             health,
@@ -139,7 +139,7 @@ def checked(health: NodeHealth, round_: CheckRound) -> NodeHealth:
             since=round_.at,
             clean=0,
             clean_since=None,
-            failed_check=shown(round_.check, 128),
+            failed_check=printable(round_.check, 128),
         )
     since = round_.at if health.clean_since is None else health.clean_since
     return replace(health, clean=health.clean + 1, clean_since=since, failed_check=None)
@@ -197,20 +197,20 @@ def grave(health: NodeHealth, rules: Rules) -> list[OpenCause]:
 
 def needs_manual_return(health: NodeHealth) -> bool:
     """Whether only a person gives it back: one tainted it, or it came back too often."""
-    return health.lemon or any(cause.code == MANUAL_CODE and not cause.cured for cause in health.causes)
+    return health.repeat_offender or any(cause.code == MANUAL_CODE and not cause.cured for cause in health.causes)
 
 
-def returned(health: NodeHealth, *, rules: Rules, policy: Policy, news: bool, now: int) -> NodeHealth:
+def returned(health: NodeHealth, *, rules: Rules, policy: Policy, is_new: bool, now: int) -> NodeHealth:
     """The next state of a node that carries our taint, without giving it back yet.
 
     Args:
         health: its record.
         rules: in force.
         policy: in force.
-        news: something new that makes it at least suspect came in this step.
+        is_new: something new that makes it at least suspect came in this step.
         now: nanoseconds since the epoch.
     """
-    if health.state == "validating" and news:
+    if health.state == "validating" and is_new:
         return replace(health, state="quarantined", since=now, clean=0, clean_since=None)
     if health.state != "quarantined" or needs_manual_return(health):
         return health
@@ -241,9 +241,9 @@ def may_return(health: NodeHealth, *, rules: Rules, policy: Policy) -> bool:
 
 
 def quarantined(health: NodeHealth, *, policy: Policy, now: int) -> NodeHealth:
-    """The record of a node that gets our taint now; one that came back too often becomes a lemon."""
+    """The record of a node that gets our taint now; one that came back too often becomes a repeat offender."""
     times = (*health.quarantines, now)[-8:]
-    recent = [each for each in times if each > now - policy.lemon_s * SECOND]
+    recent = [each for each in times if each > now - policy.repeat_s * SECOND]
     return replace(
         health,
         state="quarantined",
@@ -252,7 +252,7 @@ def quarantined(health: NodeHealth, *, policy: Policy, now: int) -> NodeHealth:
         tainted=True,
         quarantines=times,
         probation_until=None,
-        lemon=len(recent) >= policy.lemon_count,
+        repeat_offender=len(recent) >= policy.repeat_count,
         clean=0,
         clean_since=None,
     )
@@ -270,23 +270,23 @@ def condition(health: NodeHealth, rules: Rules) -> HealthCondition:
     """What ``RankfallHealthy`` says of this record."""
     named = grave(health, rules) or [cause for cause in health.causes if wanted(cause, rules) == "suspect"]
     text = "; ".join(f"{cause.code} {cause.device or ''} x{cause.count}: {cause.text}" for cause in named)
-    told = shown("; ".join(part for part in (text, _told(health)) if part) or "no open cause", MAX_MESSAGE)
+    message = printable("; ".join(part for part in (text, _summary(health)) if part) or "no open cause", MAX_MESSAGE)
     if health.state == "healthy":
-        return HealthCondition(status="True", reason="Healthy", message=told)
+        return HealthCondition(status="True", reason="Healthy", message=message)
     if health.state == "suspect" and health.held is None:
-        return HealthCondition(status="Unknown", reason="Suspect", message=told)
+        return HealthCondition(status="Unknown", reason="Suspect", message=message)
     reason = health.state.capitalize() if health.held is None else "Held" + health.held.title().replace("_", "")
-    return HealthCondition(status="False", reason=reason, message=told)
+    return HealthCondition(status="False", reason=reason, message=message)
 
 
-def _told(health: NodeHealth) -> str:
-    told = [
+def _summary(health: NodeHealth) -> str:
+    sentences = [
         f"not tainted: {health.held}" if health.held else "",
-        "came back too often: only a person gives it back" if health.lemon else "",
+        "came back too often: only a person gives it back" if health.repeat_offender else "",
         health.failed_check or "",
         f"and {health.more} more" if health.more else "",
     ]
-    return "; ".join(each for each in told if each)
+    return "; ".join(each for each in sentences if each)
 
 
 def _waits(cause: OpenCause, rules: Rules) -> bool:

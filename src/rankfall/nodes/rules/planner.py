@@ -24,7 +24,7 @@ from rankfall.model.node_health.records import (
     NodeFault,
     NodeHealth,
     Untold,
-    shown,
+    printable,
 )
 from rankfall.nodes.rules import node_state
 from rankfall.nodes.rules.fault_rules import ORDER, Rules
@@ -178,8 +178,8 @@ class _Step:
         self._now = now
         self._before = safety
         self._records: dict[str, NodeHealth] = {}
-        self._news: set[str] = set()
-        self._told: list[NodeEvent] = []
+        self._changed: set[str] = set()
+        self._events: list[NodeEvent] = []
         self._outcomes: list[tuple[str, Outcome | Literal["no_node"]]] = []
         self._deferred: list[NodeFault] = []
         members = {
@@ -222,7 +222,7 @@ class _Step:
             health.cleared_at or 0
         ):  # also where nothing is open: what was seen before does not count any more
             self._records[each.node] = node_state.cleared(health, now=max(each.at, self._now))
-            self._tell(each.node, "Cleared", f"declared good by {shown(each.by, 64)}", kept=True)
+            self._tell(each.node, "Cleared", f"declared good by {printable(each.by, 64)}", kept=True)
 
     def _fault(self, health: NodeHealth, fault: NodeFault) -> None:
         boot = self._views[fault.node].boot
@@ -237,7 +237,7 @@ class _Step:
         if outcome == "deferred":
             self._deferred.append(fault)
         elif outcome == "counted" and ORDER[self._rules.action(fault.code)] >= ORDER["suspect"]:
-            self._news.add(fault.node)
+            self._changed.add(fault.node)
         if outcome not in {"seen", "deferred", "harmless"}:
             self._tell(fault.node, f"Fault{outcome.capitalize()}", f"{fault.code} {fault.device or ''}: {fault.text}")
 
@@ -246,7 +246,7 @@ class _Step:
             if not health.tainted:
                 continue
             after = node_state.returned(
-                health, rules=self._rules, policy=self._policy, news=name in self._news, now=self._now
+                health, rules=self._rules, policy=self._policy, is_new=name in self._changed, now=self._now
             )
             if node_state.may_return(after, rules=self._rules, policy=self._policy) and self._hands_off(name) is None:
                 until = self._now + self._policy.probation_s * 1_000_000_000
@@ -316,7 +316,7 @@ class _Step:
         patches = [self._patch(name) for name in changed if self._worth_writing(name)]
         return Plan(
             patches=() if self._policy.dry_run else tuple(patches),
-            happenings=tuple(self._told),
+            happenings=tuple(self._events),
             records=changed,
             outcomes=tuple(self._outcomes),
             deferred=tuple(self._deferred),
@@ -345,17 +345,17 @@ class _Step:
         )
 
     def _tell(self, node: str, reason: str, message: str, *, warning: bool = False, kept: bool = False) -> None:
-        told = NodeEvent(node=node, reason=reason, message=shown(message, 1_024), warning=warning, kept=kept)
-        self._told.append(told)
+        event = NodeEvent(node=node, reason=reason, message=printable(message, 1_024), warning=warning, kept=kept)
+        self._events.append(event)
 
     def _store_events(self) -> None:
         """Write the Events of this step into the records; those of earlier ones that are too old go."""
-        for each in self._told:
+        for each in self._events:
             if each.kept:
                 health = self._records[each.node]
                 fresh = [before for before in health.untold if self._now - before.at <= EVENT_MAX_AGE_NS]
-                told = Untold(each.reason, self._now, shown(each.message, MAX_EVENT_TEXT), each.warning)
-                self._records[each.node] = msgspec.structs.replace(health, untold=(*fresh, told)[-MAX_UNSENT_EVENTS:])
+                event = Untold(each.reason, self._now, printable(each.message, MAX_EVENT_TEXT), each.warning)
+                self._records[each.node] = msgspec.structs.replace(health, untold=(*fresh, event)[-MAX_UNSENT_EVENTS:])
 
 
 def _said(health: NodeHealth) -> bool:

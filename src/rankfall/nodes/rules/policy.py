@@ -47,7 +47,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         validate_after_s: seconds without new evidence after which a quarantined node is checked; None = only after a recovery or a remedy.
         clean_rounds, clean_s: rounds of checks in a row that must pass, and the seconds that they must cover.
         probation_s: seconds after a return in which one warning quarantines again.
-        lemon_count, lemon_s: so many quarantines within so many seconds, and only a person gives the node back.
+        repeat_count, repeat_s: so many quarantines within so many seconds, and only a person gives the node back.
         accept_injected: a record that a process wrote into the kernel's log counts as the kernel's: a test mode.
         pod_codes: codes that are believed although only a pod's own output shows them. Any user who can start a pod can then taint its node.
         kill_switch: observe and write down, change no taint.
@@ -71,8 +71,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     clean_rounds: _Positive = 2
     clean_s: _Seconds = 600
     probation_s: _Seconds = 86_400
-    lemon_count: Annotated[int, msgspec.Meta(ge=2, le=8)] = 3
-    lemon_s: _Seconds = 7 * 86_400
+    repeat_count: Annotated[int, msgspec.Meta(ge=2, le=8)] = msgspec.field(default=3, name="lemon_count")
+    repeat_s: _Seconds = msgspec.field(default=7 * 86_400, name="lemon_s")
     accept_injected: bool = False
     pod_codes: frozenset[str] = frozenset()
     kill_switch: bool = False

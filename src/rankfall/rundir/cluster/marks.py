@@ -57,7 +57,7 @@ class RankMapEntry(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class RankMap(msgspec.Struct, frozen=True, kw_only=True):
     """What is proved of one container instance.
 
     Attributes:
@@ -94,21 +94,21 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
         return number not in self.ranks and (self.settled or bool(self.ranks))
 
 
-def read_rank_map(folder: Path) -> Told:
+def read_rank_map(folder: Path) -> RankMap:
     """What is written down of an instance; nothing where that cannot be read."""
     try:
-        return decoding.decode((folder / NAME).read_bytes(), kind=Told)
+        return decoding.decode((folder / NAME).read_bytes(), kind=RankMap)
     except (OSError, msgspec.MsgspecError):
-        return Told()
+        return RankMap()
 
 
-def write_rank_map(folder: Path, told: Told) -> None:
+def write_rank_map(folder: Path, rank_map: RankMap) -> None:
     """Write it down.
 
     Raises:
         OSError: it cannot be written.
     """
-    replace_file(folder / NAME, msgspec.json.encode(told))
+    replace_file(folder / NAME, msgspec.json.encode(rank_map))
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

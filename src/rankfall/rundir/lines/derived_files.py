@@ -22,8 +22,8 @@ import msgspec
 from rankfall.model import StoreError, decoding
 from rankfall.model.patterns import anchored
 from rankfall.rundir.lease import append_to, private, write_file
-from rankfall.rundir.lines.follow import Follower
-from rankfall.rundir.lines.merge import Feed, View, merge, open_view
+from rankfall.rundir.lines.follow import LineTail
+from rankfall.rundir.lines.merge import MergeInput, View, merge, open_view
 from rankfall.rundir.lines.query import LineQuery
 from rankfall.rundir.lines.reader import Forward
 from rankfall.rundir.streams.content import open_content
@@ -79,13 +79,14 @@ def rank_log(rank: int) -> str:
 def _one_attempt(views: list[View], outputs: _Outputs, problems: list[str]) -> None:
     block = _MEMORY // max(1, len(views))
     feeds = [
-        Feed(number, view.name, Forward(view.name.path, block=block, whole=True)) for number, view in enumerate(views)
+        MergeInput(number, view.name, Forward(view.name.path, block=block, whole=True))
+        for number, view in enumerate(views)
     ]
     for number, span in merge(feeds):
         view = views[number]
         for rank, data in view.ranges.pieces(span.offset, span.data):
             outputs.write(rank, view.name.slot, data, source=view.name.stream)
-    problems.extend(feed.problem for feed in feeds if feed.problem)
+    problems.extend(source.problem for source in feeds if source.problem)
 
 
 def begin_mark(attempt: int) -> bytes:
@@ -232,7 +233,7 @@ class AllRanksFile:
         self._known: object = None
         self._now = Appended()
         self._size = 0
-        self._follower: Follower | None = None
+        self._tail: LineTail | None = None
         # Where a line of more than MAX_LINE begins whose end was not seen yet, by stream.
         self._long: dict[str, Place] = {}
 
@@ -247,17 +248,17 @@ class AllRanksFile:
             try:
                 self._advance(final=final)
             except BaseException:
-                self._follower = None
+                self._tail = None
                 raise
 
     def _advance(self, *, final: bool) -> None:
-        if self._follower is None or self._signature() != self._known or self._file_size() < self._size:
+        if self._tail is None or self._signature() != self._known or self._file_size() < self._size:
             self._resume()
-        if self._now.complete or self._follower is None:
+        if self._now.complete or self._tail is None:
             return
         batch: list[Place] = []
         bytes_of_batch = 0
-        for place in self._places(self._follower, final=final):
+        for place in self._places(self._tail, final=final):
             last = batch[-1] if batch else None
             if last is not None and last.end == place.first and _same(last, place):
                 batch[-1] = msgspec.structs.replace(last, end=place.end)
@@ -274,8 +275,8 @@ class AllRanksFile:
                 Appended(size=self._size, attempt=_attempt_after(self._now), offsets=self._now.offsets, complete=True)
             )
 
-    def _places(self, follower: Follower, *, final: bool) -> Iterator[Place]:
-        for view, span, _ in follower.pieces(final=final):
+    def _places(self, tail: LineTail, *, final: bool) -> Iterator[Place]:
+        for view, span, _ in tail.pieces(final=final):
             name = view.name
             begun = self._long.pop(name.stream, None)
             end = span.offset + len(span.data)
@@ -335,7 +336,7 @@ class AllRanksFile:
 
     def _resume(self) -> None:
         """Take up what any process left, finishing its last batch; or begin anew."""
-        self._follower = None
+        self._tail = None
         self._long.clear()
         now = self._stored()
         size = self._file_size()
@@ -347,7 +348,7 @@ class AllRanksFile:
             self._now, self._known, self._size = now, self._signature(), size
             if now.batch:
                 self._write(skip=size - now.size)
-        self._follower = Follower(
+        self._tail = LineTail(
             self._run_dir,
             LineQuery(attempt="all"),
             clock=self._clock,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from rankfall.rundir.lines.merge import Block, Feed, Line, LineOrder, View, block_of, cursor_for, tail_of
+from rankfall.rundir.lines.merge import Block, Line, LineOrder, MergeInput, View, block_of, cursor_for, tail_of
 from rankfall.rundir.lines.query import (
     LineQuery,
     Matcher,
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
     late: bool
 
 
-class Follower:
+class LineTail:
     """One viewer of one run.
 
     Args:
@@ -102,7 +102,7 @@ class Follower:
         self._since_attempt: int | None = None
         self._waiting: dict[str, tuple[StreamName, int]] = {}
         self._views: list[View] = []
-        self._feeds: list[Feed] = []
+        self._feeds: list[MergeInput] = []
         self._started: set[str] = set()
         # When each feed's next lines are due, their order, the feed's number.
         self._heap: list[tuple[int, LineOrder, int]] = []
@@ -202,14 +202,14 @@ class Follower:
             yield Piece(self._views[number], span, late)
 
     def _fill(self, number: int, now: int, *, final: bool) -> None:
-        feed = self._feeds[number]
-        if feed.fill(final=final):
+        source = self._feeds[number]
+        if source.fill(final=final):
             self._idle.discard(number)
-            at = feed.spans[0].at
+            at = source.spans[0].at
             # No line was written after it was read here: a clock that is ahead must not hold its lines back.
-            heapq.heappush(self._heap, (now if at is None else min(at, now), feed.order, number))
-        elif feed.problem:
-            self._note(feed.problem)
+            heapq.heappush(self._heap, (now if at is None else min(at, now), source.order, number))
+        elif source.problem:
+            self._note(source.problem)
 
     def _refresh(self, now: int, *, patient: bool) -> list[Line]:
         """Find new streams and ranks; on the first call also the last lines of what is there."""
@@ -256,7 +256,7 @@ class Follower:
 
     def _start(self, view: View, cursor: Forward) -> None:
         number = len(self._feeds)
-        self._feeds.append(Feed(number, view.name, cursor))
+        self._feeds.append(MergeInput(number, view.name, cursor))
         self._views.append(view)
         self._idle.add(number)
         self._started.add(view.name.stream)

@@ -189,7 +189,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             offset += len(data)
 
 
-class Feed:
+class MergeInput:
     """A stream that is being read, with the spans that were read and not given yet.
 
     Args:
@@ -221,21 +221,21 @@ class Feed:
         return bool(self.spans)
 
 
-def merge(feeds: list[Feed]) -> Iterator[tuple[int, Span]]:
+def merge(feeds: list[MergeInput]) -> Iterator[tuple[int, Span]]:
     """Spans of all feeds with their feed's number, in the order of lines. Pieces of one long line stay together."""
-    by_number = {feed.number: feed for feed in feeds}
-    heap = [(feed.order, feed.number) for feed in feeds if feed.fill(final=True)]
+    by_number = {source.number: source for source in feeds}
+    heap = [(source.order, source.number) for source in feeds if source.fill(final=True)]
     heapq.heapify(heap)
     while heap:
         _, number = heapq.heappop(heap)
-        feed = by_number[number]
-        while feed.fill(final=True):
-            span = feed.spans.popleft()
+        source = by_number[number]
+        while source.fill(final=True):
+            span = source.spans.popleft()
             yield number, span
-            if not (span.cut and feed.cursor.whole):
+            if not (span.cut and source.cursor.whole):
                 break
-        if feed.fill(final=True):
-            heapq.heappush(heap, (feed.order, number))
+        if source.fill(final=True):
+            heapq.heappush(heap, (source.order, number))
 
 
 def read_lines(run_dir: RunDir, query: LineQuery, *, problems: list[str] | None = None) -> Iterator[Line]:
@@ -301,12 +301,12 @@ def _all_of(views: list[View], problems: list[str], *, ends: dict[str, int] | No
     block = _MEMORY // max(1, len(views))
     ends = ends or {}
     feeds = [
-        Feed(number, view.name, cursor_for(view, block=block, end=ends.get(view.name.stream)))
+        MergeInput(number, view.name, cursor_for(view, block=block, end=ends.get(view.name.stream)))
         for number, view in enumerate(views)
     ]
     for number, span in merge(feeds):
         yield from views[number].blocks(span)
-    problems.extend(feed.problem for feed in feeds if feed.problem)
+    problems.extend(source.problem for source in feeds if source.problem)
 
 
 def cursor_for(view: View, *, block: int = MAX_LINE, end: int | None = None) -> Forward:

@@ -362,13 +362,13 @@ def _last_rank(run_dir: RunDir, tables: Queries, attempt: int) -> int | None:
         spec = attempt_spec(run_dir, tables, attempt)
     except StoreError:
         spec = None
-    told = last_known_rank(run_dir, attempt)
+    last = last_known_rank(run_dir, attempt)
     if spec is not None and spec.launcher == "exec":
-        return told
+        return last
     if spec is not None and not spec.elastic and any(part.in_world for part in spec.parts):
         return spec.world_size - 1
-    if told is not None:
-        return told
+    if last is not None:
+        return last
     newest = newest_round(tables.ranks(attempt))
     return max((facts.rank for facts in newest), default=None)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 if TYPE_CHECKING:
     from types import ModuleType
 
-ENDING: Final = ".zst"
+PACKED_SUFFIX: Final = ".zst"
 # One frame is what a reader has to unpack for one byte: about a quarter of a millisecond.
 FRAME: Final = 1 << 18
 _MAX_FRAME: Final = 1 << 23
@@ -305,7 +305,7 @@ class Raw:
 
 def packed_path(stream: Path) -> Path:
     """Where the compressed form of a stream lies: ``0.out.log`` -> ``0.out.log.zst``."""
-    return stream.with_name(stream.name + ENDING)
+    return stream.with_name(stream.name + PACKED_SUFFIX)
 
 
 def open_content(path: Path) -> Raw | Packed:

@@ -19,7 +19,7 @@ import msgspec
 
 from rankfall.model import StoreError, numbers
 from rankfall.model.patterns import anchored
-from rankfall.rundir.streams.content import ENDING, Packed, Raw, open_content, open_regular
+from rankfall.rundir.streams.content import PACKED_SUFFIX, Packed, Raw, open_content, open_regular
 
 SLOT: Final = "slot"
 StreamOrder: TypeAlias = tuple[int, str, int, int, int, bool, str]
@@ -153,7 +153,7 @@ def find_streams(
                 if not (third.isascii() and third.isdigit()):
                     continue
                 folder = logs / first / second / third
-                inside = {name.removesuffix(ENDING) for name in entries(folder, notes)}
+                inside = {name.removesuffix(PACKED_SUFFIX) for name in entries(folder, notes)}
                 notes.extend(
                     f"{folder / name}: the stream is gone, only its index is left"
                     for name in sorted(inside)

@@ -18,7 +18,7 @@ from rankfall.supervisor.attempt_facts import BadEnd, bad_ends
 
 # How long a proven cause waits for an earlier failure whose records and lines are still on their way, and for their gathering, seconds.
 PROVEN_S: Final = 0.5
-GATHERED_S: Final = 0.1
+QUIET_S: Final = 0.1
 
 
 class SettleWindow:
@@ -33,15 +33,15 @@ class SettleWindow:
         self._least = policies.settle_min_s
         self._most = policies.settle_max_s
         self.opened: float | None = None
-        self._news = 0.0
+        self._last_change = 0.0
 
-    def see(self, now: float, *, failed: bool, news: bool) -> bool:
+    def see(self, now: float, *, failed: bool, changed: bool) -> bool:
         """Take one look; True when this look opened the window."""
         opens = failed and self.opened is None
         if opens:
             self.opened = now
-        if opens or news:
-            self._news = now
+        if opens or changed:
+            self._last_change = now
         return opens
 
     def over(self, now: float) -> bool:
@@ -49,18 +49,18 @@ class SettleWindow:
         if self.opened is None:
             return False
         open_for = now - self.opened
-        return open_for >= self._most or (open_for >= self._least and now - self._news >= self._quiet)
+        return open_for >= self._most or (open_for >= self._least and now - self._last_change >= self._quiet)
 
-    def gathered(self, now: float) -> bool:
+    def quiet(self, now: float) -> bool:
         """Whether what the processes that failed wrote themselves has had the time to arrive, and no more comes in."""
         if self.opened is None:
             return False
         least = min(self._most, max(PROVEN_S, self._least))
-        return now - self.opened >= least and now - self._news >= GATHERED_S
+        return now - self.opened >= least and now - self._last_change >= QUIET_S
 
-    def news_at(self) -> float:
+    def last_change(self) -> float:
         """When something came last; changes with each piece of news."""
-        return self._news
+        return self._last_change
 
     def waits_for(self, verdict: Verdict) -> str:
         """What an open window still waits for, for people.

@@ -19,7 +19,7 @@ from rankfall.rundir.incomplete import disk_trouble
 from rankfall.rundir.requests import ResizeRequest
 from rankfall.strategy_registry import diagnose_by
 from rankfall.supervisor.attempt.completion import SettleWindow, SuccessWatch
-from rankfall.supervisor.attempt.view import Scene
+from rankfall.supervisor.attempt.view import AttemptScope
 from rankfall.supervisor.attempt_facts import WAITS, BadEnd, start_failure
 from rankfall.supervisor.attempt_table import announce_verdict
 from rankfall.supervisor.best_effort_store import BestEffortStore
@@ -44,11 +44,11 @@ _MAX_NODES: Final = 4
 _MAX_FINAL_POLLS: Final = 100_000
 
 
-class Ending:
+class AttemptEnd:
     """The end of one attempt.
 
     Args:
-        scene: what is known of the attempt.
+        scope: what is known of the attempt.
         run_dir: the run.
         backend: ends its slots.
         run_store: takes verdicts.
@@ -65,7 +65,7 @@ class Ending:
 
     def __init__(
         self,
-        scene: Scene,
+        scope: AttemptScope,
         *,
         run_dir: RunDir,
         backend: Backend,
@@ -78,7 +78,7 @@ class Ending:
         self.cancelled: str | None = None
         self.suspended: str | None = None
         self.resized: ResizeRequest | None = None
-        self._scene = scene
+        self._scope = scope
         self._run_dir = run_dir
         self._backend = backend
         self._run_store = run_store
@@ -106,27 +106,27 @@ class Ending:
 
     def case(self, *, hung: bool = False) -> Case:
         """Everything that is known by now, for a diagnosis."""
-        return self._scene.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
+        return self._scope.case(cancelled=self.cancelled, done=self._success.reached, hung=hung)
 
     def stop(self, reason: str) -> None:
         """Stop all slots; the first reason stands."""
         if self._stopping is not None:
             return
-        if self._scene.spec.elastic:
-            self._scene.members.give_up_joining()
-            self._scene.apply_membership()
-        plan = self._scene.plan
+        if self._scope.spec.elastic:
+            self._scope.members.give_up_joining()
+            self._scope.apply_membership()
+        plan = self._scope.plan
         self._events.say("stopping", f"stopping: {reason}", at=time.time_ns(), attempt=plan.attempt)
-        grace = self._scene.spec.policies.grace_s
+        grace = self._scope.spec.policies.grace_s
         self._stopping = Stopping(
             self._backend,
             plan,
             grace=grace,
             reason=reason,
             now=time.monotonic(),
-            followed=lambda: self._scene.followed,
+            followed=lambda: self._scope.followed,
         )
-        self._scene.beginning.over = True
+        self._scope.startup.over = True
 
     def step(self, running: Collection[int], *, clock: float) -> None:
         """Go on with the stop, while these slots run; monotonic seconds. Does nothing where none was begun."""
@@ -136,31 +136,31 @@ class Ending:
             self._store_early_verdict(took)
             if running and took >= _PATIENCE_S and clock >= self._wait_due:
                 self._wait_due = clock + _WAIT_S
-                self._scene.wait(*self._waits_for(running, took), now=time.time_ns())
+                self._scope.wait(*self._waits_for(running, took), now=time.time_ns())
 
     def settle(self, found: Diagnosis, *, reason: str) -> None:
         """Store a verdict before the stop: what a supervisor that takes over would never see again is the standing still itself."""
         self.verdict = found
-        self._scene.keeper.store(force=True)
-        self._run_store.add_verdict(self._scene.plan.attempt, found)
+        self._scope.writer.store(force=True)
+        self._run_store.add_verdict(self._scope.plan.attempt, found)
         self.stop(reason)
 
     def so_far(self) -> Diagnosis:
         """The diagnosis of a failure that is being looked at, as if the slots that still run had been stopped."""
-        return diagnose_by(self._scene.plan.strategy, msgspec.structs.replace(self.case(), ended=True))
+        return diagnose_by(self._scope.plan.strategy, msgspec.structs.replace(self.case(), ended=True))
 
     def conclude(self) -> Diagnosis:
         """All slots have ended: take in their last words and say how the attempt ended."""
         self._report_full_disk()
         self._end_lost()
-        self._scene.observer.shorten_grace()
+        self._scope.observer.shorten_grace()
         for _ in range(_MAX_FINAL_POLLS):
-            delta = self._scene.look()
+            delta = self._scope.look()
             if not delta.bytes and not delta.changed and not delta.behind:
                 break
         found = self._diagnosis(msgspec.structs.replace(self.case(), ended=True))
-        self._scene.announce_problems()
-        self._scene.keeper.store(force=True)
+        self._scope.announce_problems()
+        self._scope.writer.store(force=True)
         return found
 
     def _waits_for(self, running: Collection[int], took: float) -> tuple[str, str]:
@@ -170,18 +170,18 @@ class Ending:
                 "logs",
                 f"the stop waits until the logs of all containers are open, at most {LOGS_OPEN_TIMEOUT_S:g} s",
             )
-        nodes = sorted({s.node for s in self._scene.slots() if s.slot in running and s.node})
+        nodes = sorted({s.node for s in self._scope.slots() if s.slot in running and s.node})
         where = f" on {', '.join(nodes[:_MAX_NODES])}" if nodes else ""
-        grace = self._scene.spec.policies.grace_s
+        grace = self._scope.spec.policies.grace_s
         if took < grace + FORCE_AFTER_S:
             return "ends", f"waits for the end of {slots_text(running)}{where}, at most {grace:g} s from SIGTERM on"
-        what = "their wrappers" if self._scene.plan.cluster is None else "what the platform says of their nodes"
+        what = "their wrappers" if self._scope.plan.cluster is None else "what the platform says of their nodes"
         return "ends", f"{slots_text(running)}{where}: no end was reported; waits for {what}"
 
     def report(self, found: Diagnosis) -> None:
         """Store and report the verdict on an attempt that failed, before what only completes its record is waited for."""
         if found.verdict.state == "failed":
-            attempt = self._scene.plan.attempt
+            attempt = self._scope.plan.attempt
             version = self._run_store.add_verdict(attempt, found)
             verdict = msgspec.structs.replace(found.verdict, version=version)
             announce_verdict(self._events, verdict, attempt=attempt)
@@ -192,18 +192,18 @@ class Ending:
             return
         if took >= _PATIENCE_S:
             self._early_verdict_stored = True
-            self._scene.keeper.store(force=True)
-            self._run_store.add_verdict(self._scene.plan.attempt, self.so_far())
+            self._scope.writer.store(force=True)
+            self._run_store.add_verdict(self._scope.plan.attempt, self.so_far())
 
     def _diagnosis(self, case: Case) -> Diagnosis:
-        plan = self._scene.plan
+        plan = self._scope.plan
         if self.suspended is not None:
             return stopped_on_request(
                 self.suspended,
                 how="suspended",
                 run=self._run_dir.id,
                 attempt=plan.attempt,
-                role=self._scene.spec.one_role,
+                role=self._scope.spec.one_role,
             )
         if self.resized is not None:
             return resized_diagnosis(self.resized, run=self._run_dir.id, attempt=plan.attempt)
@@ -218,28 +218,28 @@ class Ending:
 
     def _end_lost(self) -> None:
         """A slot whose wrapper is gone may have left processes behind."""
-        lost = [s.slot for s in self._scene.slots() if s.state == "lost"]
-        if lost and self._backend.end(self._scene.plan, lost, grace=self._scene.spec.policies.grace_s):
+        lost = [s.slot for s in self._scope.slots() if s.state == "lost"]
+        if lost and self._backend.end(self._scope.plan, lost, grace=self._scope.spec.policies.grace_s):
             slots = ", ".join(map(str, lost))
             self._events.say("gap", f"ended what slot {slots} left behind", at=time.time_ns(), slots=lost)
 
     def _report_full_disk(self) -> None:
         """A wrapper that could not come up where nothing can be written has a reason."""
-        scene = self._scene
-        if not scene.sheets.never_came() or scene.own_evidence or disk_trouble(self._run_dir.path) is None:
+        scope = self._scope
+        if not scope.slot_states.never_came() or scope.own_evidence or disk_trouble(self._run_dir.path) is None:
             return
         piece = start_failure(
-            "No space left on device: no slot can be started in the run directory", attempt=scene.plan.attempt
+            "No space left on device: no slot can be started in the run directory", attempt=scope.plan.attempt
         )
-        scene.add_own_evidence(piece)
+        scope.add_own_evidence(piece)
 
 
 class RequestWatch:
     """The wishes about one attempt.
 
     Args:
-        scene: what is known of the attempt.
-        ending: takes what ends it.
+        scope: what is known of the attempt.
+        attempt_end: takes what ends it.
         run_dir: the run, with the wishes of others.
         control: wishes of this process.
         events: for viewers.
@@ -251,9 +251,9 @@ class RequestWatch:
 
     def __init__(
         self,
-        scene: Scene,
+        scope: AttemptScope,
         *,
-        ending: Ending,
+        attempt_end: AttemptEnd,
         run_dir: RunDir,
         control: Control,
         events: EventLog,
@@ -262,8 +262,8 @@ class RequestWatch:
         window: SettleWindow,
         started: int,
     ) -> None:
-        self._scene = scene
-        self._ending = ending
+        self._scope = scope
+        self._attempt_end = attempt_end
         self._run_dir = run_dir
         self._control = control
         self._events = events
@@ -275,12 +275,12 @@ class RequestWatch:
     def look(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         """Take one look at what people ask for; ``bad``: ends that count as failures."""
         self.look_for_cancel()
-        if not self._ending.open or self._success.reached:
+        if not self._attempt_end.open or self._success.reached:
             return
-        hold = read_suspension(self._run_dir.path, initially=self._scene.spec.suspend)
+        hold = read_suspension(self._run_dir.path, initially=self._scope.spec.suspend)
         if hold.stops(self._started, slots, ranks, bad=bad):
-            self._ending.suspended = hold.text
-            self._ending.stop(hold.text)
+            self._attempt_end.suspended = hold.text
+            self._attempt_end.stop(hold.text)
             return
         self._check_resize(slots, ranks, bad)
 
@@ -288,39 +288,39 @@ class RequestWatch:
         self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd], *, last: bool
     ) -> None:
         """Slots end: whether that is because somebody in the cluster suspended the job; ``last``: asked now or never."""
-        if self._ending.decided or self._success.reached:
+        if self._attempt_end.decided or self._success.reached:
             return
         found = self._outside.began(slots, ranks, bad=bad, last=last)
         if found is not None:
-            self._ending.suspended = found.text
+            self._attempt_end.suspended = found.text
             self._window.close()
-            self._ending.stop(found.text)
+            self._attempt_end.stop(found.text)
 
     def look_for_cancel(self) -> None:
         """Stop all slots where the run's end was asked for."""
         for number in self._control.take_signals():
             self._events.say("signal", f"signal {number}", at=time.time_ns(), signal=number)
-        if self._ending.cancelled is not None:
+        if self._attempt_end.cancelled is not None:
             return
         request = read_cancel(self._run_dir.path)
         if request is not None:
-            self._ending.cancelled = request.text
+            self._attempt_end.cancelled = request.text
         elif self._control.cancelled is not None:
-            self._ending.cancelled = f"cancelled: {self._control.cancelled}".rstrip(": ")
-        if self._ending.cancelled is not None:
-            self._ending.stop(self._ending.cancelled)
+            self._attempt_end.cancelled = f"cancelled: {self._control.cancelled}".rstrip(": ")
+        if self._attempt_end.cancelled is not None:
+            self._attempt_end.stop(self._attempt_end.cancelled)
 
     def _check_resize(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         """Another size is taken in place where it can be; else the attempt is stopped for it."""
-        members = self._scene.members
-        wish = unmet(self._run_dir, members.sizes)
-        if wish is None or not requested_before_end(wish.at, slots, ranks, bad=bad):
+        members = self._scope.members
+        request = unmet(self._run_dir, members.sizes)
+        if request is None or not requested_before_end(request.at, slots, ranks, bad=bad):
             return
-        if members.takes(wish):
-            members.begin(wish, now=time.time_ns())
-            self._scene.apply_membership()
+        if members.takes(request):
+            members.begin(request, now=time.time_ns())
+            self._scope.apply_membership()
         else:
-            self._ending.resized = wish
-            attempt = self._scene.plan.attempt
-            self._events.say("resize", wish.text, at=time.time_ns(), attempt=attempt, nodes=wish.nodes)
-            self._ending.stop(f"another size: {wish.text}")
+            self._attempt_end.resized = request
+            attempt = self._scope.plan.attempt
+            self._events.say("resize", request.text, at=time.time_ns(), attempt=attempt, nodes=request.nodes)
+            self._attempt_end.stop(f"another size: {request.text}")

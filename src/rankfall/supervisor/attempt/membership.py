@@ -50,7 +50,7 @@ class Membership:
         self._run_store = run_store
         self._events = events
         self._started = started
-        self._told = False
+        self._announced = False
         self._began: float | None = None
         self._again = 0.0
         self._said = ""
@@ -61,7 +61,7 @@ class Membership:
         return first_sizes(self._spec) | self.plan.sizes
 
     @property
-    def leaving(self) -> frozenset[int]:
+    def departing(self) -> frozenset[int]:
         """Slots that left the gang and still run."""
         return frozenset(one.slot for one in self.plan.left if self._backend.alive(self.plan, one.slot))
 
@@ -89,40 +89,45 @@ class Membership:
 
     # -- another size
 
-    def takes(self, wish: ResizeRequest) -> bool:
+    def takes(self, request: ResizeRequest) -> bool:
         """Whether this size can be had while the others run on; a slot that left comes back with a new attempt only."""
         if not self._spec.elastic or not self._backend.resizes(self.plan):
             return False
         there = {slot.slot for slot in (*self.plan.slots, *self.plan.spare)}
         left = {one.slot for one in self.plan.left if one.why != "lost"}
-        wanted = set(range(wish.nodes))
+        wanted = set(range(request.nodes))
         stays = {slot.slot for slot in (*self.plan.present, *self.plan.spare)} & wanted
         return wanted <= there - left and len(stays) >= self._spec.nnodes
 
-    def begin(self, wish: ResizeRequest, *, now: int) -> None:
+    def begin(self, request: ResizeRequest, *, now: int) -> None:
         """Write down a change; :meth:`step` carries it out."""
         plan = self.plan
-        before = self.sizes[wish.role]
-        joining = tuple(slot for slot in plan.spare if slot.slot < wish.nodes)
-        leaving = tuple(slot.slot for slot in plan.present if slot.slot >= wish.nodes)
+        before = self.sizes[request.role]
+        joining = tuple(slot for slot in plan.spare if slot.slot < request.nodes)
+        departing = tuple(slot.slot for slot in plan.present if slot.slot >= request.nodes)
         change = SizeChange(
-            role=wish.role, before=before, nodes=wish.nodes, asked_at=wish.at, by=wish.by, reason=wish.reason
+            role=request.role,
+            before=before,
+            nodes=request.nodes,
+            asked_at=request.at,
+            by=request.by,
+            reason=request.reason,
         )
         self._store(
             msgspec.structs.replace(
                 plan,
                 slots=(*plan.slots, *joining),
-                spare=tuple(slot for slot in plan.spare if slot.slot >= wish.nodes),
-                left=(*plan.left, *(Left(slot=number, at=now, why="resize") for number in leaving)),
-                sizes={**plan.sizes, wish.role: wish.nodes},
+                spare=tuple(slot for slot in plan.spare if slot.slot >= request.nodes),
+                left=(*plan.left, *(Left(slot=number, at=now, why="resize") for number in departing)),
+                sizes={**plan.sizes, request.role: request.nodes},
                 changes=(*plan.changes, change),
             )
         )
-        self._told, self._began, self._again = False, None, 0.0
-        how = [f"slots {_numbers(leaving)} leave"] if leaving else []
+        self._announced, self._began, self._again = False, None, 0.0
+        how = [f"slots {_numbers(departing)} leave"] if departing else []
         how += [f"slots {_numbers(one.slot for one in joining)} join"] if joining else []
         text = f"{change.text}, in place: {', '.join(how) or 'as it is'}"
-        self._events.say("resize", text, at=now, attempt=plan.attempt, nodes=wish.nodes, done=False)
+        self._events.say("resize", text, at=now, attempt=plan.attempt, nodes=request.nodes, done=False)
 
     def step(self, clock: float) -> None:
         """Go on with a change that is not done; monotonic seconds."""
@@ -130,13 +135,13 @@ class Membership:
         if change is None or change.done_at is not None:
             return
         self._began = clock if self._began is None else self._began
-        if not self._told and clock >= self._again:
+        if not self._announced and clock >= self._again:
             self._tell(clock)
-        leaving = self.leaving
-        if leaving and clock - self._began > self._spec.policies.grace_s + FORCE_AFTER_S:
-            self._backend.end(self.plan, leaving, grace=0.0)
+        departing = self.departing
+        if departing and clock - self._began > self._spec.policies.grace_s + FORCE_AFTER_S:
+            self._backend.end(self.plan, departing, grace=0.0)
         come = all(self._backend.life(self.plan, slot.slot) != "absent" for slot in self.plan.present)
-        if self._told and come and not leaving:
+        if self._announced and come and not departing:
             now = time.time_ns()
             done = msgspec.structs.replace(change, done_at=now)
             self._store(msgspec.structs.replace(self.plan, changes=(*self.plan.changes[:-1], done)))
@@ -160,7 +165,7 @@ class Membership:
 
     def _tell(self, clock: float) -> None:
         try:
-            self._told = self._backend.resize(self.plan)
+            self._announced = self._backend.resize(self.plan)
         except InfrastructureError as error:
             self._again = clock + _AGAIN_S
             if error.message != self._said:

@@ -15,10 +15,10 @@ from rankfall.evidence.attempt.observer import Delta
 from rankfall.model import Diagnosis, Evidence, InfrastructureError, RankFacts, SlotFacts, Verdict
 from rankfall.rundir import RunDir, SlotFailureRow
 from rankfall.supervisor.attempt.completion import SettleWindow, SuccessWatch, Survival, is_final
-from rankfall.supervisor.attempt.end import Ending, RequestWatch
+from rankfall.supervisor.attempt.end import AttemptEnd, RequestWatch
 from rankfall.supervisor.attempt.slot_restarts import Decide, SlotRestarts, Tell
 from rankfall.supervisor.attempt.timeouts import TimeoutWatch
-from rankfall.supervisor.attempt.view import Scene
+from rankfall.supervisor.attempt.view import AttemptScope
 from rankfall.supervisor.attempt_facts import BadEnd, bad_ends, start_failure
 from rankfall.supervisor.attempt_table import announce_verdict
 from rankfall.supervisor.best_effort_store import BestEffortStore
@@ -73,7 +73,7 @@ class AttemptMonitor:
         self._events = events
         self._control = control
         outside = ExternalSuspension(run_dir, plan=plan, backend=backend)
-        self._scene = Scene(
+        self._scope = AttemptScope(
             run_dir,
             plan=plan,
             backend=backend,
@@ -83,27 +83,27 @@ class AttemptMonitor:
             started=started,
             unseen=control.unseen,
         )
-        self._spec = self._scene.spec
+        self._spec = self._scope.spec
         self._slot_restarts = SlotRestarts(
             plan,
             alone=self._spec.alone,
             falls=falls,
             backend=backend,
-            observer=self._scene.observer,
-            sheets=self._scene.sheets,
-            keeper=self._scene.keeper,
+            observer=self._scope.observer,
+            slot_states=self._scope.slot_states,
+            writer=self._scope.writer,
             run_store=run_store,
             events=events,
             decide=decide,
             tell=tell,
             grace=self._spec.policies.grace_s,
         )
-        self._scene.replan(self._slot_restarts.plan)
+        self._scope.replan(self._slot_restarts.plan)
         self._survival = Survival(least=self._spec.nnodes, strategy=plan.strategy)
         self._success = SuccessWatch(self._spec.success, launcher=plan.launcher, head=self._spec.head_slot)
         self._window = SettleWindow(self._spec.policies)
-        self._ending = Ending(
-            self._scene,
+        self._attempt_end = AttemptEnd(
+            self._scope,
             run_dir=run_dir,
             backend=backend,
             run_store=run_store,
@@ -112,8 +112,8 @@ class AttemptMonitor:
             window=self._window,
         )
         self._request_watch = RequestWatch(
-            self._scene,
-            ending=self._ending,
+            self._scope,
+            attempt_end=self._attempt_end,
             run_dir=run_dir,
             control=control,
             events=events,
@@ -123,8 +123,8 @@ class AttemptMonitor:
             started=started,
         )
         self._timeouts = TimeoutWatch(
-            self._scene,
-            ending=self._ending,
+            self._scope,
+            attempt_end=self._attempt_end,
             run=run_dir.id,
             backend=backend,
             control=control,
@@ -137,12 +137,12 @@ class AttemptMonitor:
         # At which news of the window the verdict was made last.
         self._weighed_at: float | None = None
         # No reading keeps a cancel waiting; once the slots are told to stop there is time again.
-        self._scene.observer.interrupt_by(lambda: control.asked and not self._ending.stopping)
+        self._scope.observer.interrupt_by(lambda: control.asked and not self._attempt_end.stopping)
 
     @property
     def plan(self) -> Plan:
         """The attempt's plan as it is now: slots may have joined or left."""
-        return self._scene.plan
+        return self._scope.plan
 
     def run(self, *, settled: Diagnosis | None = None) -> Diagnosis | None:
         """Watch to the end.
@@ -153,58 +153,58 @@ class AttemptMonitor:
         Returns:
             The diagnosis, with state succeeded, failed, cancelled, suspended or (for another size) restarting; None when this process let go of the run.
         """
-        self._ending.verdict = settled
-        self._scene.start()
+        self._attempt_end.verdict = settled
+        self._scope.start()
         try:
             began = time.monotonic()
             while not self._look():
-                if self._control.wish is not None:
-                    self._scene.keeper.store(force=True)
+                if self._control.release_request is not None:
+                    self._scope.writer.store(force=True)
                     return None
                 self._control.wait(self._pause(time.monotonic() - began))
                 began = time.monotonic()
-            found = self._ending.conclude()
+            found = self._attempt_end.conclude()
             # While the feed still runs: it stores the last state of pods. The verdict does not wait for that, and of lost slots nothing comes.
-            self._ending.report(found)
-            lost = {facts.slot for facts in self._scene.slots() if facts.state == "lost"}
+            self._attempt_end.report(found)
+            lost = {facts.slot for facts in self._scope.slots() if facts.state == "lost"}
             slots = [
                 one.slot for one in self.plan.slots if one.slot not in lost and not self._slot_restarts.waits(one.slot)
             ]
-            wait_until_left(self.plan, slots, backend=self._backend, control=self._control, wait=self._scene.wait)
+            wait_until_left(self.plan, slots, backend=self._backend, control=self._control, wait=self._scope.wait)
             return found
         finally:
-            self._scene.stop()
+            self._scope.stop()
 
     def refused(self, evidence: Evidence) -> None:
         """Take in that a slot could not be started: the attempt ends with this as its cause."""
-        self._scene.add_own_evidence(evidence)
+        self._scope.add_own_evidence(evidence)
         self.give_up_unstarted()
-        self._ending.stop("a slot could not be started")
+        self._attempt_end.stop("a slot could not be started")
 
     def give_up_unstarted(self) -> None:
         """Slots that were not started until now will not be any more: they count as lost."""
-        self._scene.sheets.give_up_unstarted()
+        self._scope.slot_states.give_up_unstarted()
 
     # -- one look
 
     def _look(self) -> bool:
         """One look at everything; True when all slots have ended."""
-        scene, ending = self._scene, self._ending
+        scope, attempt_end = self._scope, self._attempt_end
         now, clock = time.time_ns(), time.monotonic()
         self._stop_at_once(clock)
-        scene.announce_problems()
-        delta = scene.poll(now)
-        scene.beginning.tell(now)
+        scope.announce_problems()
+        delta = scope.poll(now)
+        scope.startup.tell(now)
         self._advance_membership(clock)
-        slots, ranks = scene.slots(), scene.ranks()
-        if not ending.stopping:
+        slots, ranks = scope.slots(), scope.ranks()
+        if not attempt_end.stopping:
             mark_jobset_stop(self._run_dir.path, self.plan, slots)
-        judged = ending.open
+        judged = attempt_end.open
         if judged:
             # Who fell alone and may be started again has not ended.
-            slots, told = self._slot_restarts.masked(slots), slots
+            slots, announced = self._slot_restarts.masked(slots), slots
         else:
-            told = slots
+            announced = slots
         standing = self._success.see(slots, ranks, now=now) if judged or self._success.reached else "open"
         if (
             judged
@@ -213,30 +213,30 @@ class AttemptMonitor:
             and self._is_done_without_late_ones(slots, ranks, now=now)
         ):
             standing = "reached"
-            told = slots = scene.slots()
-        scene.news.calm = standing == "reached"
-        scene.take(delta, told, ranks, now=now)
-        scene.keeper.store()
+            announced = slots = scope.slots()
+        scope.attempt_events.quiet = standing == "reached"
+        scope.take(delta, announced, ranks, now=now)
+        scope.writer.store()
         bad = frozenset[BadEnd]()
         if standing == "open":
-            bad = scene.members.bad(slots, ranks)
+            bad = scope.members.bad(slots, ranks)
         self._request_watch.look(slots, ranks, bad)
         left = {s.slot for s in slots if s.state not in {"ended", "lost"}}
-        fallen = bad if told is slots else bad_ends(told, ranks, launcher=self.plan.launcher)
+        fallen = bad if announced is slots else bad_ends(announced, ranks, launcher=self.plan.launcher)
         if fallen or not left:
-            self._request_watch.check_external_suspension(told, ranks, fallen, last=not left)
-        if judged and not ending.stopping and standing != "reached":
-            self._restart_slots(told, ranks, bad, news=delta.changed, clock=clock)
-        left -= {slot for slot in left if ending.stopping and self._slot_restarts.waits(slot)}
-        leaving = scene.members.leaving
+            self._request_watch.check_external_suspension(announced, ranks, fallen, last=not left)
+        if judged and not attempt_end.stopping and standing != "reached":
+            self._restart_slots(announced, ranks, bad, changed=delta.changed, clock=clock)
+        left -= {slot for slot in left if attempt_end.stopping and self._slot_restarts.waits(slot)}
+        departing = scope.members.departing
         if not left:
-            if not leaving:
+            if not departing:
                 return True
-            ending.stop("the gang has ended")
-        if ending.stopping:
-            ending.step(left | leaving, clock=clock)
-        elif ending.verdict is not None:
-            ending.stop("its verdict was reached before")
+            attempt_end.stop("the gang has ended")
+        if attempt_end.stopping:
+            attempt_end.step(left | departing, clock=clock)
+        elif attempt_end.verdict is not None:
+            attempt_end.stop("its verdict was reached before")
         elif standing == "reached":
             self._drain(now)
         else:
@@ -245,13 +245,13 @@ class AttemptMonitor:
 
     def _stop_at_once(self, clock: float) -> None:
         """Ask all slots to stop where the run's end was asked for: before anything is read, which may take its time."""
-        if self._ending.stopping:
+        if self._attempt_end.stopping:
             return
         self._request_watch.look_for_cancel()
-        if self._ending.stopping:
-            running = {s.slot for s in self._scene.slots() if s.state not in {"ended", "lost"}}
+        if self._attempt_end.stopping:
+            running = {s.slot for s in self._scope.slots() if s.state not in {"ended", "lost"}}
             running -= {slot for slot in running if self._slot_restarts.waits(slot)}
-            self._ending.step(running | self._scene.members.leaving, clock=clock)
+            self._attempt_end.step(running | self._scope.members.departing, clock=clock)
 
     def _judge(
         self,
@@ -267,12 +267,12 @@ class AttemptMonitor:
         if self._spec.elastic and not bad:
             # What looked like a fall was torchrun's own stop for a new round.
             self._window.close()
-            self._scene.waited(now=now)
-        self._window.see(clock, failed=bool(bad), news=delta.changed)
+            self._scope.waited(now=now)
+        self._window.see(clock, failed=bool(bad), changed=delta.changed)
         final = self._weigh(clock, now=now)
         if self._window.over(clock) or final is not None:
             self._request_watch.check_external_suspension(slots, ranks, bad, last=True)
-            if not self._ending.stopping:
+            if not self._attempt_end.stopping:
                 if final is not None:
                     announce_verdict(self._events, final, attempt=self.plan.attempt)
                 self._close_window(slots, ranks, bad)
@@ -281,13 +281,13 @@ class AttemptMonitor:
 
     def _weigh(self, clock: float, *, now: int) -> Verdict | None:
         """The verdict, where nothing can change it that is waited for; else what the window waits for is reported. Once after each news."""
-        if not self._window.gathered(clock) or self._window.news_at() == self._weighed_at:
+        if not self._window.quiet(clock) or self._window.last_change() == self._weighed_at:
             return None
-        self._weighed_at = self._window.news_at()
-        verdict = self._ending.so_far().verdict
+        self._weighed_at = self._window.last_change()
+        verdict = self._attempt_end.so_far().verdict
         if is_final(verdict) and not self._spec.elastic:
             return verdict
-        self._scene.wait("evidence", self._window.waits_for(verdict), now=now)
+        self._scope.wait("evidence", self._window.waits_for(verdict), now=now)
         return None
 
     def _restart_slots(
@@ -296,7 +296,7 @@ class AttemptMonitor:
         ranks: tuple[RankFacts, ...],
         bad: frozenset[BadEnd],
         *,
-        news: bool,
+        changed: bool,
         clock: float,
     ) -> None:
         """Start again alone what fell alone; a fall that nothing follows is the attempt's, unless it needs that slot no more."""
@@ -304,48 +304,48 @@ class AttemptMonitor:
         def halted() -> bool:
             fallen = bad_ends(slots, ranks, launcher=self.plan.launcher)
             self._request_watch.check_external_suspension(slots, ranks, fallen, last=True)
-            return self._ending.stopping
+            return self._attempt_end.stopping
 
         try:
-            self._slot_restarts.look(slots, news=news, clock=clock, halted=halted)
+            self._slot_restarts.look(slots, changed=changed, clock=clock, halted=halted)
         except InfrastructureError as error:
             self.refused(start_failure(error.message, attempt=self.plan.attempt))
             return
         if not self._spec.elastic:
-            self._scene.replan(self._slot_restarts.plan)
+            self._scope.replan(self._slot_restarts.plan)
         final = self._slot_restarts.final
         if final is not None and any(kind == "slot" and slot in self._slot_restarts.down for kind, slot, _ in bad):
-            self._ending.settle(final, reason="a part of the job that cannot be started again fell")
+            self._attempt_end.settle(final, reason="a part of the job that cannot be started again fell")
 
     def _close_window(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], bad: frozenset[BadEnd]) -> None:
         if self._spec.elastic:
-            members, clock = self._scene.members, time.monotonic()
+            members, clock = self._scope.members, time.monotonic()
             changing = members.changing(slots, ranks, bad)
-            answer = self._survival.weigh(self._ending.case, slots, ranks, bad=bad, changing=changing, clock=clock)
+            answer = self._survival.weigh(self._attempt_end.case, slots, ranks, bad=bad, changing=changing, clock=clock)
             if answer == "waits":
                 return
             if answer == "goes_on":
                 members.outlive(bad, now=time.time_ns())
-                self._scene.apply_membership()
+                self._scope.apply_membership()
                 self._window.close()
-                self._scene.waited(now=time.time_ns())
+                self._scope.waited(now=time.time_ns())
                 return
-        self._ending.stop("another part of the job failed")
+        self._attempt_end.stop("another part of the job failed")
 
     # -- the gang of MIN:MAX nodes, and what is done before all have ended
 
     def _advance_membership(self, clock: float) -> None:
         if self._spec.elastic:
-            self._scene.members.step(clock)
-            self._scene.apply_membership()
+            self._scope.members.step(clock)
+            self._scope.apply_membership()
 
     def _is_done_without_late_ones(
         self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int
     ) -> bool:
         late = self._success.see_surplus(slots, ranks, least=self._spec.nnodes, now=now)
         if late:
-            self._scene.members.surplus(late, now=now)
-            self._scene.apply_membership()
+            self._scope.members.surplus(late, now=now)
+            self._scope.apply_membership()
         return bool(late)
 
     def _drain(self, now: int) -> None:
@@ -356,12 +356,12 @@ class AttemptMonitor:
             text = f"done: {self._success.because}; the others have {wait:g} s to finish"
             self._events.say("success", text, at=now, attempt=self.plan.attempt)
         if self._success.drained(now):
-            self._ending.stop(f"the job is done: {self._success.because}")
+            self._attempt_end.stop(f"the job is done: {self._success.because}")
 
     def _pause(self, took: float) -> float:
         """Seconds until the next look, which may take as long as this one ``took``: of thousands of slots, a tenth of a second."""
-        if self._ending.stopping or self._window.opened is not None:
+        if self._attempt_end.stopping or self._window.opened is not None:
             return max(_FAST_S, min(took, _SLOW_S))
         if self._slot_restarts.busy:
             return _START_S
-        return max(_SLOW_S if self._scene.beginning.running else _START_S, min(_SPARING * took, _SELDOM_S))
+        return max(_SLOW_S if self._scope.startup.running else _START_S, min(_SPARING * took, _SELDOM_S))

@@ -44,7 +44,7 @@ class SlotRestarts:
         alone: those slots; empty = all of this object does nothing.
         falls: what was decided in any attempt before; those of this one are added to it.
         backend: starts them.
-        observer, sheets, keeper: of the attempt.
+        observer, slot_states, writer: of the attempt.
         run_store: takes the decisions.
         events: for viewers.
         decide: makes them.
@@ -65,8 +65,8 @@ class SlotRestarts:
         falls: list[SlotFailureRow],
         backend: Backend,
         observer: AttemptObserver,
-        sheets: SlotStates,
-        keeper: AttemptWriter,
+        slot_states: SlotStates,
+        writer: AttemptWriter,
         run_store: BestEffortStore,
         events: EventLog,
         decide: Decide,
@@ -79,8 +79,8 @@ class SlotRestarts:
         self._alone = frozenset(alone)
         self._backend = backend
         self._observer = observer
-        self._sheets = sheets
-        self._keeper = keeper
+        self._slot_states = slot_states
+        self._writer = writer
         self._run_store = run_store
         self._events = events
         self._decide = decide
@@ -121,13 +121,13 @@ class SlotRestarts:
         )
 
     def look(
-        self, slots: tuple[SlotFacts, ...], *, news: bool, clock: float, halted: Callable[[], bool] = lambda: False
+        self, slots: tuple[SlotFacts, ...], *, changed: bool, clock: float, halted: Callable[[], bool] = lambda: False
     ) -> None:
         """Take one look: decide about what fell, start what is due.
 
         Args:
             slots: all slots of the attempt.
-            news: whether this look brought anything at all.
+            changed: whether this look brought anything at all.
             clock: monotonic seconds.
             halted: whether somebody stops the whole attempt: asked before a fall is decided about, because what they stop falls too.
 
@@ -141,12 +141,12 @@ class SlotRestarts:
             if row is not None:
                 self._start(row)
             elif _fell(facts):
-                self._handle_failed(facts, news=news, clock=clock, halted=halted)
+                self._handle_failed(facts, changed=changed, clock=clock, halted=halted)
 
-    def _handle_failed(self, facts: SlotFacts, *, news: bool, clock: float, halted: Callable[[], bool]) -> None:
+    def _handle_failed(self, facts: SlotFacts, *, changed: bool, clock: float, halted: Callable[[], bool]) -> None:
         slot = facts.slot
         age = clock - self._seen.setdefault(slot, clock)
-        if age < _LEAVE_S and (self._backend.alive(self.plan, slot) or (news and age < _QUIET_S)):
+        if age < _LEAVE_S and (self._backend.alive(self.plan, slot) or (changed and age < _QUIET_S)):
             return
         if halted():
             return
@@ -172,7 +172,7 @@ class SlotRestarts:
             step=max((facts.step for facts in case.ranks if facts.step is not None), default=None),
             due=time.time_ns() + round(decision.delay_s * _NS),
         )
-        self._keeper.store(force=True)
+        self._writer.store(force=True)
         number = self._run_store.add_decision(self.plan.attempt, fall)
         self._say(fall)
         row = SlotFailureRow(id=number or 0, attempt=self.plan.attempt, fall=fall)
@@ -188,7 +188,7 @@ class SlotRestarts:
             return
         self._observer.select_start(fall.slot, fall.instance + 1)
         self.plan = self.plan.with_start(fall.slot, fall.instance + 1)
-        self._sheets.start_again(self.plan, fall.slot)
+        self._slot_states.start_again(self.plan, fall.slot)
         if row.done_at is None:
             self._waiting[fall.slot] = row
             # Told again after a kill it is the same word. Of a slot that stays as it fell the attempt's own verdict tells.

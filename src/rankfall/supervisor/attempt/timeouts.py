@@ -18,8 +18,8 @@ from rankfall.evidence.attempt.observer import Delta
 from rankfall.model import RankFacts, SlotFacts
 from rankfall.strategy_registry import diagnose_by
 from rankfall.supervisor.attempt.completion import SettleWindow
-from rankfall.supervisor.attempt.end import Ending
-from rankfall.supervisor.attempt.view import Scene
+from rankfall.supervisor.attempt.end import AttemptEnd
+from rankfall.supervisor.attempt.view import AttemptScope
 from rankfall.supervisor.deadlines import DeadlineWatch, Passed, deadline_diagnosis, deadline_evidence
 from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import EventLog
@@ -108,8 +108,8 @@ class TimeoutWatch:
     """Deadlines and standstill of one attempt.
 
     Args:
-        scene: what is known of the attempt.
-        ending: takes the verdict.
+        scope: what is known of the attempt.
+        attempt_end: takes the verdict.
         run: its run's id.
         backend: asks ranks for their stacks.
         control: wakes the wait for these.
@@ -121,9 +121,9 @@ class TimeoutWatch:
 
     def __init__(
         self,
-        scene: Scene,
+        scope: AttemptScope,
         *,
-        ending: Ending,
+        attempt_end: AttemptEnd,
         run: str,
         backend: Backend,
         control: Control,
@@ -132,18 +132,18 @@ class TimeoutWatch:
         started: int,
         total_at: int | None,
     ) -> None:
-        self._scene = scene
-        self._ending = ending
+        self._scope = scope
+        self._attempt_end = attempt_end
         self._run = run
         self._backend = backend
         self._control = control
         self._events = events
         self._window = window
-        self._deadlines = DeadlineWatch(scene.spec.deadlines, started=started, total_at=total_at)
+        self._deadlines = DeadlineWatch(scope.spec.deadlines, started=started, total_at=total_at)
         self._blind = False
         # When the pods could not be watched last, on the monotonic clock.
         self._blind_at: float | None = None
-        self._hang = HangWatch(scene.spec.policies.hang_timeout_s, start=time.time_ns())
+        self._hang = HangWatch(scope.spec.policies.hang_timeout_s, start=time.time_ns())
 
     def look(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         """Take one look, nanoseconds since the epoch; nothing can stand still while a fall is being looked at."""
@@ -159,14 +159,14 @@ class TimeoutWatch:
     def _is_blind(self, now: int) -> bool:
         """Whether the pods cannot be watched, or could not until a moment ago; while that lasts it is reported as a wait."""
         clock = time.monotonic()
-        if self._scene.blind:
+        if self._scope.blind:
             self._blind_at = clock
         blind = self._blind_at is not None and clock - self._blind_at < _SIGHT_S
-        if blind and self._deadlines.passed(now, absent=self._absent(self._scene.ranks())) is not None:
+        if blind and self._deadlines.passed(now, absent=self._absent(self._scope.ranks())) is not None:
             text = "the startup deadline is over, and waits until the pods can be watched again"
-            self._scene.wait("pods", text, now=now)
+            self._scope.wait("pods", text, now=now)
         elif self._blind and not blind:
-            self._scene.waited(now=now)
+            self._scope.waited(now=now)
         self._blind = blind
         return blind
 
@@ -177,13 +177,13 @@ class TimeoutWatch:
             self._hang.hold(now)
             return
         fresh = bool(delta.bytes or delta.records)
-        self._hang.see(now, fresh=fresh, ranks=ranks, activity=self._scene.observer.last_activity)
+        self._hang.see(now, fresh=fresh, ranks=ranks, activity=self._scope.observer.last_activity)
         if self._hang.hung(now):
             self._stuck(f"no progress for {self._hang.quiet_for(now):.0f} s", ranks)
 
     def _waits_for_slots(self, slots: tuple[SlotFacts, ...]) -> bool:
         """Whether fewer slots than the gang needs have begun; what has no record yet is asked of the backend."""
-        plan, spec = self._scene.plan, self._scene.spec
+        plan, spec = self._scope.plan, self._scope.spec
         late = [s.slot for s in slots if s.state == "expected"]
         spare = len(slots) - spec.nnodes if spec.elastic else 0
         if len(late) <= spare:
@@ -192,7 +192,7 @@ class TimeoutWatch:
 
     def _absent(self, ranks: tuple[RankFacts, ...]) -> int:
         """How many ranks have not been there yet."""
-        plan, spec = self._scene.plan, self._scene.spec
+        plan, spec = self._scope.plan, self._scope.spec
         wanted = 1
         if plan.launcher != "exec":
             each = {part.name: part.spec.nproc_per_node for part in spec.parts if part.in_world}
@@ -202,34 +202,34 @@ class TimeoutWatch:
 
     def _late(self, passed: Passed, ranks: tuple[RankFacts, ...]) -> None:
         """A deadline is over. A failure that was being looked at stands; else the time itself is the verdict, and blames nobody."""
-        plan = self._scene.plan
+        plan = self._scope.plan
         self._events.say("deadline", passed.text, at=passed.at, attempt=plan.attempt, deadline=passed.field)
         if self._window.opened is not None:
-            self._ending.stop(passed.text)
+            self._attempt_end.stop(passed.text)
             return
         missing: tuple[str, ...] = ()
         if passed.which == "startup":
             self._take_stacks(ranks)
-            case = self._ending.case(hung=True)
+            case = self._attempt_end.case(hung=True)
             found = diagnose_by(plan.strategy, case)
             if found.verdict.cause.confidence == "proven":
                 # What keeps the ranks away is known: an image that cannot be pulled is no matter of time.
-                self._ending.settle(found, reason=passed.text)
+                self._attempt_end.settle(found, reason=passed.text)
                 return
             missing = (*case.missing, *found.verdict.missing)
-        self._scene.add_own_evidence(deadline_evidence(passed, attempt=plan.attempt))
+        self._scope.add_own_evidence(deadline_evidence(passed, attempt=plan.attempt))
         verdict = deadline_diagnosis(
             passed,
             run=self._run,
             attempt=plan.attempt,
-            role=self._scene.spec.one_role,
+            role=self._scope.spec.one_role,
             missing=tuple(dict.fromkeys(missing)),
         )
-        self._ending.settle(verdict, reason=passed.text)
+        self._attempt_end.settle(verdict, reason=passed.text)
 
     def _stuck(self, why: str, ranks: tuple[RankFacts, ...]) -> None:
         """Take the stacks of all ranks while they stand, diagnose, and only then stop them; unless something moved, or they only import."""
-        plan = self._scene.plan
+        plan = self._scope.plan
         if plan.launcher == "torchrun" and (absent := self._absent(ranks)):
             # A launcher that still imports torch, or meets the others: it has a limit of its own, and whoever wants another one sets startup_s.
             now = time.time_ns()
@@ -238,29 +238,29 @@ class TimeoutWatch:
             self._hang.hold(now)
             return
         moved = self._take_stacks(ranks)
-        now, imports = time.time_ns(), self._scene.observer.importing()
+        now, imports = time.time_ns(), self._scope.observer.importing()
         if moved:
-            self._hang.see(now, fresh=True, ranks=self._scene.ranks(), activity=now)
-            self._scene.observer.forget_stacks()
+            self._hang.see(now, fresh=True, ranks=self._scope.ranks(), activity=now)
+            self._scope.observer.forget_stacks()
             return
         if self._hang.goes_on(now, imports):
             text = f"{why}, and {len(imports)} of {len(ranks)} ranks are still importing: they are looked at again"
             self._events.say("waiting", text, at=now, attempt=plan.attempt)
-            self._scene.observer.forget_stacks()
+            self._scope.observer.forget_stacks()
             return
         self._events.say("hang", why, at=now, attempt=plan.attempt)
-        case = self._ending.case(hung=True)
+        case = self._attempt_end.case(hung=True)
         if self._control.asked:
             # Its reading was cut short, and the next look ends the run.
             return
         case = msgspec.structs.replace(case, missing=(*case.missing, f"an end of the ranks: {why}"))
-        self._ending.settle(diagnose_by(plan.strategy, case), reason=why)
+        self._attempt_end.settle(diagnose_by(plan.strategy, case), reason=why)
 
     def _take_stacks(self, ranks: tuple[RankFacts, ...]) -> bool:
         """Ask all ranks where they stand, and wait for their answers; whether one of them printed, went on or ended meanwhile."""
         awaited = {(r.slot, r.pid): r.step for r in ranks if r.state == "running"}
-        self._scene.observer.read_records()
-        plan = self._scene.plan
+        self._scope.observer.read_records()
+        plan = self._scope.plan
         self._backend.request_stacks(plan, [s.slot for s in plan.slots])
         deadline = time.monotonic() + _STACKS_S
         moved = False
@@ -269,8 +269,8 @@ class TimeoutWatch:
             if self._control.asked:
                 # Nobody asks any more who stands where.
                 return True
-            delta = self._scene.look()
-            now = {(r.slot, r.pid): r for r in self._scene.ranks()}
+            delta = self._scope.look()
+            now = {(r.slot, r.pid): r for r in self._scope.ranks()}
             over = {key for key in awaited if key not in now or now[key].state != "running"}
             moved = moved or bool(delta.bytes or over)
             moved = moved or any(key in now and now[key].step != step for key, step in awaited.items())

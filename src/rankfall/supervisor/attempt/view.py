@@ -14,7 +14,7 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
-from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.pods.lazy_collector import LazyCollector
 from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.case import present_case
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
@@ -22,7 +22,7 @@ from rankfall.model import FINAL_STATES, Case, Evidence, JobSpec, RankFacts, Slo
 from rankfall.model.jobspec.sizes import sized
 from rankfall.rundir import RunDir
 from rankfall.supervisor.attempt.membership import Membership
-from rankfall.supervisor.attempt_facts import AttemptWriter, News, SlotStates, StorageWatch
+from rankfall.supervisor.attempt_facts import AttemptEvents, AttemptWriter, SlotStates, StorageWatch
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.external_suspension import ExternalSuspension
 from rankfall.supervisor.run_events import EventLog
@@ -32,7 +32,7 @@ _WAIT_POLL_NS: Final = 2_000_000_000
 _WAIT_AGAIN_NS: Final = 60_000_000_000
 
 
-class Beginning:
+class AttemptStartup:
     """The beginning of one attempt.
 
     Args:
@@ -97,7 +97,7 @@ class Beginning:
             self._run_store.set_run("running", reason=None, at=now)
 
 
-class Scene:
+class AttemptScope:
     """One attempt as it is seen.
 
     Args:
@@ -148,19 +148,21 @@ class Scene:
             spare_listing=plan.cluster is None,
             record_store=record_store_of(run_dir, self.spec, attempt=plan.attempt),
         )
-        self._feed = Feed(
+        self._collector = LazyCollector(
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
             unseen=unseen,
         )
-        self.sheets = SlotStates(plan, backend=backend, observer=self.observer, run_store=run_store)
-        self.keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self.observer, sheets=self.sheets)
+        self.slot_states = SlotStates(plan, backend=backend, observer=self.observer, run_store=run_store)
+        self.writer = AttemptWriter(
+            run_store, attempt=plan.attempt, observer=self.observer, slot_states=self.slot_states
+        )
         self.members = Membership(
             self.spec, plan=plan, backend=backend, run_store=run_store, events=events, started=started
         )
-        self.news = News(events, attempt=plan.attempt, launcher=plan.launcher)
-        self.beginning = Beginning(
+        self.attempt_events = AttemptEvents(events, attempt=plan.attempt, launcher=plan.launcher)
+        self.startup = AttemptStartup(
             plan, waits=self.observer.waits, outside=outside, run_store=run_store, events=events, started=started
         )
         self.own_evidence: list[Evidence] = []
@@ -168,28 +170,28 @@ class Scene:
 
     def start(self) -> None:
         """Begin to follow pods and logs of a cluster."""
-        self._feed.start()
+        self._collector.start()
 
     def stop(self) -> None:
         """End that."""
-        self._feed.stop()
+        self._collector.stop()
 
     @property
     def followed(self) -> bool:
         """Whether the log of each container that runs is open, or was tried in vain."""
-        return self._feed.following
+        return self._collector.following
 
     @property
     def blind(self) -> bool:
         """Whether the pods of a cluster cannot be watched at present."""
-        return self._feed.blind
+        return self._collector.blind
 
     # -- the gang
 
     def replan(self, plan: Plan) -> None:
         """Look at the slots of this plan from now on."""
         self.plan = plan
-        self.sheets.replan(plan)
+        self.slot_states.replan(plan)
 
     def apply_membership(self) -> None:
         """Look at the gang as it is by now."""
@@ -197,7 +199,7 @@ class Scene:
 
     def slots(self) -> tuple[SlotFacts, ...]:
         """The slots that belong to the gang, as they stand now."""
-        return self.sheets.slots()
+        return self.slot_states.slots()
 
     def ranks(self) -> tuple[RankFacts, ...]:
         """Their ranks."""
@@ -211,9 +213,9 @@ class Scene:
 
     def take(self, delta: Delta, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, now: int) -> None:
         """Tell what one look brought, and keep it for the store."""
-        self.keeper.saw(delta)
-        self.news.tell(delta, slots, ranks, now=now)
-        self.beginning.see(slots, ranks, now=now)
+        self.writer.saw(delta)
+        self.attempt_events.tell(delta, slots, ranks, now=now)
+        self.startup.see(slots, ranks, now=now)
 
     def look(self) -> Delta:
         """Poll and take in at once, where nothing is judged in between."""
@@ -224,7 +226,7 @@ class Scene:
     def add_own_evidence(self, piece: Evidence) -> None:
         """Keep a piece of evidence that only the supervisor itself can give."""
         self.own_evidence.append(piece)
-        self.keeper.add(piece)
+        self.writer.add(piece)
 
     def wait(self, what: str, text: str, *, now: int) -> None:
         """Report what the end of the attempt waits for: an event, and the reason of the run's state.
@@ -255,8 +257,8 @@ class Scene:
         """What the feeds had to say, which run in threads of their own, and what readers failed on."""
         for text in self.observer.take_new_problems():
             self._run_store.note(f"attempt {self.plan.attempt}: {text}")
-        full = self._storage.news() if self.plan.cluster is None else None
-        for text in (*self._feed.troubles(), *((full,) if full else ())):
+        full = self._storage.problem() if self.plan.cluster is None else None
+        for text in (*self._collector.troubles(), *((full,) if full else ())):
             self._events.say("gap", text, at=time.time_ns(), attempt=self.plan.attempt)
 
     # -- what it makes

@@ -187,7 +187,7 @@ class Supervised:
             run_store=self._run_store,
             events=self._events,
             control=control,
-            wished=lambda: self._wish() is not None,
+            wished=lambda: self._request() is not None,
             outside=ExternalRelease(run_dir, backend=backend),
         )
         self._decisions = Decisions(
@@ -202,7 +202,7 @@ class Supervised:
         self._node_reporter = NodeReporter(
             backend, run_store=self._run_store, events=self._events, control=control, over=self._no_more
         )
-        self._company = Cancellation(say=self._announce_wait_reason, over=lambda: self._wish() is not None)
+        self._cancellation = Cancellation(say=self._announce_wait_reason, over=lambda: self._request() is not None)
         self._planner = Planner(
             run_dir,
             backend=backend,
@@ -212,7 +212,7 @@ class Supervised:
             over=self._no_more,
             cancellation=Cancellation(say=self._announce_wait_reason, over=self._no_more),
         )
-        self._closing = RunEnd(
+        self._run_end = RunEnd(
             run_dir,
             run_store=self._run_store,
             events=self._events,
@@ -244,15 +244,15 @@ class Supervised:
         return outcome
 
     def _to_end(self) -> Outcome:
-        end = self._closing.end
+        end = self._run_end.end
         state = self._writer.run().state
         if state in FINAL_STATES:
             self._ready()
-            self._closing.again(state)
+            self._run_end.again(state)
             return outcome_of(self._run_dir, self._writer)
         try:
             if not self._hold():
-                return self._closing.between(cancelled=self._wish() == "cancel")
+                return self._run_end.between(cancelled=self._request() == "cancel")
         except InfrastructureError as error:
             if self._attempts.newest:
                 raise
@@ -276,33 +276,33 @@ class Supervised:
                     # Before the back-off, which goes on meanwhile: the taint has to be there before the next pods are.
                     self._node_reporter.heard(self._attempts.plan(number), self._attempts.diagnosis(number))
                 number += 1
-                turn = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))
-                if turn == "late":
+                start_at = self._turns.wait(number - 1, delay_s=self._decisions.delay_s(number - 1))
+                if start_at == "late":
                     return end("failed", f"the total deadline of {self._spec.deadlines.total_s:g} s is over")
-                if turn == "gone":
+                if start_at == "gone":
                     return end("deleted", "somebody deleted it in the cluster while it was suspended")
-                if turn == "wished":
-                    return self._closing.between(cancelled=self._wish() == "cancel")
+                if start_at == "wished":
+                    return self._run_end.between(cancelled=self._request() == "cancel")
                 self._find_late_evidence()
                 if row is not None and not self._decisions.goes_on(number - 1):
-                    return self._closing.after(number - 1)
+                    return self._run_end.after(number - 1)
                 if not self._begin(number):
-                    if self._wish() is not None:
-                        return self._closing.between(cancelled=self._wish() == "cancel")
+                    if self._request() is not None:
+                        return self._run_end.between(cancelled=self._request() == "cancel")
                     if self._planner.deleted_externally is not None:
-                        return self._closing.deleted_externally(number - 1, self._planner.deleted_externally)
+                        return self._run_end.deleted_externally(number - 1, self._planner.deleted_externally)
                     return end("failed", f"attempt {number} could not be planned: {self._planner.refusal}")
             elif row.ended is not None:
-                return self._closing.after(number)
+                return self._run_end.after(number)
             diagnosis = self._watch(number)
             if diagnosis is None:
-                return self._closing.let_go("supervision let go of the run; its slots go on")
+                return self._run_end.let_go("supervision let go of the run; its slots go on")
             self._attempts.conclude(number, diagnosis)
 
     def _hold(self) -> bool:
         """Become the run's only supervisor; false when something else was wished meanwhile."""
         held = self._takeover.take(
-            attempts=self._attempts.newest, waits=self._ready, cancelled=lambda: self._wish() == "cancel"
+            attempts=self._attempts.newest, waits=self._ready, cancelled=lambda: self._request() == "cancel"
         )
         self._ready()
         return held
@@ -352,7 +352,7 @@ class Supervised:
     def _no_more(self) -> bool:
         """Whether waiting for another attempt is of no use any more."""
         total_at = self._turns.total_at()
-        return self._wish() is not None or (total_at is not None and time.time_ns() >= total_at)
+        return self._request() is not None or (total_at is not None and time.time_ns() >= total_at)
 
     def _watch(self, number: int) -> Diagnosis | None:
         plan = self._attempts.plan(number)
@@ -377,11 +377,11 @@ class Supervised:
             self._backend.adopt(plan)
         if settled is None and not asked:
             try:
-                self._backend.submit(plan, cancellation=self._company)
+                self._backend.submit(plan, cancellation=self._cancellation)
             except InfrastructureError as error:
-                if self._control.wish is not None:
+                if self._control.release_request is not None:
                     return None
-                if self._wish() is None:
+                if self._request() is None:
                     watch.refused(start_failure(error.in_one_line, attempt=number))
                 else:
                     watch.give_up_unstarted()
@@ -391,9 +391,9 @@ class Supervised:
         self._attempts.replan(number, watch.plan)
         return found
 
-    def _wish(self) -> str | None:
-        if self._control.wish is not None:
-            return self._control.wish
+    def _request(self) -> str | None:
+        if self._control.release_request is not None:
+            return self._control.release_request
         return "cancel" if self._control.cancelled is not None or read_cancel(self._run_dir.path) else None
 
     def _gap(self, text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rankfall.backends.protocol import Backend
-from rankfall.collect.pods.lazy_collector import look_around
+from rankfall.collect.pods.lazy_collector import get_context
 from rankfall.explain import explain_run
 from rankfall.model import Diagnosis, RankfallError, Verdict
 from rankfall.rundir import RunDir
@@ -61,7 +61,7 @@ class LateEvidence:
             return None
         path = context_path(self._run_dir.path, number)
         try:
-            if not look_around(self._run_dir.path, number, pods, into=path):
+            if not get_context(self._run_dir.path, number, pods, into=path):
                 return None
             found = explain_run(self._run_dir, attempt=number, fresh=True)
         except (RankfallError, OSError, TimeoutError):

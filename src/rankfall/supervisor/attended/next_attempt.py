@@ -92,7 +92,7 @@ class Planner:
         self._say = say
         self._control = control
         self._over = over
-        self._company = cancellation
+        self._cancellation = cancellation
 
     def plan(self, number: int, *, before: AttemptRow | None, exclude: Callable[[], Collection[str]]) -> Plan | None:
         """The plan of an attempt, when nothing is left of the one before; None where there can be none.
@@ -111,7 +111,7 @@ class Planner:
                     if self.deleted_externally is not None:
                         # Whoever deletes a job does not want it back.
                         return None
-                    self._backend.clear(ended, cancellation=self._company)
+                    self._backend.clear(ended, cancellation=self._cancellation)
                 return self._sized_plan(number, before=before, exclude=exclude())
             except RankfallError as error:
                 self.refusal = error.in_one_line
@@ -145,7 +145,7 @@ class Planner:
         """What a cancelled run left outside its directory; where it does not go, that is said and the run is cancelled all the same."""
         try:
             # Who cancels waits for the end of it; only who leaves does not.
-            cancellation = Cancellation(say=sparing(self._say), over=lambda: self._control.wish is not None)
+            cancellation = Cancellation(say=sparing(self._say), over=lambda: self._control.release_request is not None)
             self._backend.clear(Plan.of_row(row.plan, self._run_dir.spec), cancellation=cancellation)
         except InfrastructureError as error:
             self._run_store.note(error.message)
@@ -221,16 +221,16 @@ class RestartSchedule:
         ended = (self._attempts.known(after).ended or time.time_ns()) if after else 0
         due = ended + round(delay_s * _NS)
         before = self._attempts.plan(after) if after else None
-        shown = ""
+        state = ""
         while not self._requested():
             for signal in self._control.take_signals():
                 self._events.say("signal", f"signal {signal}", at=time.time_ns(), signal=signal)
             hold, total_at, now = self.hold(), self.total_at(), time.time_ns()
             if hold.suspended:
-                if shown != "suspended":
+                if state != "suspended":
                     self._run_store.set_run("suspended", reason=hold.text, at=now)
                     self._events.say("suspended", f"{hold.text}; rankfall resume {self._run_dir.id} goes on", at=now)
-                shown = "suspended"
+                state = "suspended"
                 if hold.outside and before is not None and self._outside.ended(before) == "gone":
                     return "gone"
                 self._control.wait(_SUSPENDED_POLL_S)
@@ -239,8 +239,8 @@ class RestartSchedule:
             elif now >= due:
                 return "now"
             else:
-                if shown != "restarting":
+                if state != "restarting":
                     self._run_store.set_run("restarting", reason=f"back-off before attempt {after + 1}", at=now)
-                shown = "restarting"
+                state = "restarting"
                 self._control.wait(min(_STEP_S, (due - now) / _NS))
         return "wished"

@@ -12,13 +12,13 @@ from typing import Final
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend, HeldBy
-from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.pods.lazy_collector import LazyCollector
 from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.model import HeldElsewhere, InfrastructureError
 from rankfall.model.jobspec.sizes import first_sizes, sized
 from rankfall.rundir import RunDir
-from rankfall.supervisor.attempt_facts import AttemptWriter, News, SlotStates
+from rankfall.supervisor.attempt_facts import AttemptEvents, AttemptWriter, SlotStates
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import EventLog
@@ -48,34 +48,34 @@ class AttemptMirror:
             launcher=None,
             record_store=record_store_of(run_dir, spec, attempt=plan.attempt),
         )
-        sheets = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
-        self._sheets = sheets
-        self._keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, sheets=sheets)
-        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher)
+        slot_states = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
+        self._slot_states = slot_states
+        self._writer = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, slot_states=slot_states)
+        self._events_of_attempt = AttemptEvents(events, attempt=plan.attempt, launcher=plan.launcher)
         # Why something ends here is for its supervisor to say.
-        self._news.calm = True
-        self._feed = Feed(
+        self._events_of_attempt.quiet = True
+        self._collector = LazyCollector(
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
         )
-        self._feed.start()
+        self._collector.start()
 
     def look(self) -> None:
         """Take in what came."""
         now = time.time_ns()
-        for text in self._feed.troubles():
+        for text in self._collector.troubles():
             self._events.say("gap", text, at=now, attempt=self._attempt)
         delta = self._observer.poll(now)
-        self._keeper.saw(delta)
-        self._news.tell(delta, self._sheets.slots(), self._observer.ranks(), now=now)
-        self._keeper.store()
+        self._writer.saw(delta)
+        self._events_of_attempt.tell(delta, self._slot_states.slots(), self._observer.ranks(), now=now)
+        self._writer.store()
 
     def stop(self) -> None:
         """End it; everything that came is stored."""
-        self._feed.stop()
+        self._collector.stop()
         self.look()
-        self._keeper.store(force=True)
+        self._writer.store(force=True)
 
 
 # Between two looks at another one's hold, and between two tries while the cluster does not answer, seconds.
@@ -140,7 +140,7 @@ class Takeover:
 
     def _take(self, *, attempts: int, waits: Callable[[], None], cancelled: Callable[[], bool]) -> bool:
         until = time.monotonic() + _PATIENCE_S
-        while self._control.wish is None:
+        while self._control.release_request is None:
             try:
                 other = self._backend.hold(self._run_dir, attempts=attempts, lost=self._control.lose)
             except InfrastructureError as error:
@@ -163,7 +163,11 @@ class Takeover:
         """Wait, and see meanwhile what goes on elsewhere."""
         if self._standby and self._following is None:
             self._following = self._follow()
-        while self._following is not None and (left := until - time.monotonic()) > 0 and self._control.wish is None:
+        while (
+            self._following is not None
+            and (left := until - time.monotonic()) > 0
+            and self._control.release_request is None
+        ):
             self._following.look()
             self._control.wait(min(_STEP_S, left))
         self._control.wait(until - time.monotonic())

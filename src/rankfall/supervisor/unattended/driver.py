@@ -272,11 +272,11 @@ class Unattended:
         before = gang_of_start(self._run_dir, place, attempt=number) if place is not None else ""
         if not before:
             return ""
-        while self._control.wish is None:
+        while self._control.release_request is None:
             try:
                 state = workload.look()
             except InfrastructureError as error:
-                self._gap(f"{workload.shown} cannot be seen: {error.message}; it is asked again")
+                self._gap(f"{workload.label} cannot be seen: {error.message}; it is asked again")
             else:
                 return "" if state is None or state.gang == before else state.gang
             self._control.wait(POLL_INTERVAL_S)
@@ -286,11 +286,11 @@ class Unattended:
         """Wait until a suspended run goes on, or is not there any more; ``left`` when this process is to let go of it first."""
         # It has no pods, so nothing of them can be missed.
         mark_logs_open(self._run_dir, max(self._attempts))
-        while self._control.wish is None:
+        while self._control.release_request is None:
             try:
                 state = workload.look()
             except InfrastructureError as error:
-                self._gap(f"{workload.shown} cannot be seen: {error.message}; it is asked again")
+                self._gap(f"{workload.label} cannot be seen: {error.message}; it is asked again")
             else:
                 if state is None or state.deleting:
                     return "gone"
@@ -314,7 +314,7 @@ class Unattended:
             self._events.say("suspended", f"{self._hold()}{how}", at=time.time_ns())
             return None
         if ended.how == "again":
-            self._decided(number, self._replaced(ended, workload) or _RESTARTED.format(shown=workload.shown))
+            self._decided(number, self._replaced(ended, workload) or _RESTARTED.format(shown=workload.label))
             return None
         if ended.state is not None and ended.how == "over":
             said = f"{ended.state.reason or ended.state.phase}: {ended.state.message or ''}".rstrip(": ")
@@ -344,7 +344,7 @@ class Unattended:
         if ended.how == "gone" and request is not None:
             return diagnose_by(strategy, msgspec.structs.replace(case, cancelled=request.text))
         state = ended.state if ended.how == "over" and not case.denied else None
-        found = fallen(case, state=state, shown=workload.shown, strategy=strategy, unseen=ended.unseen)
+        found = fallen(case, state=state, label=workload.label, strategy=strategy, unseen=ended.unseen)
         taken = self._taken(workload) if ended.how == "gone" else self._replaced(ended, workload)
         cause = found.verdict.cause
         if taken is not None and (cause.confidence != "proven" or cause.slug in WAITS):
@@ -355,24 +355,24 @@ class Unattended:
         """That somebody deleted the gang of this start, and its controller made another one; None where it did not come to that."""
         if ended.how != "again" or ended.state is None or ended.state.gang in {"", ended.gang}:
             return None
-        return f"the jobset of {workload.shown} was deleted in the cluster, and its controller made another one"
+        return f"the jobset of {workload.label} was deleted in the cluster, and its controller made another one"
 
     def _taken(self, workload: Workload) -> str:
         ttl = self._spec.ttl_s
         if self._run_dir.foreign is not None:
-            return f"{workload.shown} is not there any more: somebody deleted it; nobody saw it end"
+            return f"{workload.label} is not there any more: somebody deleted it; nobody saw it end"
         own = f", or it had ended and its time to live of {ttl} s was over" if ttl is not None else ""
-        return f"{workload.shown} is not there any more: somebody deleted it{own}; nobody saw it end"
+        return f"{workload.label} is not there any more: somebody deleted it{own}; nobody saw it end"
 
     def _close_attempt(self, number: int, found: Diagnosis) -> str:
         verdict = found.verdict
         if verdict.state not in {"succeeded", "suspended"}:
             version = self._run_store.add_verdict(number, found)
-            told = msgspec.structs.replace(found, verdict=msgspec.structs.replace(verdict, version=version))
-            announce_verdict(self._events, told.verdict, attempt=number)
+            updated = msgspec.structs.replace(found, verdict=msgspec.structs.replace(verdict, version=version))
+            announce_verdict(self._events, updated.verdict, attempt=number)
             plan = Plan.of_row(self._attempts[number].plan, self._spec)
-            show_verdict(self._backend, plan, told, spec=self._spec, say=self._gap)
-            self._node_reporter.tell(plan, told)
+            show_verdict(self._backend, plan, updated, spec=self._spec, say=self._gap)
+            self._node_reporter.tell(plan, updated)
         now = time.time_ns()
         self._run_store.end_attempt(number, at=now, state=verdict.state)
         self._attempts[number] = msgspec.structs.replace(self._attempts[number], ended=now, state=verdict.state)

@@ -32,7 +32,7 @@ from rankfall.supervisor.run_events import EventLog
 
 _DEADLINE: Final = "DeadlineExceeded"
 _LINE: Final = 1000
-_SHOWN: Final = 8
+_MAX_LISTED: Final = 8
 # As Kubernetes words a match of a rule: "Container main for pod here/train-0-x7k2p failed with exit code 203 matching FailJob rule at index 0".
 _CODE: Final = bounded(r"failed with exit code (\d{1,3})\b", limit=4_096)
 # How PodFact.others has the end of a container.
@@ -57,34 +57,34 @@ _STOPPED: Final = CAUSE_CODES["control"]
 _NAMES: Final[dict[int | None, str]] = {code: name for name, code in CAUSE_CODES.items()}
 
 
-def fallen(case: Case, *, state: NativeState | None, shown: str, strategy: str, unseen: str | None) -> Diagnosis:
+def fallen(case: Case, *, state: NativeState | None, label: str, strategy: str, unseen: str | None) -> Diagnosis:
     """The diagnosis of a start that failed.
 
     Args:
         case: what was recorded of it, ended.
         state: the workload's own end; None when Kubernetes went on with another start.
-        shown: the workload, as ``job train-33196f-a1``.
+        label: the workload, as ``job train-33196f-a1``.
         strategy: of diagnosis.
         unseen: why its lines and records are not there, and how to have them next time; None when somebody recorded it.
     """
-    told = [piece for facts in case.slots if (piece := _of_code(facts, case)) is not None]
+    pieces = [piece for facts in case.slots if (piece := _of_code(facts, case)) is not None]
     codes = [facts.exit_code for facts in case.slots]
     if state is not None:
-        told.append(_of_condition(state, shown=shown, attempt=case.attempt))
-        codes.append(told[-1].exit_code)
+        pieces.append(_of_condition(state, label=label, attempt=case.attempt))
+        codes.append(pieces[-1].exit_code)
     notes = []
     if unseen is not None:
         known = sorted({code for code in codes if code is not None and code in _NAMES and case.backend != FOREIGN})
         notes = [unseen, *(f"more than code {code}, which tells a cause of group {_NAMES[code]}" for code in known)]
     whole = msgspec.structs.replace(
-        case, ended=True, succeeded=False, evidence=(*case.evidence, *told), missing=(*notes, *case.missing)
+        case, ended=True, succeeded=False, evidence=(*case.evidence, *pieces), missing=(*notes, *case.missing)
     )
     found = diagnose_by(strategy, whole)
     if state is None or state.reason != _DEADLINE or found.verdict.cause.confidence == "proven":
         return found
     at = stamp_ns(state.at) or 0
     passed = Passed(
-        which="attempt", at=at, text=f"{shown}: {state.reason}: {state.message or 'the deadline is over'}"[:_LINE]
+        which="attempt", at=at, text=f"{label}: {state.reason}: {state.message or 'the deadline is over'}"[:_LINE]
     )
     return deadline_diagnosis(
         passed, run=case.run or "", attempt=case.attempt or 1, role=case.role or "", missing=whole.missing
@@ -106,11 +106,11 @@ def why_unrecorded(
     if pods:
         seen = {fact.slot for fact in pods}
         unseen = [facts.slot for facts in slots if facts.slot not in seen]
-        return _without_pods(unseen, shown=foreign.target.shown) if foreign is not None else None
+        return _without_pods(unseen, label=foreign.target.label) if foreign is not None else None
     how = (
         f"rankfall attach {run} (or rankfall wait) running, or leave unattended out"
         if foreign is None
-        else f"rankfall logs -f {foreign.target.shown} running while the job runs"
+        else f"rankfall logs -f {foreign.target.label} running while the job runs"
     )
     return f"lines and records of attempt {attempt}: nobody was attached when it fell, and its pods are gone; next time leave {how}"
 
@@ -174,14 +174,16 @@ def stopped_slot(facts: SlotFacts, *, ours: bool) -> SlotFacts:
     return msgspec.structs.replace(facts, killed_by=facts.killed_by or "wrapper")
 
 
-def _without_pods(slots: Sequence[int], *, shown: str) -> str | None:
+def _without_pods(slots: Sequence[int], *, label: str) -> str | None:
     """What is missing of slots of a foreign job of which no pod was there; None where there are none."""
     if not slots:
         return None
-    named = ", ".join(map(str, slots[:_SHOWN])) + (f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else "")
+    named = ", ".join(map(str, slots[:_MAX_LISTED])) + (
+        f" and {len(slots) - _MAX_LISTED} more" if len(slots) > _MAX_LISTED else ""
+    )
     return (
         f"lines and states of slot{'s' if len(slots) > 1 else ''} {named}: no pod was there any more, or never one, when they were looked for; "
-        f"next time leave rankfall logs -f {shown} running while the job runs"
+        f"next time leave rankfall logs -f {label} running while the job runs"
     )
 
 
@@ -212,7 +214,7 @@ def _of_code(facts: SlotFacts, case: Case) -> Evidence | None:
     )
 
 
-def _of_condition(state: NativeState, *, shown: str, attempt: int | None) -> Evidence:
+def _of_condition(state: NativeState, *, label: str, attempt: int | None) -> Evidence:
     """The workload's own last word: that it gave up, and by which rule; never who fell first."""
     match = _CODE.search(state.message or "")
     return Evidence(
@@ -224,7 +226,7 @@ def _of_condition(state: NativeState, *, shown: str, attempt: int | None) -> Evi
         at=stamp_ns(state.at),
         uncertainty=1.0,
         stamped="server",
-        where=shown,
+        where=label,
         line=f"{state.reason}: {state.message or ''}"[:_LINE],
         specificity=10,
         fingerprint=f"controller_verdict:{state.reason}",
@@ -242,7 +244,7 @@ class ReplacedPods:
     Args:
         plan: of the attempt, with the start of each slot that is looked at.
         alone: slots whose pods are replaced alone; empty = all of this does nothing.
-        observer, sheets, keeper: of the attempt.
+        observer, slot_states, writer: of the attempt.
         run_store: takes the falls.
         events: for viewers.
     """
@@ -253,16 +255,16 @@ class ReplacedPods:
         *,
         alone: Collection[int],
         observer: AttemptObserver,
-        sheets: SlotStates,
-        keeper: AttemptWriter,
+        slot_states: SlotStates,
+        writer: AttemptWriter,
         run_store: BestEffortStore,
         events: EventLog,
     ) -> None:
         self._plan = plan
         self._alone = frozenset(alone)
         self._observer = observer
-        self._sheets = sheets
-        self._keeper = keeper
+        self._slot_states = slot_states
+        self._writer = writer
         self._run_store = run_store
         self._events = events
 
@@ -297,7 +299,7 @@ class ReplacedPods:
             evidence=self._observer.evidence_of(slot),
             due=now,
         )
-        self._keeper.store(force=True)
+        self._writer.store(force=True)
         number = self._run_store.add_decision(self._plan.attempt, fall)
         self._run_store.decision_done(SlotFailureRow(id=number or 0, attempt=self._plan.attempt, fall=fall), at=now)
         cause = found.verdict.cause
@@ -313,7 +315,7 @@ class ReplacedPods:
         )
         self._observer.select_start(slot, facts.instance + 1)
         self._plan = self._plan.with_start(slot, facts.instance + 1)
-        self._sheets.start_again(self._plan, slot)
+        self._slot_states.start_again(self._plan, slot)
 
 
 def _fell(facts: SlotFacts) -> bool:

@@ -16,14 +16,14 @@ import msgspec
 
 from rankfall.backends.plan import Plan
 from rankfall.backends.protocol import Backend
-from rankfall.collect.pods.lazy_collector import Feed
+from rankfall.collect.pods.lazy_collector import LazyCollector
 from rankfall.collect.stores.record_store import record_store_of
 from rankfall.evidence.attempt.observer import AttemptObserver, Delta
 from rankfall.model import Case, RankFacts, SlotFacts
 from rankfall.rundir import RunDir
 from rankfall.rundir.cluster.marks import Stop, mark_stop, read_stop
 from rankfall.rundir.cluster.workload_state import NativeState
-from rankfall.supervisor.attempt_facts import AttemptWriter, News, SlotStates, bad_ends
+from rankfall.supervisor.attempt_facts import AttemptEvents, AttemptWriter, SlotStates, bad_ends
 from rankfall.supervisor.best_effort_store import BestEffortStore
 from rankfall.supervisor.requests import Control
 from rankfall.supervisor.run_events import EventLog
@@ -140,7 +140,7 @@ class GangMonitor:
         self._plan = plan
         foreign = run_dir.foreign
         # Kubernetes ends the others of a gang of ours when one has failed; those of others do as their manifests say.
-        self._together = foreign is None or foreign.ends_together
+        self._ends_as_one = foreign is None or foreign.ends_as_one
         self._run_store = run_store
         self._events = events
         self._control = control
@@ -151,19 +151,21 @@ class GangMonitor:
             starts=starts,
             record_store=record_store_of(run_dir, spec, attempt=plan.attempt),
         )
-        self._sheets = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
-        self._keeper = AttemptWriter(run_store, attempt=plan.attempt, observer=self._observer, sheets=self._sheets)
+        self._slot_states = SlotStates(plan, backend=backend, observer=self._observer, run_store=run_store)
+        self._writer = AttemptWriter(
+            run_store, attempt=plan.attempt, observer=self._observer, slot_states=self._slot_states
+        )
         self._falls = ReplacedPods(
             plan,
             alone=spec.alone,
             observer=self._observer,
-            sheets=self._sheets,
-            keeper=self._keeper,
+            slot_states=self._slot_states,
+            writer=self._writer,
             run_store=run_store,
             events=events,
         )
-        self._news = News(events, attempt=plan.attempt, launcher=plan.launcher, stopper=_STOPPER)
-        self._feed = Feed(
+        self._events_of_attempt = AttemptEvents(events, attempt=plan.attempt, launcher=plan.launcher, stopper=_STOPPER)
+        self._collector = LazyCollector(
             run_dir,
             attempt=plan.attempt,
             source=next((one.pods for one in backend.sources(plan) if one.pods is not None), None),
@@ -174,7 +176,9 @@ class GangMonitor:
         self._workload = WorkloadPoller(
             run_dir, plan, workload=workload, pods=self._pods, run_store=run_store, say=self._say
         )
-        self._shown = RunStateUpdater(run_dir, run_store=run_store, waits=self._observer.waits, phases=self._pods.now)
+        self._state_updater = RunStateUpdater(
+            run_dir, run_store=run_store, waits=self._observer.waits, phases=self._pods.now
+        )
         self._interval = PollInterval()
         self._feeding: Literal["no", "once", "yes"] = "no"
         self._followed = False
@@ -206,12 +210,12 @@ class GangMonitor:
                 took = time.thread_time() - began
                 if workload.how is not None and self._pods.stored():
                     return self._conclude(workload.how)
-                over = not stay and workload.how is None and self._feed.done
+                over = not stay and workload.how is None and self._collector.done
                 if over and lines:
                     # What came between the last look and the feed's end.
                     self._read_up()
-                if self._control.wish is not None or over:
-                    self._keeper.store(force=True)
+                if self._control.release_request is not None or over:
+                    self._writer.store(force=True)
                     return None
                 pause, wake_after = (
                     self._interval.pause(delta, took=took),
@@ -223,7 +227,7 @@ class GangMonitor:
                 else:
                     self._control.wait(_STEP_S)
         finally:
-            self._feed.stop()
+            self._collector.stop()
 
     # -- what is seen of the gang
 
@@ -236,29 +240,29 @@ class GangMonitor:
 
     def _look(self) -> Delta:
         now = time.time_ns()
-        for text in self._feed.troubles():
+        for text in self._collector.troubles():
             self._say(text)
         for text in self._observer.take_new_problems():
             self._run_store.note(f"attempt {self._plan.attempt}: {text}")
         delta = self._observer.poll(now)
-        slots, ranks = self._sheets.slots(), self._observer.ranks()
-        self._keeper.saw(delta)
+        slots, ranks = self._slot_states.slots(), self._observer.ranks()
+        self._writer.saw(delta)
         self._mark_kubernetes_stop(slots, ranks)
         seen = self._workload.seen
-        self._news.calm = seen is not None and seen.phase == "succeeded"
-        self._news.tell(delta, slots, ranks, now=now)
-        self._keeper.store()
+        self._events_of_attempt.quiet = seen is not None and seen.phase == "succeeded"
+        self._events_of_attempt.tell(delta, slots, ranks, now=now)
+        self._writer.store()
         self._pods.poll()
         self._falls.look(slots, self._pods.seen.values())
         for number in self._control.take_signals():
             self._events.say("signal", f"signal {number}", at=now, signal=number)
         if self._workload.how is None and seen is not None:
-            self._shown.show(seen, slots, ranks, begun=self._workload.begun, fed=self._feeding != "no", now=now)
+            self._state_updater.show(seen, slots, ranks, begun=self._workload.begun, fed=self._feeding != "no", now=now)
         return delta
 
     def _mark_kubernetes_stop(self, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...]) -> bool:
         """When one slot fell, Kubernetes ends the others: what they die of from then on is that stop, and no cause. Whether that was found now."""
-        if self._spec.alone or not self._together or read_stop(self._run_dir.path, self._plan.attempt) is not None:
+        if self._spec.alone or not self._ends_as_one or read_stop(self._run_dir.path, self._plan.attempt) is not None:
             return False
         fell = {number for kind, number, _ in bad_ends(slots, ranks, launcher=self._plan.launcher) if kind == "slot"}
         ends = {facts.slot: facts for facts in slots if facts.slot in fell and facts.ended_at is not None}
@@ -278,17 +282,17 @@ class GangMonitor:
         self._observer.shorten_grace()
         for _ in range(_MAX_FINAL_POLLS):
             delta = self._observer.poll(time.time_ns())
-            self._keeper.saw(delta)
-            slots, ranks = self._sheets.slots(), self._observer.ranks()
+            self._writer.saw(delta)
+            slots, ranks = self._slot_states.slots(), self._observer.ranks()
             marked = self._mark_kubernetes_stop(slots, ranks)
-            self._news.tell(delta, slots, ranks, now=time.time_ns())
+            self._events_of_attempt.tell(delta, slots, ranks, now=time.time_ns())
             moved = self._falls.look(slots, self._pods.seen.values()) or marked
             if not delta.bytes and not delta.changed and not delta.behind and not moved:
                 break
-        self._keeper.store(force=True)
+        self._writer.store(force=True)
         # Without the wrapper its code says nothing of a stop.
         ours = self._run_dir.foreign is None and read_stop(self._run_dir.path, self._plan.attempt) is not None
-        slots = tuple(stopped_slot(facts, ours=ours) for facts in self._sheets.slots())
+        slots = tuple(stopped_slot(facts, ours=ours) for facts in self._slot_states.slots())
         case = self._observer.case()
         beside = of_other_containers(slots, self._pods.seen.values(), attempt=self._plan.attempt)
         case = msgspec.structs.replace(
@@ -301,7 +305,7 @@ class GangMonitor:
 
     def _mark_logs_open_once(self) -> bool:
         """Whether the logs of all its pods are open, which is told once to whoever waits to stop the run."""
-        if not self._followed and self._feeding == "yes" and self._feed.following:
+        if not self._followed and self._feeding == "yes" and self._collector.following:
             self._followed = True
             mark_logs_open(self._run_dir, self._plan.attempt)
         return self._followed
@@ -309,9 +313,9 @@ class GangMonitor:
     def _follow(self, *, once: bool = False) -> None:
         if self._feeding == "yes" or (once and self._feeding == "once"):
             return
-        self._feed.stop()
+        self._collector.stop()
         self._feeding = "once" if once else "yes"
-        self._feed.start(once=once)
+        self._collector.start(once=once)
 
     def _say(self, text: str) -> None:
         self._events.say("gap", text, at=time.time_ns(), attempt=self._plan.attempt)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S: Final = 2.0
 # How long after a start's end the logs of its pods may take, beside their grace time, once the API answers.
 _STORE_S: Final = 60.0
-_SHOWN: Final = 8
+_MAX_LISTED: Final = 8
 
 
 class StartPods:
@@ -102,7 +102,7 @@ class StartPods:
             return True
         if clock < self._until:
             return False
-        words = ", ".join([*left[:_SHOWN], *([f"{len(unseen)} that nobody saw"] if unseen else [])])
+        words = ", ".join([*left[:_MAX_LISTED], *([f"{len(unseen)} that nobody saw"] if unseen else [])])
         self._run_store.note(
             f"attempt {self._plan.attempt}: the logs of some pods could not be had to their end: {words}"
         )
@@ -209,7 +209,7 @@ class WorkloadPoller:
             self._due = time.monotonic() + _AGAIN_S
             if error.message != self._unanswered:
                 self._unanswered = error.message
-                self._say(f"{self._workload.shown} cannot be seen: {error.message}; it is asked again")
+                self._say(f"{self._workload.label} cannot be seen: {error.message}; it is asked again")
             return
         self._unanswered = ""
         if found is None:
@@ -305,7 +305,7 @@ class RunStateUpdater:
         self._run_store = run_store
         self._waits = waits
         self._phases = phases
-        self._shown: tuple[RunState, str | None] | None = None
+        self._written: tuple[RunState, str | None] | None = None
 
     def show(
         self,
@@ -327,10 +327,10 @@ class RunStateUpdater:
             fed: somebody follows the pods, so the sheets tell.
             now: nanoseconds since the epoch.
         """
-        shown = self._state(state, slots, ranks, begun=begun, fed=fed)
-        if shown != self._shown:
-            self._shown = shown
-            self._run_store.set_run(shown[0], reason=shown[1], at=now)
+        current = self._state(state, slots, ranks, begun=begun, fed=fed)
+        if current != self._written:
+            self._written = current
+            self._run_store.set_run(current[0], reason=current[1], at=now)
 
     def _state(
         self, state: NativeState, slots: tuple[SlotFacts, ...], ranks: tuple[RankFacts, ...], *, begun: bool, fed: bool

@@ -20,6 +20,7 @@ from rankfall.model import Confidence, Evidence, cause_info
 from rankfall.model.evidence import StampedBy
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.cause_tables import (
+    AT_SHUTDOWN,
     CHILD_DEATHS,
     KERNEL_SIGNATURE_IDS,
     NEVER_CAUSE,
@@ -32,7 +33,6 @@ from rankfall.verdict.diagnose.cause_tables import (
     TERMINAL_WINDOW_S,
     TRUSTED,
     WEAK_PRIMARIES,
-    WHILE_LEAVING,
     YIELDS_TO,
     exit_slug,
     signal_slug,
@@ -118,7 +118,7 @@ def candidate_of(subject: Subject) -> Candidate | None:
     pieces = without_outlived(subject, _terminal(subject, [e for e in own if not e.teardown] or own))
     pieces = [e for e in pieces if not _repeats_the_kernel(subject, e)] or pieces
     pieces = _without_later_faults(subject, pieces)
-    pieces = _without_abort_while_leaving(subject, pieces)
+    pieces = _without_abort_at_shutdown(subject, pieces)
     best = _best(_without_bare_ends(subject, pieces))
     silent = _silent_end(subject, explained=best is not None)
     if best is None or (silent is not None and silent.tier >= CONFIRMED and not _trusted(best)):
@@ -165,9 +165,9 @@ def _without_later_faults(subject: Subject, pieces: list[Evidence]) -> list[Evid
     return [e for e in pieces if not (of_node(e) and any(order(at, subject.when(e)) == "before" for at in own))]
 
 
-def _without_abort_while_leaving(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
+def _without_abort_at_shutdown(subject: Subject, pieces: list[Evidence]) -> list[Evidence]:
     """Without all that tells of an abort, where it came while the process left, and that process had said before why it leaves."""
-    slugs = {e.slug for e in pieces if e.signature in WHILE_LEAVING}
+    slugs = {e.slug for e in pieces if e.signature in AT_SHUTDOWN}
     kept = [e for e in pieces if e.slug not in slugs]
     said = any(e.slug not in _BARE for e in kept)
     return kept if said or subject.complaints else pieces

@@ -72,7 +72,7 @@ SIGNAL_SLUGS: Final = MappingProxyType(
 SUSPECT_ONLY: Final = frozenset({"shm_exhausted.signal", "shm_exhausted.faulthandler", "shm_exhausted.shell"})
 
 # What native code says when a process leaves that it was still at work in: the abort of a process that ended anyway.
-WHILE_LEAVING: Final = frozenset({"native_abort.thread_left"})
+AT_SHUTDOWN: Final = frozenset({"native_abort.thread_left"})
 
 # Words about a child's death, spoken by the process that needed it: no launcher's words about how a rank ended.
 CHILD_DEATHS: Final = frozenset({"killed_unknown.dataloader", "killed_unknown.pool", "killed_unknown.ray_worker"})

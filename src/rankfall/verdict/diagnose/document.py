@@ -34,9 +34,9 @@ from rankfall.model.exit_codes import shell_code
 from rankfall.model.timestamps import Moment, rfc3339
 from rankfall.verdict.diagnose.candidates import HANG, Candidate, Root, of_node
 from rankfall.verdict.diagnose.cause_tables import NEAREST, NODE_FAULT_WHEN_SINGLE
+from rankfall.verdict.diagnose.consequences import only_text
 from rankfall.verdict.diagnose.no_failure import state_of
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure, work_over
-from rankfall.verdict.diagnose.victims import only_text
 
 MAX_PROOF: Final = 40
 MAX_ALTERNATIVES: Final = 20
@@ -184,9 +184,9 @@ def missing_of(case: Case, subjects: Subjects, chosen: Candidate | None) -> tupl
 
 def numbered(word: str, numbers: tuple[int, ...]) -> str:
     """`` ranks 1, 2, 3`` with a space in front, the first sixteen of them."""
-    shown = ", ".join(str(n) for n in numbers[:16])
+    listed = ", ".join(str(n) for n in numbers[:16])
     more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""  # noqa: PLR2004 - as many as are shown
-    return f" {word}{'s' if len(numbers) > 1 else ''} {shown}{more}"
+    return f" {word}{'s' if len(numbers) > 1 else ''} {listed}{more}"
 
 
 def assemble(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
@@ -215,8 +215,8 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
     info = cause_info(chosen.slug)
     late = chosen.after_work or work_over(case, subjects, subject)
     doubtful = only_text(chosen, subjects)
-    shown = [subject, *chosen.same]
-    one_slot = len({s.slot_number for s in shown}) == 1
+    members = [subject, *chosen.same]
+    one_slot = len({s.slot_number for s in members}) == 1
     verdict = Verdict(
         run=case.run,
         attempt=case.attempt,
@@ -226,7 +226,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         scope=scope,
         rank=None if everywhere else subject.rank_number,
         local_rank=None if everywhere else _local_rank(chosen),
-        role=_role(case, subjects, shown if everywhere else [subject]),
+        role=_role(case, subjects, members if everywhere else [subject]),
         slot=subject.slot_number if not everywhere or one_slot else None,
         pod=None if everywhere else subject.pod,
         node=subject.node if not everywhere or one_slot else None,
@@ -236,7 +236,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         evidence=proof_of(subjects, chosen),
         consequences=consequences_of(
             subjects,
-            {s.key for s in shown},
+            {s.key for s in members},
             chosen,
             independent={c.subject.key for c, _ in root.independent if not of_node(c.best)},
         ),
@@ -246,7 +246,7 @@ def _of_candidate(case: Case, subjects: Subjects, root: Root, chosen: Candidate)
         phase="teardown" if late else msgspec.UNSET,
         retry="no"
         if late
-        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, shown), doubtful=doubtful),
+        else _retry(info.retry, chosen, case, one_node=_one_node(subjects, members), doubtful=doubtful),
         node_action=_node_action(info.node_action, chosen, nowhere=everywhere or doubtful),
     )
     return Diagnosis(
@@ -317,10 +317,10 @@ def _of_consequences(case: Case, subjects: Subjects, root: Root) -> Diagnosis:
     return Diagnosis(verdict=verdict, fingerprint=fingerprint, exit_code=code)
 
 
-def _role(case: Case, subjects: Subjects, shown: Sequence[Subject]) -> str | None:
+def _role(case: Case, subjects: Subjects, named: Sequence[Subject]) -> str | None:
     """The role of all of these; None where they have several."""
     found = set()
-    for subject in shown:
+    for subject in named:
         place = subjects.slots.get(subject.slot_number) if subject.slot_number is not None else None
         found.add((subject.rank.role if subject.rank else None) or (place.role if place else None) or case.role)
     return found.pop() if len(found) == 1 else case.role
@@ -374,10 +374,10 @@ def _retry_of(default: Retry, chosen: Candidate, case: Case, *, one_node: bool) 
     return default
 
 
-def _one_node(subjects: Subjects, shown: Sequence[Subject]) -> bool:
+def _one_node(subjects: Subjects, named: Sequence[Subject]) -> bool:
     """Whether this befell one node, while slots on another one began."""
-    nodes = {subject.node for subject in shown}
-    struck = {subject.slot_number for subject in shown}
+    nodes = {subject.node for subject in named}
+    struck = {subject.slot_number for subject in named}
     begun = {s.node for s in subjects.slots.values() if s.slot not in struck and s.state in {"running", "ended"}}
     return len(nodes) == 1 and None not in nodes and bool(begun - nodes - {None})
 

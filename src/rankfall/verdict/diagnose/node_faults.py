@@ -15,8 +15,8 @@ import msgspec
 from rankfall.model import Case, Confidence
 from rankfall.model.timestamps import Moment, order
 from rankfall.verdict.diagnose.candidates import HANG, PLATFORM, SILENT, Candidate, Root, candidate_of, of_node
+from rankfall.verdict.diagnose.consequences import is_without_message
 from rankfall.verdict.diagnose.subjects import Subject, Subjects, of_own_code, own_failure
-from rankfall.verdict.diagnose.victims import is_without_message
 
 _SIGTERM: Final = 15
 # What ranks say that wait for one which stands still.
@@ -130,8 +130,8 @@ def _fall_of(candidate: Candidate, subjects: Subjects, *, fault: bool) -> _Fall:
         return _Fall(failed=None)
     ours = place.killed_by == "wrapper" or place.signalled or place.signal == _SIGTERM
     ended = place.state == "ended" and bool(place.exit_code or place.signal)
-    told = bool(ranks) and all(s.rank is not None and s.rank.state == "ended" for s in ranks)
-    if ours or told or not ended:
+    all_ended = bool(ranks) and all(s.rank is not None and s.rank.state == "ended" for s in ranks)
+    if ours or all_ended or not ended:
         return _Fall(failed=False)
     slot = subjects.all["slot", place.slot]
     return _of_own([(slot, _without_faults(slot))])

@@ -27,9 +27,7 @@ from rankfall.verdict.diagnose.candidates import (
     outlived_traceback,
 )
 from rankfall.verdict.diagnose.cause_tables import NEAREST, NEVER_CAUSE, NEVER_STARTED
-from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
-from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
-from rankfall.verdict.diagnose.victims import (
+from rankfall.verdict.diagnose.consequences import (
     drop_deleted_after_failure,
     drop_generic_after_death,
     drop_outlived,
@@ -37,6 +35,8 @@ from rankfall.verdict.diagnose.victims import (
     is_without_message,
     without_stopped_from_outside,
 )
+from rankfall.verdict.diagnose.node_faults import own_exceptions, without_faults_elsewhere
+from rankfall.verdict.diagnose.subjects import Subject, Subjects, own_failure
 
 
 def find_root(case: Case, subjects: Subjects) -> Root:

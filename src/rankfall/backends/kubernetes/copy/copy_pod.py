@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 LABEL_TRANSFER: Final = "rankfall.dev/transfer"
 CONTAINER: Final = "mover"
 SCRATCH: Final = "/rankfall-run"
-BEAT: Final = f"{SCRATCH}/beat"
+KEEP_ALIVE_FILE: Final = f"{SCRATCH}/beat"
 # Nothing moves for so long: the client is gone. Several times what a client lets pass between two signs of life.
 IDLE_S: Final = 60
 # No transfer is longer, however alive its client is; it goes on in another pod then.
@@ -48,7 +48,7 @@ trap 'exit 0' TERM INT
 left=$1
 while [ "$left" -gt 0 ]; do
   sleep 1 & wait $!
-  if [ -e {BEAT} ]; then rm -f {BEAT}; left=$1; else left=$((left - 1)); fi
+  if [ -e {KEEP_ALIVE_FILE} ]; then rm -f {KEEP_ALIVE_FILE}; left=$1; else left=$((left - 1)); fi
 done
 """
 _NEVER: Final = frozenset(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from rankfall.backends.kubernetes.copy import copy_pod
-from rankfall.backends.kubernetes.copy.copy_pod import BEAT, CONTAINER, SCRATCH, Say, Volume
+from rankfall.backends.kubernetes.copy.copy_pod import CONTAINER, KEEP_ALIVE_FILE, SCRATCH, Say, Volume
 from rankfall.backends.payload import build_zip
 from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError, ObjectNotFound, ServerError, Unreachable
@@ -63,16 +63,16 @@ class ExecChannel(Channel):
         self._buffer: deque[bytes] = deque()
         self._waiting = 0
         self._over = False
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._room = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._send_lock = asyncio.Lock()
         self._heard = time.monotonic()
 
     def close(self) -> None:
         """Nothing more comes, and nothing more is taken."""
-        with self._news:
+        with self._changed:
             self._over = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     @property
     def code(self) -> int | None:
@@ -99,9 +99,9 @@ class ExecChannel(Channel):
     def _take(self, size: int) -> bytes:
         parts: list[bytes] = []
         while size:
-            with self._news:
+            with self._changed:
                 while not self._buffer and not self._over:
-                    self._news.wait()
+                    self._changed.wait()
                 if not self._buffer:
                     break
                 data = self._buffer.popleft()
@@ -146,10 +146,10 @@ class ExecChannel(Channel):
                 if name == "stderr":
                     self.stderr = (self.stderr + data)[-_STDERR:]
                     continue
-                with self._news:
+                with self._changed:
                     self._buffer.append(data)
                     self._waiting += len(data)
-                    self._news.notify_all()
+                    self._changed.notify_all()
                 while self._waiting > _MOST_WAITING:
                     self._room.clear()
                     await self._room.wait()
@@ -165,7 +165,7 @@ class ExecChannel(Channel):
             await asyncio.sleep(_PING_S)
             if time.monotonic() - self._heard > _SILENT_S and not self._waiting:
                 self._session.abandon()
-            if self._turn.locked():
+            if self._send_lock.locked():
                 # What is being sent is sign enough, and may itself wait for a side that is gone.
                 continue
             try:
@@ -174,7 +174,7 @@ class ExecChannel(Channel):
                 return
 
     async def _send(self, data: bytes) -> None:
-        async with self._turn:
+        async with self._send_lock:
             await self._session.write(data)
 
 
@@ -259,7 +259,7 @@ class VolumeCopier:
         Raises:
             InfrastructureError: it cannot be done; in the words of whoever saw why.
         """
-        words = ("receive", owner_of(tree, below), os.fsencode(self._volume.path).hex(), below.hex(), BEAT)
+        words = ("receive", owner_of(tree, below), os.fsencode(self._volume.path).hex(), below.hex(), KEEP_ALIVE_FILE)
         return await self._carried(words, lambda made: send(tree, made))
 
     async def get(self, below: bytes, dest: Path, *, exclude: Sequence[str] = ()) -> Counts:
@@ -271,7 +271,7 @@ class VolumeCopier:
         place = os.path.abspath(os.fsencode(dest))  # noqa: PTH100, ASYNC240 - any bytes; looks at nothing but the current folder
         owner = hashlib.sha256(b"\0".join((b"get", os.fsencode(self._volume.claim), below, place))).hexdigest()[:12]
         patterns = [os.fsencode(pattern).hex() for pattern in exclude]
-        words = ("send", owner, os.fsencode(self._volume.path).hex(), below.hex(), BEAT, *patterns)
+        words = ("send", owner, os.fsencode(self._volume.path).hex(), below.hex(), KEEP_ALIVE_FILE, *patterns)
         return await self._carried(words, lambda made: Receiver(made, place, owner=owner).run())
 
     async def close(self) -> None:
@@ -360,7 +360,7 @@ def owner_of(tree: Tree, below: bytes) -> str:
 
 
 @asynccontextmanager
-async def mover(kube: Kube, volume: Volume, *, say: Say) -> AsyncIterator[VolumeCopier]:
+async def copy_pod_of(kube: Kube, volume: Volume, *, say: Say) -> AsyncIterator[VolumeCopier]:
     """A mover whose pod is gone when the block ends, however it ends."""
     made = VolumeCopier(kube, volume, say=say)
     try:

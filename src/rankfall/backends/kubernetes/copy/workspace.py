@@ -12,7 +12,7 @@ import msgspec
 
 from rankfall.backends.files import Files, Place
 from rankfall.backends.kubernetes.copy.copy_pod import Volume
-from rankfall.backends.kubernetes.copy.transfer import mover
+from rankfall.backends.kubernetes.copy.transfer import copy_pod_of
 from rankfall.backends.kubernetes.manifests.code import code_folder, copy_pod_image, runs_folder
 from rankfall.backends.kubernetes.manifests.pod_overrides import merged
 from rankfall.backends.payload import CODE
@@ -81,7 +81,7 @@ def place_of_run(spec: JobSpec, run: str, *, say: Callable[[str], None], image: 
         spec.kubernetes,
         volume,
         start=code_folder(workspace, spec.name, run=run),
-        shown=f"claim {workspace.claim} of run {run}",
+        label=f"claim {workspace.claim} of run {run}",
         say=say,
     )
 
@@ -105,7 +105,7 @@ async def upload_code(kube: Kube, run_dir: RunDir, *, namespace: str, say: Calla
     fresh = done.with_suffix(".new")
     make_folder(fresh.parent)
     write_file(fresh, msgspec.json.encode({"files": len(tree.entries), "bytes": tree.size, "folder": folder}))
-    async with mover(kube, volume, say=say) as made:
+    async with copy_pod_of(kube, volume, say=say) as made:
         await made.put(tree, os.fsencode(folder))
         await made.put(await asyncio.to_thread(scan, os.fsencode(fresh)), os.fsencode(f"{folder}.json"))
     fresh.replace(done)
@@ -117,16 +117,16 @@ def place_of_claim(section: Kubernetes, *, say: Callable[[str], None]) -> Place:
     section = msgspec.structs.replace(section, context=access.context, namespace=access.namespace)
     workspace = section.workspace or Workspace(claim="")
     volume = volume_of(section, workspace, image=workspace.image or "")
-    return _place(section, volume, start="", shown=f"claim {workspace.claim}", say=say)
+    return _place(section, volume, start="", label=f"claim {workspace.claim}", say=say)
 
 
-def _place(section: Kubernetes, volume: Volume, *, start: str, shown: str, say: Callable[[str], None]) -> Place:
+def _place(section: Kubernetes, volume: Volume, *, start: str, label: str, say: Callable[[str], None]) -> Place:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Files]:
-        async with Kube(access_of(section)) as kube, mover(kube, volume, say=say) as made:
+        async with Kube(access_of(section)) as kube, copy_pod_of(kube, volume, say=say) as made:
             yield made
 
-    return Place(open=opened, root=os.fsencode(volume.path), start=os.fsencode(start), shown=shown)
+    return Place(open=opened, root=os.fsencode(volume.path), start=os.fsencode(start), label=label)
 
 
 def _dict(value: Any) -> dict[str, Any]:

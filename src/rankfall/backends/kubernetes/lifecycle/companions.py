@@ -41,7 +41,7 @@ from rankfall.kube.resources import SECRETS, Resource
 
 
 async def wait_until_gone(
-    kube: Kube, groups: Sequence[Group], *, namespace: str, shown: str, patience: RetryBudget, say: Say
+    kube: Kube, groups: Sequence[Group], *, namespace: str, label: str, patience: RetryBudget, say: Say
 ) -> None:
     """Wait until nothing of an old object is there.
 
@@ -49,7 +49,7 @@ async def wait_until_gone(
         kube: an open client.
         groups: the object and what goes with it.
         namespace: where.
-        shown: how messages name it.
+        label: how messages name it.
         patience: its end is the end of the wait.
         say: takes lines for people.
 
@@ -58,14 +58,14 @@ async def wait_until_gone(
         KubeError: it cannot be seen.
     """
     began = time.monotonic()
-    tell = teller(kube, f"waiting for the earlier {shown} to go", say=say)
+    tell = teller(kube, f"waiting for the earlier {label} to go", say=say)
     waited = await wait_gone(kube, groups, namespace=namespace, until=patience.until, say=say, tell=tell)
     if waited.unseen is not None:
         raise waited.unseen
     if waited.left:
         found = await blocked(kube, waited.left)
         raise StillThere(
-            f"cannot launch: the earlier {shown} is not gone after {span(time.monotonic() - began)}: {found.text}",
+            f"cannot launch: the earlier {label} is not gone after {span(time.monotonic() - began)}: {found.text}",
             hint=found.hint or "launch again later: the same call goes on where this one ended",
         )
 
@@ -157,18 +157,18 @@ class Ensurer:
     async def _settle(self, resource: Resource, manifest: Object, found: Object, reference: Object | None) -> bool:
         """Whether what is there will do; if not, it is gone now, or to be looked at again."""
         name = meta(manifest)["name"]
-        shown = resource.shown(name, self._namespace)
+        label = resource.label(name, self._namespace)
         if not deleting(found):
             if self._is_done(found, reference):
                 return True
             if not same_identity(found, manifest):
                 raise NameTaken(
-                    f"cannot launch: {shown} is there and not of this run ({described(found)})",
+                    f"cannot launch: {label} is there and not of this run ({described(found)})",
                     hint="it was left alone; give the job another name",
                 )
             if reference is not None and not owners_of(found) and token_of(found) == self._token:
                 return await self._adopt(resource, found, reference)
-            self._say(f"removing {shown} of an earlier launch")
+            self._say(f"removing {label} of an earlier launch")
             await order_delete(
                 self._kube,
                 resource,
@@ -182,7 +182,7 @@ class Ensurer:
             self._kube,
             [Group(resource=resource, name=name, uid=uid_of(found))],
             namespace=self._namespace,
-            shown=shown,
+            label=label,
             patience=self._patience,
             say=self._say,
         )

@@ -50,13 +50,13 @@ from rankfall.kube.resources import TRAINJOBS, Resource
 from rankfall.kube.secret import excerpt
 
 
-def check_replaceable(found: Object, state: Standing, *, shown: str, replace: bool, removed: bool) -> None:
+def check_replaceable(found: Object, state: Standing, *, name: str, replace: bool, removed: bool) -> None:
     """Whether an object may be removed for a new one.
 
     Args:
         found: the object.
         state: what it is to the launch.
-        shown: how messages name it.
+        name: how messages name it.
         replace: the user wants one that is alive to go.
         removed: one was removed for this launch already.
 
@@ -66,17 +66,17 @@ def check_replaceable(found: Object, state: Standing, *, shown: str, replace: bo
     whose = described(found)
     if state == "foreign":
         raise NameTaken(
-            f"cannot launch {shown}: an object of this name is there and not of this run ({whose})",
+            f"cannot launch {name}: an object of this name is there and not of this run ({whose})",
             hint="it was left alone; give the job another name",
         )
     if state == "alive" and not replace:
         raise NameTaken(
-            f"cannot launch {shown}: one of this name {'is held back' if suspended(found) else 'runs'} already ({whose})",
+            f"cannot launch {name}: one of this name {'is held back' if suspended(found) else 'runs'} already ({whose})",
             hint=f"rankfall attach {excerpt(label(found, LABEL_RUN))} follows it; --replace ends it and starts anew",
         )
     if removed:
         raise NameTaken(
-            f"cannot launch {shown}: somebody else made one of this name meanwhile ({whose})",
+            f"cannot launch {name}: somebody else made one of this name meanwhile ({whose})",
             hint="two clients launch the same run: stop one of them",
         )
 
@@ -182,8 +182,8 @@ class _Launch:
         )
 
     @property
-    def _shown(self) -> str:
-        return self._resource.shown(self._name, self._space)
+    def _label(self) -> str:
+        return self._resource.label(self._name, self._space)
 
     async def run(
         self, first: Sequence[Object], companions: Sequence[Object], others: Sequence[Object], *, hold: bool
@@ -259,8 +259,8 @@ class _Launch:
     async def _clear(self, found: Object, state: Standing) -> None:
         """Get an object out of the way, or refuse."""
         if state != "deleting":
-            check_replaceable(found, state, shown=self._shown, replace=self._replace, removed=self._removed)
-            self._say(f"removing {self._shown}, {going(found)}")
+            check_replaceable(found, state, name=self._label, replace=self._replace, removed=self._removed)
+            self._say(f"removing {self._label}, {going(found)}")
             # In the foreground the object stays until everything below it is gone, and says so, also to a client that was killed here and
             # asks again. A TrainJob cannot (see remove).
             await order_delete(
@@ -280,7 +280,7 @@ class _Launch:
             self._kube,
             groups_of(self._resource, self._name, uid=uid, pods=pods_of(self._resource, self._name)),
             namespace=self._space,
-            shown=self._shown,
+            label=self._label,
             patience=self._patience,
             say=self._say,
         )
@@ -295,7 +295,7 @@ class _Launch:
 
     def _vanished(self, name: str) -> Vanished:
         return Vanished(
-            f"{self._resource.shown(name, self._space)} was deleted by somebody else while it was being launched",
+            f"{self._resource.label(name, self._space)} was deleted by somebody else while it was being launched",
             hint="nothing of it runs; launch it again if it is still wanted",
         )
 
@@ -335,4 +335,4 @@ class _Launch:
                     patience=self._patience,
                 )
             except KubeError as error:
-                self._say(f"{error.message}; {made.resource.shown(made.name, self._space)} is left behind")
+                self._say(f"{error.message}; {made.resource.label(made.name, self._space)} is left behind")

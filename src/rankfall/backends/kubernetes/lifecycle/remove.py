@@ -61,7 +61,7 @@ async def remove(
         if uid is None:
             found = await look(kube, resource, name, namespace=namespace, patience=patience)
             if found is not None:
-                _check_ours(found, resource.shown(name, namespace), pods_selector)
+                _check_ours(found, resource.label(name, namespace), pods_selector)
                 uid = uid_of(found)
         if uid is not None:
             order: Propagation = "Foreground" if resource in _IN_ORDER else "Background"
@@ -69,7 +69,7 @@ async def remove(
     except KubeError as error:
         if not passes(error):
             raise
-        say(f"{error.message}; whether {resource.shown(name, namespace)} is gone is not known")
+        say(f"{error.message}; whether {resource.label(name, namespace)} is gone is not known")
         return "unknown"
     waited = await wait_gone(
         kube,
@@ -77,10 +77,10 @@ async def remove(
         namespace=namespace,
         until=patience.until,
         say=say,
-        tell=teller(kube, f"removing {resource.shown(name, namespace)}", say=say),
+        tell=teller(kube, f"removing {resource.label(name, namespace)}", say=say),
     )
     if waited.unseen is not None:
-        say(f"{waited.unseen.message}; whether {resource.shown(name, namespace)} is gone is not known")
+        say(f"{waited.unseen.message}; whether {resource.label(name, namespace)} is gone is not known")
         return "unknown"
     return "gone" if waited.gone else "going"
 
@@ -133,12 +133,12 @@ def teller(kube: Kube, doing: str, *, say: Say) -> Tell:
     return tell
 
 
-def _check_ours(found: dict[str, Any], shown: str, pods_selector: str) -> None:
+def _check_ours(found: dict[str, Any], name: str, pods_selector: str) -> None:
     """Refuse what carries no marks of ours, or those of another run than the pods that are asked for."""
     run = label(found, LABEL_RUN)
     wanted = [part.partition("=")[2] for part in pods_selector.split(",") if part.partition("=")[0] == LABEL_RUN]
     if not run or any(run != one for one in wanted):
         raise NameTaken(
-            f"did not remove {shown}: it is not of this run ({described(found)})",
+            f"did not remove {name}: it is not of this run ({described(found)})",
             hint="nothing was touched; look at it with kubectl describe",
         )

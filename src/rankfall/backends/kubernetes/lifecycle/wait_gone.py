@@ -27,7 +27,7 @@ from rankfall.kube.watch.watcher import watch
 
 # Waited for in order by the server itself; what they wait for is in the list too.
 _CASCADES: Final = frozenset({"foregroundDeletion", "orphan"})
-_SHOWN: Final = 3
+_MAX_LISTED: Final = 3
 # Seconds: what a node's state is worth to a message.
 _NODE_S: Final = 5.0
 
@@ -62,12 +62,12 @@ async def blocked(kube: Kube, left: Sequence[Left]) -> Blockers:
     ordered = sorted(left, key=lambda one: one.resource != PODS)
     waiting = [one for one in ordered if not _only_cascades(one)] or ordered
     texts, hints = [], []
-    for one in waiting[:_SHOWN]:
+    for one in waiting[:_MAX_LISTED]:
         text, hint = await (_pod(kube, one.item) if one.resource == PODS else _object(one))
         texts.append(text)
         hints.append(hint)
-    if len(waiting) > _SHOWN:
-        texts.append(f"{len(waiting) - _SHOWN} more")
+    if len(waiting) > _MAX_LISTED:
+        texts.append(f"{len(waiting) - _MAX_LISTED} more")
     return Blockers("; ".join(texts), next((hint for hint in hints if hint), None))
 
 
@@ -82,29 +82,29 @@ def _finalizers(item: Object) -> list[str]:
 
 
 async def _object(one: Left) -> tuple[str, str]:
-    shown = _shown(one.resource, one.item)
+    label = _label(one.resource, one.item)
     names = _foreign(_finalizers(one.item))
     if names:
         name = excerpt(str(meta(one.item).get("name")))
         hint = f"the program that set it has to take it away: does it run? kubectl get {one.resource.plural} {name} -o yaml"
-        return f"{shown} waits for finalizer {names}", hint
+        return f"{label} waits for finalizer {names}", hint
     if not deleting(one.item):
-        return f"{shown} is not being deleted yet", ""
-    return f"{shown} is being deleted since {age(meta(one.item)['deletionTimestamp'])}", ""
+        return f"{label} is not being deleted yet", ""
+    return f"{label} is being deleted since {age(meta(one.item)['deletionTimestamp'])}", ""
 
 
 async def _pod(kube: Kube, item: Object) -> tuple[str, str]:
     spec = item.get("spec")
     node = str(spec.get("nodeName") or "") if isinstance(spec, dict) else ""
-    shown = f"{_shown(PODS, item)} on {f'node {excerpt(node)}' if node else 'no node'}"
+    label = f"{_label(PODS, item)} on {f'node {excerpt(node)}' if node else 'no node'}"
     if not deleting(item):
-        return f"{shown} is not being deleted yet", ""
+        return f"{label} is not being deleted yet", ""
     names = _foreign(_finalizers(item))
     # The stamp is the moment at which it should have ended: its grace is part of it.
     stamp = meta(item)["deletionTimestamp"]
     due = f"should have ended {age(stamp)} ago" if _past(stamp) else "is ending"
     state = await _node(kube, node) if node else ""
-    text = f"{shown} {due}{f' ({state})' if state else ''}{f', with finalizer {names}' if names else ''}"
+    text = f"{label} {due}{f' ({state})' if state else ''}{f', with finalizer {names}' if names else ''}"
     if not state:
         return text, ""
     name, space = excerpt(str(meta(item).get("name"))), excerpt(str(meta(item).get("namespace")))
@@ -140,8 +140,8 @@ def _foreign(names: Iterable[str]) -> str:
     return ", ".join(excerpt(name) for name in names if name not in _CASCADES)
 
 
-def _shown(resource: Resource, item: Object) -> str:
-    return resource.shown(excerpt(str(meta(item).get("name"))), excerpt(str(meta(item).get("namespace"))))
+def _label(resource: Resource, item: Object) -> str:
+    return resource.label(excerpt(str(meta(item).get("name"))), excerpt(str(meta(item).get("namespace"))))
 
 
 Tell = Callable[[Sequence[Left]], Awaitable[None]]
@@ -279,7 +279,7 @@ class _Wait:
                 return WaitResult(self.left)
             except TimeoutError:
                 failure: KubeError = Unreachable(
-                    f"cannot list {PODS.shown(None, self._namespace)}: no answer in time", hint="ask again later"
+                    f"cannot list {PODS.label(None, self._namespace)}: no answer in time", hint="ask again later"
                 )
                 return WaitResult(self.left, failure)
             except KubeError as error:

@@ -47,7 +47,7 @@ _SURE_GROUPS: Final = (
 )
 SURE: Final = frozenset(CAUSE_CODES[group] for group in _SURE_GROUPS)
 # Ends by these signals, as bare codes, and the one code that the wrapper makes of them.
-TOLD: Final = (
+STANDARD_CODES: Final = (
     (frozenset({128 + 9}), CAUSE_CODES["killed"]),
     (frozenset({USER_RETRYABLE}), CAUSE_CODES["user_retryable"]),
     (frozenset({128 + 4, 128 + 7, 128 + 8, 128 + 11}), CAUSE_CODES["native_crash"]),
@@ -193,21 +193,21 @@ class _Compiler:
             codes &= signals
         if not codes:
             self.problem(path, "no code is in both exit_codes and signals", "write two rules")
-        return self._with_told(codes, path)
+        return self._with_standard(codes, path)
 
-    def _with_told(self, codes: set[int], path: str) -> list[int]:
+    def _with_standard(self, codes: set[int], path: str) -> list[int]:
         """The same codes with those that the wrapper makes of a sure end by these signals."""
-        told = set(codes)
-        for bare, cause in () if self.spec.inside == "off" else TOLD:
+        covered = set(codes)
+        for bare, cause in () if self.spec.inside == "off" else STANDARD_CODES:
             if bare <= codes:
-                told.add(cause)
+                covered.add(cause)
             elif bare & codes:
                 self.problem(
                     path,
                     f"Kubernetes sees one code, {cause}, for ends by any of the signals {sorted(code - 128 for code in bare)}",
                     f"name all of their codes ({', '.join(map(str, sorted(bare)))}), or set inside: off",
                 )
-        return sorted(told)
+        return sorted(covered)
 
     def _cause_codes(self, causes: Iterable[str], path: str) -> list[int]:
         if self.spec.inside == "off":

@@ -19,7 +19,7 @@ import msgspec
 from rankfall.backends.kubernetes.manifests.names import TRAINER_ROLE, Names
 from rankfall.backends.plan import Launcher, Rendezvous
 from rankfall.model import JobSpec, Part, SpecError
-from rankfall.model.jobspec.secrets import MASK, looks_secret, masked_words
+from rankfall.model.jobspec.secrets import MASK, is_secret_name, masked_words
 
 # The number of this slot, once the pod runs; the variable stands first in the container's list.
 SLOT_REFERENCE: Final = "$(RANKFALL_SLOT)"
@@ -255,9 +255,9 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
         """The workload, then those of other roles."""
         return [self.objects[self.workload], *self.objects[len(self.objects) - self.others :]]
 
-    def shown(self) -> list[Object]:
+    def masked_objects(self) -> list[Object]:
         """The manifests for people: values that look secret are masked, the bundle is told by size and digest."""
-        return [shown(item) for item in self.objects]
+        return [masked(item) for item in self.objects]
 
 
 def request_token(token: str) -> str:
@@ -265,7 +265,7 @@ def request_token(token: str) -> str:
     return hashlib.sha256(f"request:{token}".encode()).hexdigest()[:32]
 
 
-def shown(value: Any) -> Any:
+def masked(value: Any) -> Any:
     """A copy of a manifest, or of any part of it, without values that look secret."""
     if isinstance(value, Mapping):
         if value.get("kind") == "Secret" and isinstance(value.get("data"), Mapping):
@@ -274,7 +274,7 @@ def shown(value: Any) -> Any:
             return {**value, "value": _variable(value["name"], value["value"])}
         return {key: _field(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(item) for item in value]
+        return [masked(item) for item in value]
     return masked_words((value,))[0] if isinstance(value, str) else value
 
 
@@ -283,17 +283,17 @@ def _field(key: str, value: Any) -> Any:
         return list(masked_words(tuple(map(str, value))))
     if key == "binaryData" and isinstance(value, Mapping):
         return {name: _digest(text) for name, text in value.items()}
-    if isinstance(value, str) and looks_secret(key) and key not in _REFERENCES:
+    if isinstance(value, str) and is_secret_name(key) and key not in _REFERENCES:
         return MASK
-    return shown(value)
+    return masked(value)
 
 
 def _variable(name: str, value: str) -> str:
-    if looks_secret(name):
+    if is_secret_name(name):
         return MASK
     if name == "RANKFALL_TORCHRUN":
         return json.dumps(masked_words(json.loads(value)))
-    return str(shown(value))
+    return str(masked(value))
 
 
 def _digest(text: Any) -> str:

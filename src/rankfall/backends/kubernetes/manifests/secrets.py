@@ -14,7 +14,7 @@ from typing import Any, Final
 from rankfall.backends.kubernetes.manifests.pod_overrides import Object
 from rankfall.backends.kubernetes.manifests.request import Request, request_token
 from rankfall.model import JobSpec
-from rankfall.model.jobspec.secrets import masked_words, shown_value
+from rankfall.model.jobspec.secrets import masked_value, masked_words
 
 _VARIABLE: Final = "RANKFALL_SECRET_"
 _JSON: Final = "_JSON"
@@ -22,8 +22,8 @@ _JSON: Final = "_JSON"
 
 def secret_words(spec: JobSpec) -> dict[int, str]:
     """The secret arguments of a role's command by their place. The program itself is none."""
-    shown = masked_words(spec.command)
-    return {number: word for number, word in enumerate(spec.command) if number and shown[number] != word}
+    label = masked_words(spec.command)
+    return {number: word for number, word in enumerate(spec.command) if number and label[number] != word}
 
 
 def word_reference(number: int) -> str:
@@ -138,4 +138,4 @@ def _variable(request: Request, name: str, key: str) -> Object:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return shown_value(name, value) != value
+    return masked_value(name, value) != value

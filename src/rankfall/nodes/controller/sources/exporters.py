@@ -18,14 +18,14 @@ from rankfall.kube.client import Kube
 from rankfall.kube.errors import KubeError
 from rankfall.kube.resources import PODS
 from rankfall.model.errors import EvidenceLost
-from rankfall.model.node_health.records import NodeFault, shown
+from rankfall.model.node_health.records import NodeFault, printable
 from rankfall.nodes.config import ConfigFile
 from rankfall.nodes.controller.metrics import Metrics
 from rankfall.nodes.controller.node_cache import NodeCache
 from rankfall.nodes.controller.notifier import LOG
 from rankfall.nodes.controller.persistent_state import StateMap
 from rankfall.nodes.controller.plan_writer import sole_writer
-from rankfall.nodes.rules.gpu_metrics import ActiveMetric, Exporter, news, readings
+from rankfall.nodes.rules.gpu_metrics import ActiveMetric, Exporter, changed_values, readings
 
 #: Largest page, bytes: an exporter of eight GPUs with all its fields has some 100 KiB.
 MAX_PAGE: Final = 4 << 20
@@ -163,7 +163,7 @@ class ExporterSource:
             boot = self._book.nodes[node].view.boot or "" if node in self._book.nodes else ""
             looked = self._looked.get(node)
             before = looked[1] if looked is not None and looked[0] == boot else None
-            found, standing = news(readings(text), node=node, boot=boot, stood=stood, before=before, now=now)
+            found, standing = changed_values(readings(text), node=node, boot=boot, stood=stood, before=before, now=now)
             faults += found
             stood = {name: each for name, each in stood.items() if name.partition(" ")[0] != node} | standing
         stood = {name: each for name, each in stood.items() if name.partition(" ")[0] in self._book.nodes}
@@ -195,7 +195,9 @@ class ExporterSource:
                 LOG.info("the exporter of node `%s` answers again", node)
                 self._silent.pop(node)
             else:
-                LOG.warning("the exporter of node `%s`: %s; nothing is taken for good meanwhile", node, shown(reason))
+                LOG.warning(
+                    "the exporter of node `%s`: %s; nothing is taken for good meanwhile", node, printable(reason)
+                )
                 self._silent[node] = reason
         self._silent = {node: reason for node, reason in self._silent.items() if node in self._book.nodes}
         self._metrics.set("health_exporters_silent", len(self._silent))

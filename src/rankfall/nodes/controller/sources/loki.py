@@ -93,12 +93,12 @@ class LokiSource:
         before = state.places.get(name)
         if before is not None and begun is not None:
             begun |= before.begun
-        cursor = Cursor(before.cursor if before is not None else State.beginning(clock() - look_back_s * SECOND))
+        cursor = Cursor(before.cursor if before is not None else State.starting_at(clock() - look_back_s * SECOND))
         self._reader = Reader(loki, query, cursor, trouble=self._trouble, on_stuck=self._stuck, patience_s=None)
         self._blind_since: float | None = None
         self._kept_at: float | None = None
         self._thorough_at: float | None = None
-        self._told_lost: set[int] = set()
+        self._reported_lost: set[int] = set()
 
     async def run(self) -> None:
         """Look for ever. A look that takes long is followed the sooner by the next one, but never at once: Loki has others to serve."""
@@ -166,10 +166,10 @@ class LokiSource:
     def _stuck(self, at: int) -> None:
         # Every look that begins before it meets it again, and it is the same loss.
         horizon = self._reader.cursor.mark - OVERLAP_NS
-        self._told_lost = {each for each in self._told_lost if each > horizon}
-        if at in self._told_lost:
+        self._reported_lost = {each for each in self._reported_lost if each > horizon}
+        if at in self._reported_lost:
             return
-        self._told_lost.add(at)
+        self._reported_lost.add(at)
         self._metrics.add("health_lines_lost_total", source=self.name)
         LOG.error("%s: nanosecond %d holds more lines than Loki gives at once; the rest of them is lost", self.name, at)
 

@@ -68,8 +68,8 @@ class KernelLines:
             self.nameless += 1
             return None
         if LINE_SCHEMA in entry.text:
-            told = decode_line(entry.text)
-            return None if told is None else faults.of_agent_line(told, node=node)
+            line = decode_line(entry.text)
+            return None if line is None else faults.of_agent_line(line, node=node)
         boot = self._boot_of(node) or ""
         at, identity = entry.at, entry.id.hex()
         clock = _CLOCK.match(entry.text)

@@ -53,7 +53,7 @@ async def until_done(call: Callable[[], Awaitable[None]]) -> None:
 
 
 #: Nodes that are taken in before others have their turn.
-_TOGETHER: Final = 20
+_MAX_CONCURRENT: Final = 20
 
 
 async def watch_nodes(kube: Kube, loop: Loop) -> None:
@@ -68,7 +68,7 @@ async def watch_nodes(kube: Kube, loop: Loop) -> None:
         async for event in events:
             loop.node_event(event)
             number += 1
-            if number % _TOGETHER == 0:
+            if number % _MAX_CONCURRENT == 0:
                 # A list of a thousand comes at once, and the lease is to be renewed meanwhile.
                 await asyncio.sleep(0)
 

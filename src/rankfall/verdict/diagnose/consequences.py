@@ -18,24 +18,24 @@ _SIGTERM, _SIGKILL = 15, 9
 
 def without_stopped_from_outside(candidates: list[Candidate], subjects: Subjects) -> list[Candidate]:
     """Who ended without a word after its slot had been told to stop from outside, or only complains of it, is that signal's victim."""
-    told: dict[int, Moment] = {}
+    stopped_at: dict[int, Moment] = {}
     for subject in subjects.all.values():
         for piece in subject.evidence:
             slot = subject.slot_number
             if piece.slug == "external_signal" and subject.rank is None and slot is not None:
-                told[slot] = subject.when(piece)
-    if not told:
+                stopped_at[slot] = subject.when(piece)
+    if not stopped_at:
         return candidates
 
     def victim(candidate: Candidate) -> bool:
         moment = candidate.moment
         if candidate.weak:
             # What bystanders say as well: an agent that was told to stop takes the rendezvous away from the others.
-            return any(order(moment, at) != "before" for at in told.values())
+            return any(order(moment, at) != "before" for at in stopped_at.values())
         slot = candidate.subject.slot_number
-        if candidate.tier != SILENT or slot is None or slot not in told or candidate.subject.rank is None:
+        if candidate.tier != SILENT or slot is None or slot not in stopped_at or candidate.subject.rank is None:
             return False
-        return order(moment, told[slot]) != "before"
+        return order(moment, stopped_at[slot]) != "before"
 
     return [c for c in candidates if not victim(c)]
 
@@ -80,13 +80,13 @@ def is_without_message(candidate: Candidate) -> bool:
     return candidate.tier == SILENT and candidate.slug == "user_exit" and facts is not None and facts.exit_code == 1
 
 
-def _perhaps_stopped_by_torchrun(candidate: Candidate, mute: list[Candidate]) -> bool:
+def _perhaps_stopped_by_torchrun(candidate: Candidate, silent: list[Candidate]) -> bool:
     """Whether this death may be torchrun's stop of a rank beside one that had ended: its own lines say so, and they may be missing."""
     facts, place = candidate.subject.rank, candidate.subject.slot
     if candidate.tier != SILENT or facts is None or place is None or place.launcher != "torchrun":
         return False
     # Those that ended alike are one candidate by now, wherever they ran.
-    beside = [s for c in mute for s in (c.subject, *c.same) if s.slot_number == place.slot]
+    beside = [s for c in silent for s in (c.subject, *c.same) if s.slot_number == place.slot]
     came = [order(s.ended, candidate.moment) for s in beside]
     if facts.signal == _SIGTERM:
         return any(one != "after" for one in came)
@@ -95,8 +95,8 @@ def _perhaps_stopped_by_torchrun(candidate: Candidate, mute: list[Candidate]) ->
 
 def drop_without_message_beside_death(candidates: list[Candidate], root: Root) -> list[Candidate]:
     """A rank that ended with Python's own code and left no word is a victim of a death that it did not surely come before."""
-    mute = [c for c in candidates if is_without_message(c)]
-    stopped = [c for c in candidates if _perhaps_stopped_by_torchrun(c, mute)]
+    silent = [c for c in candidates if is_without_message(c)]
+    stopped = [c for c in candidates if _perhaps_stopped_by_torchrun(c, silent)]
     root.rejected += [(c, "torchrun ends a rank so when another one of its node has ended") for c in stopped]
     candidates = [c for c in candidates if c not in stopped]
     deaths = [c for c in candidates if c.tier == SILENT and c.slug != "user_exit"]
