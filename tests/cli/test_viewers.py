@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rankfall.cli import session as sessions
@@ -128,18 +129,58 @@ def test_i18_p7_a_viewer_that_gets_a_signal_lets_go_and_the_run_goes_on(
     ends_by_itself(submitted, rankfall)
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: signal.Signals(n).name)
-def test_a_signal_that_python_dropped_in_a_finaliser_ends_the_verb_all_the_same(number: int) -> None:
+def dropped_in_a_finaliser(number: int) -> None:
     class Dropped:
         def __del__(self) -> None:
             signal.raise_signal(number)
 
+    Dropped()
+
+
+def dropped_by_a_decoder(number: int) -> None:
+    """Msgspec tries attributes of a type, some of which are Python code, and clears whatever they raise."""
+    came: list[str] = []
+
+    class Tried(type):
+        def __getattr__(cls, name: str) -> object:
+            if not came:
+                came.append(name)
+                signal.raise_signal(number)
+            raise AttributeError(name)
+
+    class Shape(metaclass=Tried):
+        pass
+
+    msgspec.json.Decoder(Shape)
+    assert came
+
+
+@pytest.mark.parametrize("drop", [dropped_in_a_finaliser, dropped_by_a_decoder])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: signal.Signals(n).name)
+def test_a_signal_whose_exception_was_dropped_ends_the_verb_all_the_same(
+    number: int, drop: Callable[[int], None]
+) -> None:
     reading = Reading()
+    before = signal.getsignal(number)
     with reading.until_signal():
-        Dropped()
+        drop(number)
         threading.Event().wait(scaled(30))
         pytest.fail("the signal was lost")
     assert reading.code == 128 + number
+    assert signal.getsignal(number) == before
+
+
+def test_clean_up_after_a_signal_is_not_struck_by_it_again() -> None:
+    reading, steps = Reading(), []
+    with reading.until_signal():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            for step in range(3):
+                # Longer than until the signal is sent again.
+                threading.Event().wait(0.3)
+                steps.append(step)
+    assert (reading.code, steps) == (143, [0, 1, 2])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

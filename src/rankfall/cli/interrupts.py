@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -15,8 +14,8 @@ from rankfall.model import FINAL_STATES
 from rankfall.rundir import RunDir
 
 _CODE: Final = 128
-# Longer than what Python does between the hook and the code that was interrupted.
-_AGAIN_S: Final = 0.05
+# How soon a signal is sent again whose exception was dropped, seconds.
+_AGAIN_S: Final = 0.2
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -83,17 +82,18 @@ class Reading:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        repeater = _SignalRepeater()
         before = {n: signal.getsignal(n) for n in SIGNALS}
-        # Around the handlers: from the first one on a signal may come at any place.
-        with _sent_again():
+        with _unreported():
             try:
                 for number, old in before.items():
                     if old is not signal.SIG_IGN:
-                        signal.signal(number, _end)
+                        signal.signal(number, repeater.handle)
                 yield
             except _SignalError as ended:
                 self.code = code_of(ended.number)
             finally:
+                repeater.stop()
                 for number, old in before.items():
                     signal.signal(number, old)
 
@@ -129,32 +129,65 @@ class _SignalError(BaseException):
         self.number = number
 
 
-def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
-    raise _SignalError(number)
+class _SignalRepeater:
+    """Raises the exception of a signal until it gets through.
+
+    What a handler raises can be dropped: by Python in a finaliser or the callback of a weak reference, by code in C that clears every error of an
+    attribute it only tries (msgspec, when it makes a decoder). So a thread sends the signal again until the verb has ended.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._sent = False
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
+        """The handler. A signal of a person always raises, so a second Ctrl-C also ends a clean-up; one of the thread only where the first was dropped."""
+        sent, self._sent = self._sent, False
+        if self._over.is_set() or (sent and _on_its_way(sys.exc_info()[1])):
+            return
+        self._number = number
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_again, name="signal", daemon=True)
+            self._thread.start()
+        raise _SignalError(number)
+
+    def _send_again(self) -> None:
+        main = threading.main_thread().ident
+        while main is not None and not self._over.wait(_AGAIN_S):
+            self._sent = True
+            signal.pthread_kill(main, self._number)
+
+    def stop(self) -> None:
+        """Nothing is sent or raised from now on."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _on_its_way(error: BaseException | None) -> bool:
+    """Whether clean-up after a signal is what runs now: its exception is being handled, or one that came after it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, _SignalError):
+            return True
+        seen.add(id(error))
+        error = error.__context__
+    return False
 
 
 @contextlib.contextmanager
-def _sent_again() -> Iterator[None]:
-    """Send a signal once more when Python dropped its exception, as it does with all that is raised in finalisers and callbacks of weak references.
-
-    Not from the hook itself: the handler would raise there, and that is dropped too.
-    """
+def _unreported() -> Iterator[None]:
+    """Keep Python from printing the exceptions of signals that it drops."""
     before = sys.unraisablehook
-    timers: list[threading.Timer] = []
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:
         if not isinstance(dropped.exc_value, _SignalError):
             before(dropped)
-            return
-        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), dropped.exc_value.number))
-        timer.daemon = True
-        timers.append(timer)
-        timer.start()
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
         sys.unraisablehook = before
-        for timer in timers:
-            timer.cancel()
