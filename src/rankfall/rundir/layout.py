@@ -19,7 +19,7 @@ from rankfall.model import InfrastructureError, JobSpec, StoreError, decoding
 from rankfall.model.foreign import Foreign
 from rankfall.model.jobspec.secrets import is_masked, replaced, secrets_of
 from rankfall.rundir import lease as leases
-from rankfall.rundir.lease import FOLDER_MODE, make_folder, write_file
+from rankfall.rundir.lease import make_folder, write_file
 
 LAYOUT: Final = "1"
 _OTHERS: Final = 0o077
@@ -80,7 +80,8 @@ def _tighten(path: Path) -> None:
         with contextlib.suppress(OSError):
             found = folder.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
-                folder.chmod(FOLDER_MODE)
+                # What its owner took from himself stays taken: a folder that may only be read is not opened for writing.
+                folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
 
 
 def _make(path: Path) -> str:
