@@ -143,7 +143,7 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     inner = _innermost(error)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {excerpt(inner.verify_message or 'unknown')}", True
-    if isinstance(inner, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+    if _cut(inner) or isinstance(inner, ssl.SSLZeroReturnError | ssl.SSLSyscallError):
         return "it closed the connection", False
     if isinstance(inner, ssl.SSLError):
         return f"TLS: {excerpt(inner.reason or type(inner).__name__)}", True
@@ -192,6 +192,13 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _cut(error: BaseException) -> bool:
+    """Whether a TCP connection ended without TLS's own word; Python 3.11.2 has no class for it where OpenSSL 3 says so."""
+    return isinstance(error, ssl.SSLEOFError) or (
+        isinstance(error, ssl.SSLError) and error.reason == "UNEXPECTED_EOF_WHILE_READING"
+    )
+
+
 def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> Unreachable:
     """The error; to be raised outside the block that caught the other one, so that it is not chained to it.
 
@@ -200,7 +207,7 @@ def broken(error: aiohttp.ClientError | OSError, *, what: str, server: str) -> U
         what: verb and object.
         server: its address.
     """
-    if isinstance(error, aiohttp.ClientPayloadError | ConnectionError | ssl.SSLEOFError):
+    if isinstance(error, aiohttp.ClientPayloadError | ConnectionError) or _cut(error):
         hint = "it is opened anew by who reads on; a cut that comes again and again has its cause on the way: network, proxy, load balancer"
         return Unreachable(f"cannot {what}: the connection to {server} broke off", hint=hint)
     return lost(error, what=what, server=server)
