@@ -231,7 +231,7 @@ def report(modules: dict[str, Module]) -> str:
     lines = [f"{'room':<28}{'files':>6}{'lines':>8}{'code':>8}{'doc':>7}{'comment':>8}{'median':>8}{'largest':>8}"]
     lines += [_row(room, found) for room, found in sorted(rooms.items())]
     lines.append(_row("all", list(modules.values())))
-    single = sum(len(by) == 1 for by in importers(modules).values())
+    single = sum(len(by) == 1 for name, by in importers(modules).items() if not modules[name].package)
     groups = cycles(modules)
     way = chain(modules, groups)
     largest = sorted(modules.values(), key=lambda one: -one.lines)
