@@ -35,7 +35,8 @@ def test_launch_s13_the_first_and_the_true_last_rank_are_shown_wherever_they_run
     size = ("--nnodes", str(NODES), "--nproc-per-node", str(EACH))
     done = rankfall("run", *size, "--launcher", "exec", "--", sys.executable, "sorted.py")
     assert done.returncode == 0, done.stderr
-    shown = [line for line in done.stdout.splitlines() if "RANK" in line]
+    # On a busy machine a line may be read after younger ones, and its prefix says so.
+    shown = [line.replace(", late]", "]") for line in done.stdout.splitlines() if "RANK" in line]
     assert sorted(shown) == ["[rank 0] RANK 0 in slot 0", "[rank 127] RANK 127 in slot 9"]
     everything = rankfall("logs").stdout.splitlines()
     for line in everything:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,8 +93,17 @@ def from_loki(world: World, slot: int, lines: Log, cut: float) -> None:
     world.take()
 
 
+@contextlib.contextmanager
+def world_in(home: Path) -> Iterator[World]:
+    """A world whose logs are closed at its end: thousands of examples must not leave their files open."""
+    world = World(home)
+    with contextlib.ExitStack() as world.logs:
+        yield world
+
+
 def opened(world: World, slot: int) -> InstanceLog:
     log = world.instances().open(slot, uid=f"uid-{slot}", number=0)
+    world.logs.callback(log.close)
     log.opened()
     return log
 
@@ -168,10 +180,10 @@ def taken(request, monkeypatch):
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(both=logs(), cut=st.floats(0, 1))
 def test_i19_p1_each_time_that_is_stated_holds(way, both, cut, tmp_path_factory):
-    world = World(tmp_path_factory.mktemp("home"))
-    for slot, lines in enumerate(both):
-        way(world, slot, lines, cut)
-    holds(case_of(world, both), both)
+    with world_in(tmp_path_factory.mktemp("home")) as world:
+        for slot, lines in enumerate(both):
+            way(world, slot, lines, cut)
+        holds(case_of(world, both), both)
 
 
 @pytest.mark.parametrize("way", [live, afterwards, after_a_kill])
@@ -184,23 +196,23 @@ def test_i19_p1_times_of_a_run_directory_of_an_earlier_version_hold(way, both, c
     def as_before(self: StreamAppender, data: bytes, marks: list[Mark], *, lines: int | None = None) -> None:
         write(self, data, [(*mark[:3], 0) for mark in marks[:1]], lines=lines)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(StreamAppender, "write_marked", as_before)
-        world = World(tmp_path_factory.mktemp("home"))
-        for slot, lines in enumerate(both):
-            way(world, slot, lines, cut)
-    holds(case_of(world, both), both)
+    with world_in(tmp_path_factory.mktemp("home")) as world:
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamAppender, "write_marked", as_before)
+            for slot, lines in enumerate(both):
+                way(world, slot, lines, cut)
+        holds(case_of(world, both), both)
 
 
 def test_i19_p1_a_pod_that_failed_first_is_named_although_its_log_begins_later(tmp_path):
-    world = World(tmp_path)
     early = [(BEGAN + 15 * NS, text) for text in [*TRACEBACK, ERROR % 0]]
     late = [(BEGAN + n * NS, f"step {n}") for n in range(22)] + [
         (BEGAN + 22 * NS, text) for text in [*TRACEBACK, ERROR % 1]
     ]
-    for slot, lines in enumerate((early, late)):
-        afterwards(world, slot, lines, 1.0)
-    case = case_of(world, (early, late))
+    with world_in(tmp_path) as world:
+        for slot, lines in enumerate((early, late)):
+            afterwards(world, slot, lines, 1.0)
+        case = case_of(world, (early, late))
     holds(case, (early, late))
     verdict = diagnose(case).verdict
     assert verdict.slot == 0
