@@ -32,7 +32,7 @@ def test_jobapi_s07_resize_says_what_is_done_and_waits_for_it(rankfall: Runner, 
     assert done.stdout == f"{run} worker: 2 -> 3 nodes, from the next attempt on\n"
     done = rankfall("resize", run, "3", "--wait")
     assert "takes its new size when it goes on" in done.stderr
-    assert "worker: 2 nodes, 3 wished" in rankfall("status", run).stdout
+    assert "worker: 2 nodes, 3 requested" in rankfall("status", run).stdout
     gate.touch()
     rankfall("resume", run)
     assert rankfall("wait", run, "--timeout", "30s").returncode == 0

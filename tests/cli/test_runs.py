@@ -76,10 +76,10 @@ def test_run_of_a_failing_rank_tells_it_all_and_ends_with_its_code(rankfall: Run
         r"rank    1 \(local rank 1, slot 0\)\n"
         r"node    node0\n"
         r"cause   Python exception in training code \(user_code_exception, proven\)\n"
-        r"done    stopped: .*\n",
+        r"action  stop: .*\n",
         done.stderr,
     )
-    assert re.search(r"      TypeError: unsupported operand\n        at .*/train.py:\d+ in <module>\n", done.stderr)
+    assert re.search(r"      TypeError: unsupported operand\n        at .*/train.py:\d+\s+in <module>\n", done.stderr)
     assert re.search(r"\$ rankfall logs train-[0-9a-f]{6} --attempt 1 --rank 1 --tail 50", done.stderr)
     assert done.stderr.splitlines()[-1] == "rankfall-exit: rank 1"
 
@@ -97,7 +97,7 @@ def test_a_retried_attempt_is_explained_and_the_run_goes_on(rankfall: Runner) ->
     done = rankfall("run", *GANG, "train.py", "kill")
     assert done.returncode == 0
     assert "cause   SIGKILL without a known sender" in done.stderr
-    assert "done    to be started again" in done.stderr
+    assert "action  restart (2 restarts left, budget total): one restart to confirm" in done.stderr
     assert "succeeded in attempt 2" in done.stderr
     last = rankfall("logs", "--rank", "0").stdout.splitlines()
     before = rankfall("logs", "--rank", "0", "--previous").stdout.splitlines()
@@ -300,7 +300,7 @@ def test_attach_takes_over_from_a_killed_supervisor(start: Starter, rankfall: Ru
     wait_until(lambda: all_ranks_run(home), timeout=40, what="lines of all ranks")
     running.kill()
     running.wait(scaled(10))
-    assert "unsupervised: nobody takes care of it" in rankfall("status").stdout
+    assert "unsupervised: no process restarts it" in rankfall("status").stdout
     attached = start("attach", "--all", stdout=-1, stderr=-1)
     wait_until(lambda: b"resumed" in _events(home), timeout=40, what="a supervisor that took over")
     gate.touch()
@@ -333,7 +333,7 @@ def test_why_of_files_and_of_a_pipe(rankfall: Runner, folder: Path) -> None:
     assert of_file["rank"] == of_pipe["rank"] == 1
     assert of_file["run"] is None
     assert of_file["decisive"]["where"].startswith("node1.log:")
-    assert "run     none, read from node1.log" in rankfall("why", "node1.log").stdout
+    assert "run     none; input: node1.log" in rankfall("why", "node1.log").stdout
     nothing = rankfall("why", "-", stdin=b"")
     assert (nothing.returncode, "unknown" in nothing.stdout) == (0, True)
 

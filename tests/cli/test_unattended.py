@@ -59,12 +59,12 @@ def test_status_looks_first_and_says_who_looks_after_it(bench, capsys):
     run = launched(bench)
     assert app.run(["status", run]) == 0
     assert (
-        f"unattended: Kubernetes alone decides; nobody records it now; rankfall attach {run} does"
+        f"unattended: Kubernetes restarts and ends it; no process records its lines; rankfall attach {run} does"
         in capsys.readouterr().out
     )
     with bench.run.lease():
         assert app.run(["status", run]) == 0
-    assert "somebody records it" in capsys.readouterr().out
+    assert "another process records its lines" in capsys.readouterr().out
     bench.workload.looks = [DONE]
     assert app.run(["status", run, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -130,7 +130,9 @@ def test_unattended_who_attaches_in_the_middle_and_leaves_changes_nothing_and_no
     assert "detached" in told
     status = world.document("status", run)
     assert (status["state"], status["unattended"], status["recorded"]) == ("running", True, False)
-    assert "unattended: Kubernetes alone decides; nobody records it now" in world.cli("status", run).stdout
+    assert (
+        "unattended: Kubernetes restarts and ends it; no process records its lines" in world.cli("status", run).stdout
+    )
     assert world.cli("wait", run).returncode == 0
     for rank in range(4):
         assert lines(world, run, rank) == [*said(rank, steps=150), "done"]

@@ -19,7 +19,7 @@ from rankfall.collect.stores.record_store import FOLDER, RecordStore
 from rankfall.evidence.attempt.activity import read_steps
 from rankfall.evidence.attempt.observer import AttemptObserver
 from rankfall.model import JobSpec, Verdict
-from rankfall.render.verdict import render_verdict
+from rankfall.render.verdict import Details, render_verdict
 from rankfall.rundir import RunDir
 from rankfall.rundir.records import MAX_RECORD, read_untrusted_file
 from rankfall.verdict.diagnose import diagnose
@@ -309,7 +309,8 @@ def test_control_bytes_of_a_record_reach_no_terminal(folder: Folder) -> None:
     folder.error(
         1, "builtins.ValueError", f"a{CONTROLS}b", at=0.5, name="evil", node=f"n1{CONTROLS}", pod=f"p{CONTROLS}"
     )
-    shown = render_verdict(folder.verdict(), source=f"run{CONTROLS}", frames=(), width=100, color=False)
+    details = Details(frames=(f"f{CONTROLS}.py:1 in g",), before=(f"line{CONTROLS}",))
+    shown = render_verdict(folder.verdict(), source=f"run{CONTROLS}", details=details, width=100)
     assert not set(CONTROLS) & set(shown) - {"\n"} - set("]0;owned[2J31m")
 
 

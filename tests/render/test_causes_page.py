@@ -25,4 +25,4 @@ def test_every_cause_is_on_the_page_once_with_its_evidence_and_advice():
     for slug, cause in catalogue().items():
         (line,) = [one for one in lines if one.startswith(f"| `{slug}` |")]
         assert cause.evidence
-        assert advice()[slug].replace("|", "\\|") in line
+        assert advice()[slug].advice.replace("|", "\\|") in line

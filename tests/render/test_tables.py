@@ -57,8 +57,8 @@ def test_status_shows_slots_ranks_and_what_is_wrong() -> None:
         ranks=(RankStatus(rank=3, state="running", slot=0, hook="loaded", step=12, line_age_s=4.2, node="no\x1bde"),),
     )  # fmt: skip
     text = render_status(status, now=NOW)
-    assert text.startswith("train-3fa9c1  running, attempt 1, for 2m00s\n")
-    assert "unsupervised: nobody takes care of it here now; rankfall attach train-3fa9c1" in text
+    assert text.startswith("Run train-3fa9c1 is running in attempt 1, for 2m00s.\n")
+    assert "unsupervised: no process restarts it; rankfall attach train-3fa9c1" in text
     assert "record incomplete: no space left" in text
     assert "3     running  no\\x1bde" in text
     assert "4.2s ago" in text
@@ -70,6 +70,6 @@ def test_a_final_status_does_not_ask_for_a_supervisor() -> None:
         attempts=1, started=START, ended=END,
     )  # fmt: skip
     text = render_status(status, now=NOW)
-    assert "took 1m00s" in text
+    assert "failed in attempt 1 after 1m00s" in text
     assert "cause: host_oom, rank 1 on node0" in text
     assert "supervises" not in text

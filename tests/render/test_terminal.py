@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfall.model import Alternative, Cause, Consequence, Decision, Decisive, Proof, Time, Verdict, catalogue
-from rankfall.render.verdict import advice, done_text, headline, next_commands, render_brief, render_verdict
+from rankfall.render.summary import action_text, advice, headline, summary
+from rankfall.render.verdict import Details, next_commands, render_brief, render_verdict
 from rankfall.verdict.diagnose import diagnose
 from support.cases import case, died, left, piece
 
@@ -40,17 +41,73 @@ def proof(line: str, *, where: str = "x") -> Proof:
     )  # fmt: skip
 
 
-def test_errors_s10_the_first_five_lines_answer() -> None:
+def test_errors_s10_the_first_lines_answer() -> None:
     stop = Decision(action="stop", rule="user_error", because="a proven user error does not go away", state="done")
     lines = render_verdict(fallen(decision=stop)).split("\n")
-    assert lines[:5] == [
+    assert lines[:3] == [
+        "Rank 2 on node1 raised ValueError; 3 other ranks failed or were stopped because of it. Not",
+        "restarted: a proven user error does not go away.",
+        "",
+    ]
+    assert lines[3:9] == [
         "run     job-abc123, attempt 1, failed",
         "rank    2 (local rank 0, slot 1)",
         "node    node1",
         "cause   Python exception in training code (user_code_exception, proven)",
-        "done    stopped: a proven user error does not go away",
+        "action  stop: a proven user error does not go away",
+        "",
     ]
-    assert lines[5] == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"cause": Cause.of("gpu_oom", confidence="likely")}, "ran out of CUDA memory, probably as the first failure; 3 other"),
+        ({"cause": Cause.of("host_oom", confidence="likely")}, "Rank 2 on node1 was probably killed because a memory"),
+        ({"cause": Cause.of("gpu_oom", confidence="suspected")}, "ran out of CUDA memory, which may be the first failure; 3"),
+        ({"cause": Cause.of("killed_unknown", confidence="likely")}, "Rank 2 on node1 was killed by SIGKILL from an"),
+        ({"cause": Cause.of("nic_down", confidence="suspected")}, "Suspected: rank 2 on node1 lost its network adapter"),
+        ({"cause": Cause.of("nic_down", confidence="likely")}, "Rank 2 on node1 probably lost"),
+        ({"decisive": Decisive(source="log", where="a:1", line="[default1]: [rank1]: torch.cuda.OutOfMemoryError: no")},
+         "raised OutOfMemoryError"),
+        ({"cause": Cause.of("rank_stuck", confidence="proven"), "rank": None, "scope": "all"}, "All ranks hang;"),
+        ({"cause": Cause.of("host_oom", confidence="proven"), "rank": None, "scope": "all"}, "All ranks were killed"),
+        ({"cause": Cause.of("image_pull", confidence="proven"), "rank": None, "scope": "slot"}, "Slot 1 on node1 could"),
+        ({"cause": Cause.of("cancelled", confidence="proven"), "rank": None, "scope": "external"}, "The job was cancelled"),
+        ({"cause": Cause.of("disk_full", confidence="proven"), "rank": None, "scope": None}, "An unknown rank ran out"),
+        ({"cause": Cause.of("unknown", confidence="unknown"), "rank": None}, "The job failed; no recorded evidence"),
+        ({"consequences": (Consequence(rank=1, slug="peer_lost", because=""),)}, "ValueError; 1 other rank failed because"),
+        ({"consequences": (Consequence(rank=1, slug="peer_teardown", because=""),)}, "1 other rank was stopped because"),
+        ({"consequences": ()}, "Rank 2 on node1 raised ValueError."),
+        ({"decision": Decision(action="retry", rule="r", because="", left=1)}, "because of it. Restarting (1 restart left)."),
+        ({"decision": Decision(action="retry_elsewhere", rule="r", because="", state="done")},
+         "because of it. Restarted on another node."),
+        ({"state": "succeeded", "cause": Cause.of("unknown", confidence="unknown")}, "Run job-abc123 succeeded."),
+    ],
+)  # fmt: skip
+def test_the_first_sentence_is_one_that_a_colleague_would_say(fields: dict[str, object], text: str) -> None:
+    assert text in summary(fallen(**fields))
+
+
+def test_the_step_of_the_rank_is_part_of_the_sentence() -> None:
+    assert "Rank 2 on node1 raised ValueError in step 110; 3 other" in summary(fallen(), step=110)
+
+
+def test_every_cause_makes_a_sentence_for_each_subject() -> None:
+    for slug in catalogue():
+        for scope, rank in (
+            ("rank", 2),
+            ("all", None),
+            ("slot", None),
+            ("node", None),
+            ("external", None),
+            (None, None),
+        ):
+            for confidence in ("proven", "likely", "suspected", "unknown"):
+                cause = Cause.of(slug, confidence=confidence)  # type: ignore[arg-type]
+                text = summary(fallen(cause=cause, scope=scope, rank=rank, decision=None))
+                assert re.fullmatch(r"[A-Z][^\n]*[a-zA-Z0-9)]\.", text), text
+                assert "All ranks was" not in text
 
 
 def test_the_evidence_names_source_time_and_place_and_the_decisive_line_is_whole() -> None:
@@ -63,16 +120,18 @@ def test_the_evidence_names_source_time_and_place_and_the_decisive_line_is_whole
 
 def test_the_place_where_it_was_raised_stands_below_the_decisive_line() -> None:
     frames = ("train.py:88 in step", "evil\x1b]0;x\x07.py:1 in main")
-    text = render_verdict(fallen(), frames=frames)
+    text = render_verdict(fallen(), details=Details(frames=frames))
     assert (
         "ValueError: loss is not finite\n        at train.py:88 in step\n        at evil\\x1b]0;x\\x07.py:1 in main\n"
         in text
     )
-    assert render_brief(fallen(), frames=frames).endswith("\n        at train.py:88 in step")
+    assert render_brief(fallen(), details=Details(frames=frames)).endswith("\n        at train.py:88 in step")
 
 
 def test_consequences_are_counted_and_named() -> None:
-    assert "3 other ranks fell as a consequence: 0, 1, 3 (peer_lost, peer_teardown)" in render_verdict(fallen())
+    assert "3 other ranks failed or stopped as a consequence: 0, 1, 3 (peer_lost, peer_teardown)" in render_verdict(
+        fallen()
+    )
 
 
 def test_the_end_says_what_to_type() -> None:
@@ -89,10 +148,10 @@ def test_unknown_says_so_and_lists_what_is_missing_first() -> None:
         missing=("the logs of rank 3", "kernel log: not permitted"), evidence=(proof("noise"),),
     )  # fmt: skip
     text = render_verdict(verdict)
-    assert "rank    not known" in text
-    assert "node    not known" in text
-    assert "cause   unknown, the evidence does not hold it" in text
-    assert text.index("Not known\n  the logs of rank 3") < text.index("Evidence")
+    assert "rank    unknown" in text
+    assert "node    unknown" in text
+    assert "cause   unknown: no recorded evidence explains the failure" in text
+    assert text.index("Unknown\n  the logs of rank 3") < text.index("Evidence")
 
 
 def test_a_suspicion_is_called_one() -> None:
@@ -102,7 +161,7 @@ def test_a_suspicion_is_called_one() -> None:
 
 def test_a_fault_of_all_ranks_blames_none() -> None:
     text = render_verdict(fallen(scope="all", rank=None, node=None, slot=None))
-    assert "rank    all, the same fault on each" in text
+    assert "rank    all: each has the same failure" in text
     assert "node    none in particular" in text
 
 
@@ -113,13 +172,13 @@ def test_nothing_wrong_is_no_riddle(state: str) -> None:
     )  # fmt: skip
     text = render_verdict(verdict)
     assert "cause   none" in text
-    assert "not known" not in text.lower()
+    assert "unknown" not in text.lower()
 
 
 def test_files_have_no_run() -> None:
     text = render_verdict(fallen(run=None, attempt=None), source="logs/")
-    assert text.startswith("run     none, read from logs/\n")
-    assert "done    nothing: these are files" in text
+    assert "\n\nrun     none; input: logs/\n" in text
+    assert "action  none: the input is files" in text
     assert next_commands(fallen(run=None)) == ()
 
 
@@ -131,21 +190,21 @@ def test_rejected_alternatives_tell_why() -> None:
     other = Alternative(slug="peer_lost", rank=1, rejected="its peer's end explains it")
     text = render_verdict(fallen(alternatives=(other,) * 9))
     assert "rank 1, peer_lost: its peer's end explains it" in text
-    assert "and 5 more, all of them in -o json" in text
+    assert "and 5 more: see -o json" in text
 
 
 @pytest.mark.parametrize(
     ("decision", "text"),
     [
-        (None, "nothing yet"),
+        (None, "none so far"),
         (Decision(action="retry", rule="r", because="", budget="total", left=2, state="done"),
-         "started again (2 restarts left of budget total)"),
-        (Decision(action="retry", rule="r", because="why", state="intent"), "to be started again: why"),
-        (Decision(action="stop", rule="r", because="spent", budget="total", left=0, state="done"), "stopped: spent"),
+         "restart (2 restarts left, budget total)"),
+        (Decision(action="retry", rule="r", because="why", state="intent"), "restart: why"),
+        (Decision(action="stop", rule="r", because="spent", budget="total", left=0, state="done"), "stop: spent"),
     ],
 )  # fmt: skip
 def test_what_was_done(decision: Decision | None, text: str) -> None:
-    assert done_text(decision) == text
+    assert action_text(decision) == text
 
 
 def test_hostile_text_of_the_job_stays_harmless() -> None:
@@ -188,9 +247,9 @@ def test_colour_never_reaches_over_a_line_end() -> None:
         assert not opened or opened[-1] == "\x1b[0m"
 
 
-def test_a_brief_verdict_is_five_lines_and_one_proof() -> None:
+def test_a_brief_verdict_has_summary_labels_and_one_proof() -> None:
     lines = render_brief(fallen()).split("\n")
-    assert len(lines) == 7
+    assert len(lines) == 9
     assert lines[-1].strip() == "ValueError: loss is not finite"
 
 
@@ -201,3 +260,26 @@ def test_every_cause_has_advice_and_no_advice_is_left_over() -> None:
 def test_a_time_that_is_not_known_is_said_to_be_unknown() -> None:
     text = render_verdict(fallen(time=Time(), evidence=(proof("boom"),)))
     assert "time unknown  log  rank 1" in text
+
+
+def test_a_rank_is_ruled_out_only_where_the_cause_outside_is_proven() -> None:
+    outside = {"scope": "external", "rank": None, "node": None, "slot": None}
+    proven = render_verdict(fallen(cause=Cause.of("preempted", confidence="proven"), **outside))
+    likely = render_verdict(fallen(cause=Cause.of("preempted", confidence="likely"), **outside))
+    assert "rank    none: the cause is outside the job\nnode    none in particular" in proven
+    assert "rank    unknown\nnode    unknown" in likely
+
+
+def test_lines_before_the_decisive_one_are_shown_above_it() -> None:
+    text = render_verdict(fallen(evidence=(), decisive=Decisive(source="log", where="a.log:4", line="boom")))
+    assert "  log  a.log:4\n      boom" in text
+    found = fallen(
+        evidence=(proof("boom", where="a.log:4"),), decisive=Decisive(source="log", where="a.log:4", line="boom")
+    )
+    shown = render_verdict(found, details=Details(before=("one", "evil\x1b[2J")))
+    assert "rank 1  a.log:4\n      one\n      evil\n      boom" in shown
+
+
+def test_a_place_that_does_not_fit_has_its_own_line() -> None:
+    text = render_verdict(fallen(evidence=(proof("boom", where="records/" + "x" * 40),)), width=60)
+    assert "  time unknown  log  rank 1\n    records/xxx" in text

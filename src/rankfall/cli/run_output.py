@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankfall.model import LostLines, Record, StoreError, Verdict, decoding
+from rankfall.model import LostLines, Record, StoreError, Verdict, decoding, numbers
 from rankfall.model.patterns import anchored
 from rankfall.render import formatting
 from rankfall.render.escape import clean_line, is_plain
 from rankfall.render.formatting import Paint, wants_color
+from rankfall.render.verdict import Details
 from rankfall.rundir import RunDir
 from rankfall.rundir.lines import Block, Line, LineQuery, block_of, read_lines
 from rankfall.rundir.lines.derived_files import ALL_RANKS
 from rankfall.rundir.records import read_untrusted_file
+from rankfall.rundir.streams.content import Packed, Raw, open_content
 
 _NS: Final = 1_000_000_000
 # Bytes that are gathered at most: what is written at once must not hold back the first line of much for long.
@@ -183,19 +187,33 @@ def stamp(at: int | None) -> str:
 _NAME: Final = anchored(r"records/([A-Za-z0-9][A-Za-z0-9._-]{0,200}\.json)", limit=512)
 _MAX_RECORD: Final = 1 << 20
 _MAX_LISTED: Final = 3
+# Lines shown before the decisive one, and bytes of a stream that are read to find them.
+_BEFORE: Final = 3
+_SCAN: Final = 1 << 20
+_MAX_SCAN: Final = 256 << 20
+_MAX_CONTEXT: Final = 4096
 
 
-def stored_apart(directory: RunDir, verdict: Verdict) -> bool:
-    """Whether the lines of the verdict's rank are stored apart from the others of its slot."""
-    if verdict.slot is None:
-        return True
+def details_of(directory: RunDir, verdict: Verdict) -> Details:
+    """Reads what ``render_verdict`` shows beside the verdict: frames, lines before the decisive one, training step."""
     with directory.reader() as reader:
         rows = [row for row in reader.streams(verdict.attempt) if row.slot == verdict.slot]
-    return not rows or any(row.rank is not None for row in rows)
+        steps = [facts.step for facts in reader.ranks(verdict.attempt or 0) if facts.rank == verdict.rank]
+    return Details(
+        frames=_raised_at(directory, verdict),
+        before=_lines_before(verdict, directory.path),
+        step=steps[0] if steps and verdict.rank is not None else None,
+        apart=verdict.slot is None or not rows or any(row.rank is not None for row in rows),
+    )
 
 
-def raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
-    """``FILE:LINE in FUNCTION`` of the innermost frames of the user's own code, innermost first; empty when nobody knows."""
+def details_of_files(verdict: Verdict) -> Details:
+    """Reads the lines before the decisive line of a verdict about files."""
+    return Details(before=_lines_before(verdict, Path()))
+
+
+def _raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
+    """Returns ``FILE:LINE in FUNCTION`` of the innermost frames of the user's code, innermost first."""
     match = _NAME.fullmatch(verdict.decisive.where) if verdict.decisive else None
     if match is None:
         return ()
@@ -208,6 +226,38 @@ def raised_at(directory: RunDir, verdict: Verdict) -> tuple[str, ...]:
     frames = record.error.frames if record.error else ()
     own = [frame for frame in frames if frame.user] or list(frames)
     return tuple(f"{frame.file}:{frame.line} in {frame.func or '?'}" for frame in reversed(own[-_MAX_LISTED:]))
+
+
+def _lines_before(verdict: Verdict, folder: Path) -> tuple[str, ...]:
+    """Returns up to three lines of the stream before the decisive line; none if that is no line of a log."""
+    if verdict.decisive is None or verdict.decisive.source != "log":
+        return ()
+    name, _, text = verdict.decisive.where.rpartition(":")
+    number = numbers.whole(text)
+    if not name or number is None:
+        return ()
+    try:
+        with open_content(folder / name) as content:
+            return tuple(_last_lines(content, before=number))
+    except OSError:
+        return ()
+
+
+def _last_lines(content: Raw | Packed, *, before: int) -> Iterator[str]:
+    last: deque[bytes] = deque(maxlen=_BEFORE)
+    number, start, rest = 1, 0, b""
+    while number < before and start < _MAX_SCAN:
+        data = content.read(start, _SCAN)
+        if not data:
+            return
+        start += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        # A line without an end must not be copied again and again.
+        rest = rest[:_MAX_CONTEXT]
+        last.extend(line[:_MAX_CONTEXT] for line in lines[: before - number])
+        number += len(lines)
+    if number >= before:
+        yield from (line.decode("utf-8", "backslashreplace") for line in last)
 
 
 _LINES: Final = 20

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from rankfall.cli import console
-from rankfall.cli.run_output import LineWriter, raised_at, spent_text, stored_apart, unknown_ranks
+from rankfall.cli.run_output import LineWriter, details_of, spent_text, unknown_ranks
 from rankfall.cli.values import Ranks
 from rankfall.model import Outcome, StoreError, Verdict
 from rankfall.render import formatting
@@ -127,9 +127,8 @@ class Viewer:
             return
         console.say()
         verdict = as_of_now(outcome.verdict, self._directory)
-        frames = raised_at(self._directory, verdict)
-        apart, color = stored_apart(self._directory, verdict), self._paint.color
-        console.say(render_verdict(verdict, frames=frames, apart=apart, width=console.width(), color=color))
+        details = details_of(self._directory, verdict)
+        console.say(render_verdict(verdict, details=details, width=console.width(), color=self._paint.color))
 
     def stop_printing(self) -> None:
         """Show no more lines; news and verdicts go on."""
@@ -223,7 +222,7 @@ class Viewer:
         console.say()
         console.say(
             render_brief(
-                verdict, frames=raised_at(self._directory, verdict), width=console.width(), color=self._paint.color
+                verdict, details=details_of(self._directory, verdict), width=console.width(), color=self._paint.color
             )
         )
         console.say()

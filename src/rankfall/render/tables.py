@@ -61,19 +61,10 @@ def render_runs(runs: Sequence[RunSummary], *, now: datetime, color: bool = Fals
 
 
 def render_status(status: StatusDocument, *, now: datetime, color: bool = False) -> str:
-    """The text of ``rankfall status``: the run in one line, what is wrong with its record, its slots, its ranks."""
+    """Returns the text of ``rankfall status``: a sentence, facts, slots, ranks."""
     paint = Paint(color=color)
-    parts = [f"{paint.bold(status.run)}  {state_text(status.state, paint)}"]
-    if status.state == "restarting":
-        # The one to come, of how many at most; one that Kubernetes made itself is there as soon as it is seen.
-        number = status.attempts if status.unattended else status.attempts + 1
-        parts.append(f"attempt {number} of {status.restarts.limit + 1}")
-    elif status.attempts:
-        parts.append(f"attempt {status.attempts}")
-    if status.started:
-        parts.append(f"{'took' if status.ended else 'for'} {formatting.since(status.started, status.ended, now=now)}")
-    blocks = [", ".join(parts)]
-    facts = [f"  {one_line(status.reason, width=400)}"] if status.reason else []
+    blocks = [_state_sentence(status, now=now, paint=paint)]
+    facts = [f"  reason: {one_line(status.reason, width=400)}"] if status.reason else []
     if status.slots:
         facts.append(f"  {_counts(status)}")
     if status.cause:
@@ -81,7 +72,7 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         place = f" on {one_line(status.node, width=100)}" if status.node else ""
         facts.append(f"  cause: {status.cause}{who}{place}")
     facts += [
-        paint.warn(f"  {role}: {status.sizes.get(role, 0)} nodes, {nodes} wished")
+        paint.warn(f"  {role}: {status.sizes.get(role, 0)} nodes, {nodes} requested")
         for role, nodes in status.sizes_wished.items()
         if status.sizes.get(role) != nodes
     ]
@@ -100,6 +91,24 @@ def render_status(status: StatusDocument, *, now: datetime, color: bool = False)
         titles = ("RANK", "STATE", "NODE", "SLOT", "LOCAL", "PID", "HOOK", "STEP", "EXIT", "LAST LINE")
         blocks.append(table(titles, rows, paint=paint))
     return "\n\n".join(blocks)
+
+
+def _state_sentence(status: StatusDocument, *, now: datetime, paint: Paint) -> str:
+    """Returns the state of the run as a sentence, with attempt and duration."""
+    state = state_text(status.state, paint)
+    attempt = f" in attempt {status.attempts}" if status.attempts else ""
+    span = formatting.since(status.started, status.ended, now=now) if status.started else ""
+    if status.state in {"succeeded", "failed"}:
+        return f"Run {paint.bold(status.run)} {state}{attempt}{f' after {span}' if span else ''}."
+    if status.state == "restarting":
+        # Attempts of the platform itself are already counted when they are seen.
+        number = status.attempts if status.unattended else status.attempts + 1
+        attempt = f" as attempt {number} of {status.restarts.limit + 1}"
+    if status.state == "unknown":
+        return f"The state of run {paint.bold(status.run)} is {state}."
+    verb = "was" if status.state in {"cancelled", "deleted"} else "is"
+    preposition = "after" if status.ended else "for"
+    return f"Run {paint.bold(status.run)} {verb} {state}{attempt}{f', {preposition} {span}' if span else ''}."
 
 
 def _counts(status: StatusDocument) -> str:
@@ -126,19 +135,21 @@ def _held_by(status: StatusDocument, paint: Paint) -> list[str]:
     """What somebody should know of who looks after a run that goes on; nothing where that is as usual."""
     if status.foreign is not None:
         recorded = (
-            "somebody records it"
+            "another process records its lines"
             if status.recorded
-            else f"nobody records it now; rankfall logs -f {status.foreign} does"
+            else f"no process records its lines; rankfall logs -f {status.foreign} does"
         )
-        return [f"  {status.foreign}: Rankfall did not start it, and only looks; {recorded}"]
+        return [f"  {status.foreign}: Rankfall did not start it and only reads it; {recorded}"]
     if status.unattended:
         recorded = (
-            "somebody records it" if status.recorded else f"nobody records it now; rankfall attach {status.run} does"
+            "another process records its lines"
+            if status.recorded
+            else f"no process records its lines; rankfall attach {status.run} does"
         )
-        return [f"  unattended: Kubernetes alone decides; {recorded}"]
+        return [f"  unattended: Kubernetes restarts and ends it; {recorded}"]
     if status.supervised:
         return []
-    return [paint.warn(f"  unsupervised: nobody takes care of it here now; rankfall attach {status.run} takes it over")]
+    return [paint.warn(f"  unsupervised: no process restarts it; rankfall attach {status.run} takes it over")]
 
 
 def state_text(state: RunState, paint: Paint) -> str:
@@ -299,16 +310,17 @@ _TITLES: Final[dict[Family, str]] = {
     "network": "Network",
     "storage": "Storage",
     "platform": "The platform: nodes, pods, the scheduler",
-    "control": "Stopped or ended by somebody, or as a consequence",
-    "unknown": "Not known",
+    "control": "Stopped on request or as a consequence",
+    "unknown": "Unknown",
 }
 
 
 def causes_page() -> str:
     """The whole page as Markdown."""
-    from rankfall.render.verdict import advice  # noqa: PLC0415 - tables of runs and nodes show no verdict
+    from rankfall.render.summary import advice  # noqa: PLC0415 - tables of runs and nodes show no verdict
 
-    return _HEAD + "".join(_family(family, advice()) for family in get_args(Family))
+    texts = {slug: known.advice for slug, known in advice().items()}
+    return _HEAD + "".join(_family(family, texts) for family in get_args(Family))
 
 
 def _family(family: Family, advice: Mapping[str, str]) -> str:

@@ -143,10 +143,10 @@ class AttemptEvents:
         for record in delta.records:
             if record.kind == "error" and record.error is not None and record.error.types:
                 kind = record.error.types[0].rpartition(".")[2]
-                text = f"rank {record.rank}: {kind}: {record.error.message[:300]}"
+                # The message follows once, in the verdict.
                 self._events.say(
                     "stopped" if self.quiet else "failure",
-                    text,
+                    f"rank {record.rank} raised {kind}",
                     at=record.at_ns or now,
                     attempt=self._attempt,
                     rank=record.rank,

@@ -273,12 +273,12 @@ class _Case:
         if found:
             return self._by_rule(*found)
         if verdict.phase == WORK_DONE:
-            return self._stop("work_done", "the work was done when it failed: another attempt would only repeat it")
+            return self._stop("work_done", "the training was complete when it failed; a restart would only repeat it")
         return self._by_cause()
 
     def _by_rule(self, name: str, rule: FailureRule) -> Decision:
         if rule.action == "fail":
-            return self._stop(name, f"{name} says fail")
+            return self._stop(name, f"{name} has action fail")
         names = [rule.budget] if rule.budget else [self._verdict.cause.slug, self._verdict.cause.family]
         drawn = self._budgets.named(names)
         if rule.action != "ignore":
@@ -288,7 +288,7 @@ class _Case:
             return self._stop(name, self._budgets.exhausted(spent), budget=spent.name)
         elsewhere = rule.action == "restart_elsewhere" or rule.exclude_node
         uncounted = ", which does not count in max_restarts" if rule.action == "ignore" else ""
-        return self._retry(name, f"{name} says {rule.action}{uncounted}", drawn=drawn, elsewhere=elsewhere)
+        return self._retry(name, f"{name} has action {rule.action}{uncounted}", drawn=drawn, elsewhere=elsewhere)
 
     def _by_cause(self) -> Decision:
         verdict, cause = self._verdict, self._verdict.cause
@@ -303,7 +303,7 @@ class _Case:
             return self._stop("exit_code", f"exit code {code} is permanent: {row.meaning}")
         if verdict.retry == "no" and not declared and not again:
             words = verdict.decisive.line if cause.slug == DEADLINE and verdict.decisive else None
-            return self._stop("cause_no", words or f"{cause.slug} would fall again")
+            return self._stop("cause_no", words or f"a restart would fail the same way ({cause.slug})")
         names = [cause.slug, cause.family]
         drawn = self._budgets.named([*names, USER] if declared else [n for n in names if self._has_number(n)])
         spent = _spent(drawn)
@@ -314,31 +314,29 @@ class _Case:
             return self._stop("restarts_spent", self._budgets.exhausted(total), budget=TOTAL)
         drawn.append(total)
         if declared:
-            return self._retry(DECLARED, "the user declares this error retryable", drawn=drawn)
+            return self._retry(DECLARED, "the code declares this error retryable", drawn=drawn)
         stop = self._repeated()
         if stop is not None:
             return stop
         if again:
-            return self._retry("exit_code", f"exit code {code} may pass", drawn=drawn)
+            return self._retry("exit_code", f"the cause may be temporary (exit code {code})", drawn=drawn)
         if verdict.retry == "elsewhere":
-            here = (
-                "this machine, the only one there is" if self._spec.backend == "local" else "the nodes that there are"
-            )
+            here = "this machine" if self._spec.backend == "local" else "the same nodes"
             where = "another node" if self._other_nodes else here
-            return self._retry("cause_elsewhere", f"{cause.slug}: one more try on {where}", drawn=drawn, elsewhere=True)
+            return self._retry("cause_elsewhere", f"one restart on {where} ({cause.slug})", drawn=drawn, elsewhere=True)
         if verdict.retry == "once":
-            return self._retry("cause_once", f"{cause.slug}: one confirming retry", drawn=drawn)
-        return self._retry("cause_yes", f"{cause.slug} may pass", drawn=drawn)
+            return self._retry("cause_once", f"one restart to confirm the cause ({cause.slug})", drawn=drawn)
+        return self._retry("cause_yes", f"the cause may be temporary ({cause.slug})", drawn=drawn)
 
     def _repeated(self) -> Decision | None:
         """A stop when the same fault fell before and nothing was gained in between."""
         barren = [p for p in self._own if p.fingerprint == self._diagnosis.fingerprint and not p.progressed]
         retry = self._verdict.retry
         if retry in {"once", "elsewhere"} and barren and not (retry == "elsewhere" and self._other_nodes):
-            why = "the same fault fell before and nothing was gained in between"
+            why = "the same failure happened before, without progress in between"
             return self._stop("repeated", why, budget="repeat")
         if len(barren) >= MAX_REPEATS:
-            why = f"the same fault fell {len(barren)} times without progress"
+            why = f"the same failure happened {len(barren)} times without progress"
             return self._stop("repeated", why, budget="repeat")
         return None
 

@@ -146,4 +146,4 @@ def test_a_slot_that_falls_alone_counts_in_all_budgets_and_repeats_only_itself()
 def test_elsewhere_for_one_slot_is_wherever_the_platform_puts_it():
     job = msgspec.structs.replace(spec(), backend="job")
     decision = decide(diagnosis("gpu_ecc", trust="kernel", source="kernel"), spec=job, history=(), slot=1)
-    assert (decision.action, "the nodes that there are" in decision.because) == ("retry", True)
+    assert (decision.action, "the same nodes" in decision.because) == ("retry", True)

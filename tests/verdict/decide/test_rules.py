@@ -174,7 +174,7 @@ def test_restart_elsewhere_and_exclude_node_need_another_node() -> None:
 
 def test_a_rule_that_says_fail_stops_what_would_pass() -> None:
     made = decide(fall(143), spec=spec({"exit_codes": [143], "action": "fail"}), history=())
-    assert (made.action, made.rule, made.because) == ("stop", "rules[0]", "rules[0] says fail")
+    assert (made.action, made.rule, made.because) == ("stop", "rules[0]", "rules[0] has action fail")
 
 
 def test_no_attempt_begins_after_the_total_deadline() -> None:

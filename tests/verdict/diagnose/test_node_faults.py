@@ -185,7 +185,7 @@ def test_i19_p5_the_story_of_the_issue():
     assert (fault.slug, fault.node, fault.slot) == (XID, "node0", 0)
     assert "nothing on node node0 had failed by itself" in fault.because
     text = render_verdict(verdict)
-    assert "Failed as well, for a reason of its own" in text
+    assert "Separate failures, not caused by the first one" in text
     assert text.count("gpu_fallen_off_bus") == 1
 
 

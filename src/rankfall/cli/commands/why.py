@@ -10,7 +10,7 @@ import click
 from rankfall.cli import console
 from rankfall.cli.console import Output
 from rankfall.cli.options import output_option, place_options
-from rankfall.cli.run_output import raised_at, stored_apart
+from rankfall.cli.run_output import details_of, details_of_files
 from rankfall.cli.target import Where, as_it_is, one_run, parse_target, read_home, resolve_target
 from rankfall.explain import explain_files, explain_run, explain_slot_failure, explain_stream
 from rankfall.model import NotFound, UsageError, Verdict
@@ -79,10 +79,9 @@ def why(
     if output is not Output.TABLE:
         sys.stdout.write(console.document(verdict, output))
         return
-    frames = raised_at(run, verdict) if run else ()
-    apart = run is None or stored_apart(run, verdict)
+    details = details_of(run, verdict) if run else details_of_files(verdict)
     color = console.color_on()
-    console.out(render_verdict(verdict, source=source, frames=frames, apart=apart, width=console.width(), color=color))
+    console.out(render_verdict(verdict, source=source, details=details, width=console.width(), color=color))
 
 
 def _explained(

@@ -1,0 +1,171 @@
+"""Summarizes a verdict in sentences: what failed first, what followed, what Rankfall does.
+
+Verbs come from ``advice.csv``, one predicate per cause. All text of the job is escaped.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Final, NamedTuple
+
+from rankfall.model import Consequence, Decision, Verdict
+from rankfall.render import formatting
+from rankfall.render.escape import one_line
+
+_EXCEPTION: Final = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,40}\.){0,8}([A-Z][A-Za-z0-9_]{0,60})(?::|$)")
+# Prefixes of launchers before a line, as ``[rank1]: ``.
+_TAG: Final = re.compile(r"^(?:\[[^\]]{1,40}\]:?\s*){1,4}")
+_PLURAL: Final = {"was": "were", "has": "have", "hangs": "hang", "uses": "use", "runs": "run"}
+_NO_FAILURE_RULES: Final = frozenset({"no_failure", "not_begun"})
+_ACTIONS: Final = {
+    "none": "none",
+    "retry": "restart",
+    "retry_elsewhere": "restart on another node",
+    "resize": "restart with another size",
+    "quarantine": "quarantine the node and restart",
+    "stop": "stop",
+}
+
+
+class Advice(NamedTuple):
+    """Texts about one cause.
+
+    Attributes:
+        happened: Predicate of a sentence whose subject is the rank or slot.
+        advice: What a person can do; empty if nothing.
+    """
+
+    happened: str
+    advice: str
+
+
+@cache
+def advice() -> dict[str, Advice]:
+    """Returns the texts of all causes by slug, from ``advice.csv``."""
+    text = resources.files(__package__).joinpath("advice.csv").read_text("utf-8")
+    return {row["slug"]: Advice(row["happened"], row["advice"]) for row in csv.DictReader(text.splitlines())}
+
+
+def summary(verdict: Verdict, *, step: int | None = None) -> str:
+    """Returns one to three sentences on one line: failure, consequences, action.
+
+    Args:
+        verdict: Verdict to summarize.
+        step: Last training step of the verdict's rank, if known.
+    """
+    if is_no_failure(verdict):
+        run = f"Run {verdict.run}" if verdict.run else "The job"
+        return f"{run} succeeded." if verdict.state == "succeeded" else f"{run} is running; no failure so far."
+    sentences = [_failure(verdict, step=step) + _followed(verdict.consequences)]
+    if verdict.run is not None:
+        sentences.append(_reaction(verdict.decision))
+    return " ".join(text for text in sentences if text)
+
+
+def headline(verdict: Verdict) -> str:
+    """Returns the verdict in one clause, as ``rank 2 on node1: Python exception in training code (slug, proven)``."""
+    place = f" on {one_line(verdict.node, width=60)}" if verdict.node else ""
+    return f"{_subject(verdict)}{place}: {cause_text(verdict)}"
+
+
+def is_no_failure(verdict: Verdict) -> bool:
+    """Returns True if the run succeeded, or runs without a failure."""
+    return verdict.state in {"succeeded", "running"} and verdict.cause.slug == "unknown"
+
+
+def cause_text(verdict: Verdict) -> str:
+    """Returns title, slug and confidence of the cause."""
+    cause = verdict.cause
+    if is_no_failure(verdict):
+        return "none" if verdict.state == "succeeded" else "none so far"
+    if cause.slug == "unknown":
+        return "unknown: no recorded evidence explains the failure"
+    sure = "only suspected" if cause.confidence == "suspected" else cause.confidence
+    return f"{cause.title} ({cause.slug}, {sure})"
+
+
+def action_text(decision: Decision | None) -> str:
+    """Returns what Rankfall does about the verdict, with reason and budget."""
+    if decision is None:
+        return "none so far"
+    text = _ACTIONS.get(decision.action, decision.action)
+    if decision.budget and decision.left is not None and decision.action not in {"none", "stop"}:
+        text += f" ({formatting.count(decision.left, 'restart')} left, budget {one_line(decision.budget, width=60)})"
+    return f"{text}: {one_line(decision.because, width=400)}" if decision.because else text
+
+
+def _failure(verdict: Verdict, *, step: int | None) -> str:
+    slug = verdict.cause.slug
+    subject = _subject(verdict)
+    subject = subject[0].upper() + subject[1:]
+    if verdict.node and subject.startswith(("Rank ", "Slot ")):
+        subject += f" on {one_line(verdict.node, width=60)}"
+    if slug == "unknown" and verdict.rank is None:
+        return "The job failed; no recorded evidence explains it"
+    if slug == "cancelled" and verdict.state in {"suspended", "restarting"}:
+        change = "a suspension" if verdict.state == "suspended" else "another size"
+        return f"The attempt was stopped for {change}"
+    happened = advice()[slug].happened if slug in advice() else f"failed: {verdict.cause.title}"
+    if slug == "user_code_exception" and (name := _exception(verdict)):
+        happened = f"raised {name}"
+    first, _, others = happened.partition(" ")
+    if subject.startswith("All "):
+        first = _PLURAL.get(first, first)
+    confidence = verdict.cause.confidence
+    # Where the event itself is a fact, the confidence is about its place in the order of failures.
+    fact = verdict.cause.family in {"user", "data"} or slug in {"gpu_oom", "killed_unknown"}
+    order = {"likely": ", probably as the first failure", "suspected": ", which may be the first failure"}
+    if confidence == "likely" and not fact:
+        first = f"{first} probably" if first in {"was", "were"} else f"probably {first}"
+    if confidence == "suspected" and not fact:
+        subject = f"Suspected: {subject[0].lower()}{subject[1:]}"
+    at = f" in step {step}" if step is not None and verdict.rank is not None else ""
+    return f"{subject} {first} {others}".rstrip() + at + (order.get(confidence, "") if fact else "")
+
+
+def _subject(verdict: Verdict) -> str:
+    if verdict.rank is not None:
+        return f"rank {verdict.rank}"
+    if verdict.scope == "all":
+        return "all ranks"
+    if verdict.scope in {"slot", "node"} and verdict.slot is not None:
+        return f"slot {verdict.slot}"
+    if verdict.scope == "node" and verdict.node:
+        return f"node {one_line(verdict.node, width=60)}"
+    return "the job" if verdict.scope == "external" else "an unknown rank"
+
+
+def _exception(verdict: Verdict) -> str:
+    """Returns the class name of the exception in the decisive line; empty if there is none."""
+    lines = verdict.decisive.line.strip().split("\n") if verdict.decisive else [""]
+    found = _EXCEPTION.match(_TAG.sub("", lines[-1]))
+    return found[1] if found else ""
+
+
+def _followed(consequences: Sequence[Consequence]) -> str:
+    ranks = {one.rank for one in consequences if one.rank is not None}
+    if not ranks:
+        return "."
+    slugs = {one.slug for one in consequences if one.rank is not None}
+    if slugs == {"peer_teardown"}:
+        did = "was stopped" if len(ranks) == 1 else "were stopped"
+    else:
+        did = "failed or was stopped" if len(ranks) == 1 else "failed or were stopped"
+        did = did if "peer_teardown" in slugs else "failed"
+    return f"; {formatting.count(len(ranks), 'other rank')} {did} because of it."
+
+
+def _reaction(decision: Decision | None) -> str:
+    if decision is None or decision.action == "none" or decision.rule in _NO_FAILURE_RULES:
+        return ""
+    if decision.action == "stop":
+        return f"Not restarted: {one_line(decision.because, width=200)}." if decision.because else "Not restarted."
+    tense = {"intent": "Restarting", "done": "Restarted"}[decision.state]
+    how = _ACTIONS.get(decision.action, "").partition("restart")[2]
+    first = "Node quarantined. " if decision.action == "quarantine" else ""
+    left = f" ({formatting.count(decision.left, 'restart')} left)" if decision.left is not None else ""
+    return f"{first}{tense}{how}{left}."
