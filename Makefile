@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers house lint lock sbom clean
+.PHONY: help setup demo test test-cluster test-all coverage explore steady testbed-build testbed-up testbed-down bench bench-hostile bench-cluster bench-logs bench-loss bench-foreign bench-verdict bench-health soak-health fuzz fuzz-readers house picture lint lock sbom clean
 
 help: ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -57,10 +57,10 @@ bench-cluster: setup ## Measure what runs cost a cluster: requests, memory, CPU;
 bench-logs: setup ## Measure following logs beside kubectl and the official Python client: losses, speed, memory; as bench-cluster (root)
 	@$(PY) -m bench.logs
 
-bench-loss: setup ## Of bench-logs only what is lost when connections are cut; writes the table of README.md
+bench-loss: setup ## Of bench-logs only the lines lost when connections are cut
 	@$(PY) -m bench.logs loss
 
-bench-foreign: setup ## Let a job fall that Rankfall did not start; writes what torchrun, kubectl and Rankfall say of it into README.md (root)
+bench-foreign: setup ## Let a foreign job fail; writes what torchrun, kubectl and Rankfall show of it into docs/results/bench-foreign.md (root)
 	@$(PY) -m bench.foreign
 
 bench-verdict: setup ## Measure how soon and how rightly a fall of 1,024 ranks and of real logs is explained; CORPUS=FOLDER of the logs
@@ -77,6 +77,9 @@ fuzz: setup ## Read ten million mutated kernel lines and compare each with a sec
 
 fuzz-readers: setup ## Measure what each reader of foreign bytes costs over hostile inputs; fails when one crashes, stalls or takes too much memory
 	@$(PY) scripts/fuzz_readers.py
+
+picture: setup ## Make the picture of the README from a real failed run: docs/images/verdict.svg
+	@$(PY) scripts/picture.py
 
 house: setup ## Print sizes, imports, wide constructors and private words of the sources, room by room
 	@$(PY) scripts/house.py

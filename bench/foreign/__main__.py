@@ -1,4 +1,4 @@
-"""``make bench-foreign``: lets a job fall that Rankfall did not start and writes into the README what torchrun, Kubernetes and Rankfall say.
+"""``make bench-foreign``: lets a job fall that Rankfall did not start and writes into docs/results what torchrun, Kubernetes and Rankfall say.
 
 On the bed that ``TESTBED`` numbers, which is started where it is not up (root).
 """
@@ -16,7 +16,7 @@ from bench.foreign.fall import fall
 from bench.foreign.page import shown, wrong
 from bench.logs.page import replaced
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "results" / "bench-foreign.md"
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
         return 1
     text = shown(seen)
     print(text)
-    README.write_text(replaced(README.read_text(encoding="utf-8"), "foreign", text), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), "foreign", text), encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What was said of a fall, as it stands in the README. Pure.
+"""What was said of a fall, as docs/results/bench-foreign.md shows it. Pure.
 
 What is left out follows rules, and nobody's choice: of torchrun its last block, which names a root cause; of ``kubectl describe`` what comes
 after the spec; of ``rankfall why`` nothing. Lines are cut at ``WIDTH``, and the folder of this checkout is left out of paths.

@@ -1,6 +1,6 @@
 """``make bench-logs``: everything about logs, side by side in one run, on a bed that is up or on one of its own.
 
-Words choose parts: ``python -m bench.logs loss`` (``make bench-loss``) makes the table of losses alone and puts it into the README too; the
+Words choose parts: ``python -m bench.logs loss`` (``make bench-loss``) makes the table of losses alone; the
 others are in ``PARTS``. A part that was not measured keeps what stands on the page.
 """
 
@@ -18,14 +18,13 @@ from bench.bed import bench_bed
 from bench.common import ROOT, Row, machine, table
 from bench.logs import fleet, latency, loss, speed
 from bench.logs.clients import missing
-from bench.logs.page import loss_table, pasted, replaced, section
+from bench.logs.page import loss_table, replaced, section
 from testbed.bed import Bed
 from testbed.ondemand import kwok
 from testbed.proxy import Proxy, before
 
 PARTS: Final = ("loss", "replay", "live", "latency", "fleet", "thousand")
 PAGE: Final = ROOT / "docs/results/bench-logs.md"
-README: Final = ROOT / "README.md"
 
 
 def main(parts: list[str]) -> int:
@@ -59,7 +58,7 @@ def _part(part: str, bed: Bed) -> bool:
         bed.kubectl.run("delete", "namespace", namespace, "--wait=false")
     print(text)
     told = f"Measured on {dt.datetime.now(tz=dt.UTC).date()} ({machine()}; the whole test bed runs on it too; load average {os.getloadavg()[0]:.0f})."
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), part, section(part, text, told)), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), part, section(text, told)), encoding="utf-8")
     return any(row.holds is False for row in rows)
 
 
@@ -75,9 +74,7 @@ def _losses(bed: Bed, where: speed.Where) -> str:
     with Proxy(before.settings(bed.layout)) as proxy:
         config = before.through(proxy.url, where.config, where.folder / "kubeconfig")
         found = loss.rows(bed.kubectl, proxy, config=config, namespace=where.namespace, folder=where.folder)
-    text = loss_table(found)
-    README.write_text(pasted(README.read_text(encoding="utf-8"), text), encoding="utf-8")
-    return text
+    return loss_table(found)
 
 
 if __name__ == "__main__":

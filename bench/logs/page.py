@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bench.logs.numbers import Seen
-
-BEGIN: Final = "<!-- loss: made by `make bench-logs` -->"
-END: Final = "<!-- /loss -->"
-_BETWEEN: Final = re.compile(re.escape(BEGIN) + r"\n(.*?)" + re.escape(END), re.DOTALL)
 
 # Of tools that this machine does not have: what their own texts and code say. Sources: their issues, named in the row.
 PUBLISHED: Final = """\
@@ -54,31 +49,9 @@ def loss_table(rows: Sequence[Loss]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def between(text: str) -> str:
-    """The table that stands in a document.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = _BETWEEN.search(text)
-    if found is None:
-        raise ValueError(f"no {BEGIN} ... {END} in this text")
-    return found[1]
-
-
-def pasted(text: str, table: str) -> str:
-    """A document with this table between its markers.
-
-    Raises:
-        ValueError: it has none.
-    """
-    between(text)
-    return _BETWEEN.sub(lambda _: f"{BEGIN}\n{table}{END}", text)
-
-
-def section(part: str, text: str, told: str) -> str:
-    """A part of the page: its table, the one of losses between the markers that the README has too, and when it was measured."""
-    return f"{BEGIN}\n{text}{END}\n\n{told}\n" if part == "loss" else f"{text}\n{told}\n"
+def section(text: str, told: str) -> str:
+    """Returns a part of the page: its table, and when it was measured."""
+    return f"{text}\n{told}\n"
 
 
 def replaced(page: str, part: str, text: str) -> str:

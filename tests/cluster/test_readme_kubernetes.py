@@ -1,4 +1,4 @@
-"""The README's commands for Kubernetes are run on the bed as they stand there."""
+"""The commands of the quick start for Kubernetes run on the bed as the page shows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.workloads import PYTHON_IMAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SECTION = (ROOT / "README.md").read_text().partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "kubernetes.md").read_text().partition("\n## Quick start\n")[2].partition("\n## ")[0]
 IMAGE = "registry.example/train:1"
 # Where the README's image has its script.
 SCRIPTS = "/app"
@@ -101,13 +101,13 @@ def test_every_command_of_the_kubernetes_section_works(world: World, tmp_path: P
     assert left["plan"] == []
 
     # The answer stands in the README as it is given.
-    for start in ("rank    ", "cause   ", "done    "):
+    for start in ("rank    ", "cause   ", "action  "):
         (shown,) = (line for line in transcript().splitlines() if line.startswith(start))
         assert shown in said["run"].splitlines()
     (run,) = re.findall(r"^rankfall: run (\S+)$", said["run"], re.MULTILINE)
     assert f"rankfall: run {run} succeeded in attempt 2" in said["run"]
     assert re.search(rf"^pod     {run}-a1-1-\S+ on n[12]$", said["why"], re.MULTILINE)
-    assert f"{run}  succeeded, attempt 2" in said["status"]
+    assert f"Run {run} succeeded in attempt 2 after" in said["status"]
     assert "[rank 2] step 2\n" in said["logs"]
     # Of an ended run the last attempt's objects stay; of a cancelled one nothing does.
     assert f"job.batch/{run}-a2" in left["run"]

@@ -1,6 +1,6 @@
 """Every command of the README is run, and every file that the documents point to is there.
 
-Those of the section about Kubernetes need a cluster: ``tests/cluster/test_readme_kubernetes.py``.
+Those of a cluster are ``console`` blocks; ``tests/cluster`` runs them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ DOCUMENTS = (
     "docs/security.md",
     "SECURITY.md",
 )
-ON_A_CLUSTER = "On Kubernetes"
-
 # What a reader would have in front of him when he types the README's commands.
 TRAIN = """
 import os, sys, time
@@ -47,10 +45,11 @@ CONSOLE = """[rank2]: Traceback (most recent call last):
 CODES = {"rankfall run": {1}, "rankfall doctor": {0, 1}}
 
 
-def commands() -> list[str]:
-    before, heading, rest = (ROOT / "README.md").read_text().partition(f"\n## {ON_A_CLUSTER}\n")
-    assert heading
-    text = before + rest[rest.index("\n## ") :]
+def commands(heading: str = "") -> list[str]:
+    """Returns what a reader types: lines of the shell blocks of the README, or of one section of it."""
+    text = (ROOT / "README.md").read_text()
+    if heading:
+        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line]
 
@@ -68,7 +67,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.timeout(240)
 def test_every_rankfall_command_of_the_readme_works(place: Path) -> None:
     env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "RANKFALL_HOME": str(place / "home"), "NO_COLOR": "1"}
-    typed = [line for line in commands() if not line.startswith("make ")]
+    typed = [line for line in commands("Use") if not line.startswith("make ")]
     assert len(typed) >= 8
     for line in typed:
         # A shell, because a reader has one: one of the commands is a pipe.
@@ -82,12 +81,52 @@ def test_every_rankfall_command_of_the_readme_works(place: Path) -> None:
             assert "token_type_ids" in done.stdout, line
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("line", commands("Install"))
+def test_every_way_to_install_gives_a_program_that_starts(line: str, tmp_path: Path) -> None:
+    source, venv = tmp_path / "clone", tmp_path / "venv"
+    source.mkdir()
+    files = subprocess.run(("git", "archive", "HEAD"), cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(("tar", "x"), cwd=source, input=files, check=True)
+    subprocess.run((sys.executable, "-m", "venv", venv), check=True)
+    env = os.environ | {
+        "PATH": f"{venv / 'bin'}:{tmp_path / 'bin'}:{BIN}:{os.environ['PATH']}",
+        "UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin"),
+        "PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin"),
+    }  # fmt: skip
+    program = line.split()[0]
+    if program == "pipx":
+        subprocess.run((venv / "bin" / "pip", "install", "--quiet", "pipx"), env=env, check=True)
+    done = subprocess.run(shlex.split(line), cwd=source, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if program == "pipx":
+        assert "rankfall" in done.stdout
+        return
+    made = (venv if program == "pip" else tmp_path) / "bin" / "rankfall"
+    assert subprocess.run((made, "--version"), env=env, check=False).returncode == 0
+
+
+def test_the_first_screen_is_short_and_shows_a_verdict() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    picture = (ROOT / "docs" / "images" / "verdict.svg").read_text()
+    assert "docs/images/verdict.svg" in text
+    assert "Rank 2 on node1 raised ValueError; 3 other ranks were stopped because of it." in picture
+
+
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_the_demo_falls_is_explained_and_succeeds(tmp_path: Path) -> None:
     env = os.environ | {"RANKFALL_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
     done = subprocess.run(
-        (sys.executable, "scripts/demo.py"), cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(280), check=False
+        (sys.executable, "scripts/demo.py"),
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=scaled(280),
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "rank    2" in done.stderr
@@ -160,14 +199,6 @@ def test_no_document_names_a_place_of_one_machine() -> None:
     for name in (*DOCUMENTS, "constraints.txt", "Makefile"):
         text = (ROOT / name).read_text()
         assert not re.search(r"(?<![\w.])/(?:root|home|work)/", text), name
-
-
-def test_the_readmes_totals_are_those_of_the_last_full_run() -> None:
-    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/results/faults.md"))
-    totals = re.findall(r"^\| reader \|.*?(?:\n\|.*)+", page, re.MULTILINE)
-    assert len(totals) == 2
-    for table in totals:
-        assert table in readme
 
 
 @pytest.mark.full
